@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -58,7 +59,7 @@ def log_fault(text: str, count: int = 1) -> None:
             _log.exception("runguard.background_error: %s (%d so far)", text, count)
 
 
-class BackgroundQueue(Generic[_T]):
+class BackgroundQueue(ABC, Generic[_T]):
     """A bounded queue, and the daemon thread that handles its items in order.
 
     The thread starts with the first item and ends when idle. All queues are flushed at the end of the process, with one
@@ -79,8 +80,8 @@ class BackgroundQueue(Generic[_T]):
         self._thread: threading.Thread | None = None
         self._taken = self._done = 0
 
-    def handle(self, item: _T) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def handle(self, item: _T) -> None: ...
 
     def put(self, item: _T) -> bool:
         """Return at once; False when the queue is full."""

@@ -20,7 +20,7 @@ from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.alerts import verify_signature
 from runguard.errors import RunStoppedError
 from runguard.outlets import telemetry
-from runguard.outlets.telemetry import Wires
+from runguard.outlets.telemetry import Telemetry
 from runguard.testing import ScriptedModel, call, run, text
 
 MONEY: dict[str, Any] = {
@@ -110,7 +110,7 @@ async def test_a_healthy_run_alerts_nobody():
 def reader(monkeypatch) -> Iterator[InMemoryMetricReader]:
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
-    monkeypatch.setattr(telemetry, "_wires", Wires(meters.get_meter("runguard"), None))
+    monkeypatch.setattr(telemetry, "_telemetry", Telemetry(meters.get_meter("runguard"), None))
     yield reader
     meters.shutdown()
 

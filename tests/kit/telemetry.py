@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from runguard.core.decision import Action, Decision, Finding
 from runguard.core.events import RunInfo
-from runguard.outlets.telemetry import Telemetry, Wires
+from runguard.outlets.telemetry import Telemetry
 
 INFO = RunInfo("run-canary", app="shop", user="user-canary", session="session-canary", labels={"team": "label-canary"})
 
@@ -30,7 +30,7 @@ class Sdk:
         self.loggers = LoggerProvider()
         self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self.records))
         self.tracer = self.tracers.get_tracer("test")
-        self.wires = Wires(self.meters.get_meter("runguard"), self.loggers.get_logger("runguard"))
+        self.wires = Telemetry(self.meters.get_meter("runguard"), self.loggers.get_logger("runguard"))
 
     def points(self, name: str) -> list[tuple[dict[str, Any], Any]]:
         """Attributes and data points of one metric, as a reader collects them now."""

@@ -11,7 +11,7 @@ from tests.kit.telemetry import Sdk
 @pytest.fixture
 def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
     made = Sdk()
-    monkeypatch.setattr(telemetry, "_wires", made.wires)
+    monkeypatch.setattr(telemetry, "_telemetry", made.wires)
     yield made
     made.meters.shutdown()
     made.tracers.shutdown()

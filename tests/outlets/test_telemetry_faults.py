@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import runguard
 from runguard.core.budget import Budget
 from runguard.outlets import telemetry
-from runguard.outlets.telemetry import Telemetry, Wires
+from runguard.outlets.telemetry import Telemetry
 from tests.kit.telemetry import INFO, loop, report, stop_of
 
 pytest.importorskip("opentelemetry.sdk")
@@ -70,8 +70,8 @@ def test_an_exporter_that_raises_or_hangs_is_not_on_the_path(drive, monkeypatch)
 
     loggers = LoggerProvider()
     loggers.add_log_record_processor(SimpleLogRecordProcessor(Exporter()))
-    wires = Wires(MeterProvider([InMemoryMetricReader()]).get_meter("runguard"), loggers.get_logger("runguard"))
-    monkeypatch.setattr(telemetry, "_wires", wires)
+    wires = Telemetry(MeterProvider([InMemoryMetricReader()]).get_meter("runguard"), loggers.get_logger("runguard"))
+    monkeypatch.setattr(telemetry, "_telemetry", wires)
     told = Telemetry.of(drive().guard)
     report(told, stop_of(), stop_of())
     assert told.flush(0.05) is False  # it hangs over there
@@ -96,7 +96,7 @@ def test_an_old_logs_api_means_no_log_events(drive):
             raise AssertionError("a record made from the API alone breaks the export of everybody's")
 
     reader = InMemoryMetricReader()
-    wires = Wires(MeterProvider([reader]).get_meter("runguard"), OldLogger())
+    wires = Telemetry(MeterProvider([reader]).get_meter("runguard"), OldLogger())
     wires.decided(stop_of(), INFO, "writer", None)
     assert wires.outbox.flush()
     assert (wires.failures, wires.outbox.failed) == (0, 0)

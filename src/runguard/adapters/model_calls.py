@@ -213,17 +213,14 @@ class Permission:
         """The model answered. ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate."""
         if self._close():
             return
+        usage = usage if usage is not None and (usage.input or usage.output) else None
         for layer, event in self._charged:  # a fault in one layer does not prevent the others
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         self._run.asked_for(calls)
         if self._run.ending.all:
-            used = (
-                usage
-                if _is_reported(usage) and usage is not None
-                else Usage(self.request.input_tokens, tokens_in(size))
-            )
+            used = usage or Usage(self.request.input_tokens, tokens_in(size))
             at = (self._run.agent, used, model or self.request.model)
             self._run.guard.faults.attempt("adapter", self._run.ending.answered, *at, calls, text)
 
@@ -257,20 +254,15 @@ class Permission:
 Reply = Permission | Trip | Ended  # to the question for a model call
 
 
-def _is_reported(usage: Usage | None) -> bool:
-    return usage is not None and bool(usage.input or usage.output)
-
-
 def _book(layer: Layer, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
-    is_reported = _is_reported(usage)
-    booked = usage if is_reported and usage is not None else Usage(event.input_tokens, tokens_in(size))
-    layer.guard.settle(event.charge, booked, model or event.model, estimated=not is_reported)
+    booked = usage or Usage(event.input_tokens, tokens_in(size))
+    layer.guard.settle(event.charge, booked, model or event.model, estimated=usage is None)
 
 
 def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text: str) -> None:
     guard, run, lane = layer
     result = ModelResult(run.info.run, lane, event.agent, guard.clock(), model=model or event.model)
-    if _is_reported(usage) and usage is not None:
+    if usage is not None:
         result.prompt_tokens, result.output_tokens = usage.input, usage.output
     result.text_id = words_name(text) if text else 0
     guard.after(result)

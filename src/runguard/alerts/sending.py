@@ -152,10 +152,11 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
         """Try until the deadline, counted from when the alert was queued; the first attempt is always made."""
         body = message_formats.to_bytes(self._message(parcel))
         end, attempt = parcel.accepted + self.receiver.deadline_s, 0
-        timeout_s = self.receiver.timeout_s
+        timeout_s, endpoint = self.receiver.timeout_s, self.receiver.endpoint
+        assert endpoint is not None
         while True:
             try:
-                post(self._endpoint, self._headers(parcel, body), body, timeout_s)
+                post(endpoint, self._headers(parcel, body), body, timeout_s)
                 return
             except UndeliveredError as error:
                 pause = _pause(attempt, error.wait_s)
@@ -186,10 +187,6 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                     self.receiver.secret.reveal(), stamp, body
                 )
         return headers
-
-    @property
-    def _endpoint(self) -> Any:
-        return self.receiver.endpoint
 
     @property
     def _place(self) -> str:

@@ -29,7 +29,6 @@ class Point:
     tokens: int = 0  # after its stops, of the others
     nano: int = 0
     saves_more: int = 0  # others in which it saves more than the current setting
-    saves_less: int = 0
     spared: int = 0  # successful ones that the current setting stops and this one does not
 
     def add(
@@ -48,7 +47,6 @@ class Point:
         self.tokens += mine.tokens - off.tokens
         self.nano += mine.nano - off.nano
         self.saves_more += mine.tokens > now.tokens
-        self.saves_less += mine.tokens < now.tokens
 
     def __add__(self, other: "Point") -> "Point":
         return Point(*(getattr(self, name) + getattr(other, name) for name in Point.__slots__))

@@ -95,9 +95,9 @@ def _runaways(report: "Report") -> Table:
         before, after = pair.without.counter, pair.guarded.counter
         table.add_row(
             _title(pair),
-            _change(pair, before.model_calls, after.model_calls, 3),
-            _change(pair, before.tokens, after.tokens, 6),
-            _cost(pair, before.nano_usd, after.nano_usd),
+            _change(pair, f"{before.model_calls:,}", f"{after.model_calls:>3,}"),
+            _change(pair, f"{before.tokens:,}", f"{after.tokens:>6,}"),
+            _change(pair, f"${before.nano_usd / NANO:.4f}", f"${after.nano_usd / NANO:.4f}"),
             _last(pair, f"{pair.saved:.1f}%", good=pair.stopped),
         )
     return table
@@ -111,9 +111,9 @@ def _healthy(report: "Report") -> Table:
         touched = len(after.interventions)
         table.add_row(
             _title(pair),
-            _change(pair, before.counter.model_calls, after.counter.model_calls, 3),
-            _change(pair, before.counter.tool_calls, after.counter.tool_calls, 3),
-            _change(pair, before.events, after.events, 3),
+            _change(pair, f"{before.counter.model_calls:,}", f"{after.counter.model_calls:>3,}"),
+            _change(pair, f"{before.counter.tool_calls:,}", f"{after.counter.tool_calls:>3,}"),
+            _change(pair, f"{before.events:,}", f"{after.events:>3,}"),
             _last(pair, f"{touched}" if pair.untouched else f"{touched} ✗", good=pair.untouched),
         )
     return table
@@ -131,24 +131,13 @@ def _title(pair: "Pair") -> Text:
     return Text(pair.story.title, "" if pair.done else "bold" if pair.started else "dim")
 
 
-def _change(pair: "Pair", before: int, after: int, width: int) -> Text:
+def _change(pair: "Pair", before: str, after: str) -> Text:
     if not pair.started:
         return Text("…", "dim")
     return Text.assemble(
-        (f"{before:,}", "" if pair.without.done else "cyan"),
+        (before, "" if pair.without.done else "cyan"),
         (" → ", "dim"),
-        (f"{after:>{width},}", "bold" if pair.guarded.done else "cyan"),
-    )
-
-
-def _cost(pair: "Pair", before: int, after: int) -> Text:
-    if not pair.started:
-        return Text("…", "dim")
-    dollars = [f"${nano / NANO:.4f}" for nano in (before, after)]
-    return Text.assemble(
-        (dollars[0], "" if pair.without.done else "cyan"),
-        (" → ", "dim"),
-        (dollars[1], "bold" if pair.guarded.done else "cyan"),
+        (after, "bold" if pair.guarded.done else "cyan"),
     )
 
 

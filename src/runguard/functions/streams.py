@@ -4,6 +4,7 @@ or is closed early.
 Everything else that the provider's stream can do still works.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,7 +33,7 @@ def fault_in(calls: list[GuardedCall], error: Exception) -> None:
         call.caller.guard.fault("stream", error, call.state.run.info.run)
 
 
-class GuardedObject:
+class GuardedObject(ABC):
     """Wraps an object of the provider's library: everything else that it can do still works.
 
     No method here lets an error of RunGuard out: the provider's answer must not fail because of it.
@@ -70,8 +71,8 @@ class GuardedObject:
         except Exception as fault:
             drop_all(self._calls, fault)
 
-    def _finish(self, error: BaseException | None) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _finish(self, error: BaseException | None) -> None: ...
 
 
 class _Pieces(GuardedObject):

@@ -3,12 +3,13 @@
 import json
 import tempfile
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from runguard.core.money import to_usd
+from runguard.gate.checks import results_of
 from runguard.policy.settings import Policy
-from runguard.replay.batches import replay
 from runguard.replay.results import RunResult
 from runguard.replay.sources import open_sources
 from runguard.replay.steps import Faults
@@ -48,16 +49,10 @@ def _problems(result: RunResult, limits: dict[str, Any]) -> Iterator[str]:
             if result.unpriced:
                 calls = f"{result.unpriced} of {result.model_calls} model calls"
                 yield f"{result.id}: cost unknown: {calls} have no price; pass a policy with prices, or model="
-            elif to_usd(result.nano) > _decimal(limit):
-                yield f"{result.id}: ${to_usd(result.nano):f}, limit ${_decimal(limit):f}"
+            elif to_usd(result.nano) > (most := Decimal(str(limit))):
+                yield f"{result.id}: ${to_usd(result.nano):f}, limit ${most:f}"
         elif getattr(result, name) > limit:
             yield f"{result.id}: {getattr(result, name):,} {name.replace('_', ' ')}, limit {limit:,}"
-
-
-def _decimal(limit: Any) -> Any:
-    from decimal import Decimal
-
-    return Decimal(str(limit))
 
 
 def _results(run: Any, policy: Policy, model: str) -> Iterator[RunResult]:
@@ -75,7 +70,5 @@ def _results(run: Any, policy: Policy, model: str) -> Iterator[RunResult]:
 
 def _replayed(source: str, policy: Policy, model: str) -> Iterator[RunResult]:
     faults = Faults()
-    for batch in replay(open_sources(source), [policy], model=model):
-        faults.merge(batch.faults)
-        yield from (result for (result,) in batch.results)
+    yield from results_of(open_sources(source), policy, faults, model)
     assert not faults.count, f"{faults.count} records cannot be read: {faults.first[0]}"

@@ -122,7 +122,7 @@ def _healthy_runs(
     """Check that the policy stops and refuses nothing in successful runs."""
     check, figures, faults = Check("successful runs", PASSED, ""), Baseline(), Faults()
     runs = successes = 0
-    for result in _results(sources, policy, faults, model, workers):
+    for result in results_of(sources, policy, faults, model, workers):
         success = result.success is True or (assume_success and result.success is None)
         runs, successes = runs + 1, successes + success
         stop, refusal = result.first("stop"), result.first("block")
@@ -188,7 +188,7 @@ def _cost(now: Baseline, before: Baseline, max_rise: float) -> tuple[Change | No
 def _loops(sources: list[Source], policy: Policy, faults: Faults, model: str, workers: int) -> Check:
     """Check that the policy stops each of the team's own loops."""
     check, caught = Check("loops", PASSED, ""), 0
-    for result in _results(sources, policy, faults, model, workers):
+    for result in results_of(sources, policy, faults, model, workers):
         if result.first("stop") is None:
             check.add(GateFinding(result.id, f"not stopped in {result.model_calls} model calls", result.source))
         elif policy.mode != "enforce":
@@ -212,7 +212,10 @@ def _readable(faults: Faults) -> Check:
     return check
 
 
-def _results(sources: list[Source], policy: Policy, faults: Faults, model: str, workers: int) -> Iterable[RunResult]:
+def results_of(
+    sources: list[Source], policy: Policy, faults: Faults, model: str, workers: int = 1
+) -> Iterable[RunResult]:
+    """Every run of the sources under the policy. ``faults`` collects what cannot be read."""
     for batch in replay(sources, [policy], workers=workers, model=model):
         faults.merge(batch.faults)
         for (result,) in batch.results:

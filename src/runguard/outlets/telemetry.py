@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runguard._version import __version__
 from runguard.core.budget import BudgetStatus
@@ -91,64 +91,33 @@ Level = tuple[float, float, float]  # of a budget, in the order of _GAUGES
 
 
 class Telemetry:
-    """What one guard reports. Methods may be called from any thread, and none of them raises.
+    """What all guards of a process report: one set of instruments.
 
-    ``took(seconds)`` is the append of a bounded buffer and nothing else; a metric reader that collects takes out
-    what is in it.
+    Methods may be called from any thread. None that a guard calls raises. ``took(seconds)`` is the append of a bounded
+    buffer and nothing else; a metric reader that collects takes out what is in it.
     """
 
-    __slots__ = ("_wires", "took")
-
-    def __init__(self, wires: "Wires") -> None:
-        self._wires = wires
-        self.took: Callable[[float], None] = wires.durations.append
-
     @classmethod
-    def of(cls, guard: ReportingGuard) -> Self | None:
+    def of(cls, guard: ReportingGuard) -> "Telemetry | None":
         """The guard's telemetry; None where the OpenTelemetry API is not installed. The guard can be collected all the
         same.
         """
         try:
-            wires = _connected()
-            if wires is None:
-                return None
-            wires.add(guard)
-            return cls(wires)
+            found = _connected()
+            if found is not None:
+                with found._lock:
+                    found._guards.add(guard)
+            return found
         except Exception:  # an installation in pieces: no telemetry, and no harm
             _complain("OpenTelemetry cannot be used")
             return None
-
-    def drop(self, guard: ReportingGuard) -> None:
-        """Another guard reports the budgets of this one from now on."""
-        self._wires.drop(guard)
-
-    def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
-        """Report a decision in the context of the caller: the current span gets the event. "allow" is not reported."""
-        if decision.action is Action.ALLOW:
-            return
-        try:
-            self._wires.decided(decision, info, agent, model)
-        except Exception:
-            self._wires.fail()
-
-    def flush(self, seconds: float = _FLUSH_S) -> bool:
-        """Hand over everything reported so far, bounded. What exporters do with it is the SDK's to flush."""
-        try:
-            self._wires.record_durations()
-            return self._wires.outbox.flush(seconds)
-        except Exception:
-            self._wires.fail()
-            return False
-
-
-class Wires:
-    """One set of instruments for all guards of a process."""
 
     def __init__(self, meter: "Meter", logger: "Logger | None") -> None:
         from opentelemetry import context, trace
         from opentelemetry.metrics import Observation
 
         self.durations: deque[float] = deque(maxlen=_DURATIONS_KEPT)
+        self.took: Callable[[float], None] = self.durations.append
         # Not a guard's: a callback of the user that hangs must not keep decisions from being seen.
         self.outbox = Outbox()
         self.failures = 0
@@ -168,13 +137,19 @@ class Wires:
         for position, (name, description) in enumerate(_GAUGES):
             meter.create_observable_gauge(name, [self._observer(position)], "", description)
 
-    def add(self, guard: ReportingGuard) -> None:
-        with self._lock:
-            self._guards.add(guard)
-
     def drop(self, guard: ReportingGuard) -> None:
+        """Another guard reports the budgets of this one from now on."""
         with self._lock:
             self._guards.discard(guard)
+
+    def flush(self, seconds: float = _FLUSH_S) -> bool:
+        """Hand over everything reported so far, bounded. What exporters do with it is the SDK's to flush."""
+        try:
+            self.record_durations()
+            return self.outbox.flush(seconds)
+        except Exception:
+            self.fail()
+            return False
 
     def fail(self) -> None:
         """OpenTelemetry raised. Logged once, because it will go on raising."""
@@ -185,14 +160,20 @@ class Wires:
     # ---- decisions --------------------------------------------------------------------------------------------------
 
     def decided(self, decision: Decision, info: RunInfo, agent: str, model: str | None) -> None:
-        facts = _facts(decision, info, agent, model)
+        """Report a decision in the context of the caller: the current span gets the event. "allow" is not reported."""
+        if decision.action is Action.ALLOW:
+            return
         try:
-            span = self._span()
-            if span.is_recording():
-                span.add_event(EVENT, facts)
-        finally:
-            # An exporter may export at once and take its time: not on the path of the call.
-            self.outbox.send(self._report, (decision.action, facts, self._context(), time.time_ns()))
+            facts = _facts(decision, info, agent, model)
+            try:
+                span = self._span()
+                if span.is_recording():
+                    span.add_event(EVENT, facts)
+            finally:
+                # An exporter may export at once and take its time: not on the path of the call.
+                self.outbox.send(self._report, (decision.action, facts, self._context(), time.time_ns()))
+        except Exception:
+            self.fail()
 
     def _report(self, report: tuple[Action, Facts, Any, int]) -> None:
         action, facts, context, at = report
@@ -300,17 +281,17 @@ class _Names:
         return name
 
 
-_wires: Wires | None = None
+_telemetry: Telemetry | None = None
 _connecting: Final = threading.Lock()
 
 
-def _connected() -> Wires | None:
+def _connected() -> Telemetry | None:
     """The process's instruments, made when the first guard asks; None without the API. A provider may be set before or
     after.
     """
-    global _wires
+    global _telemetry
     with _connecting:
-        if _wires is None:
+        if _telemetry is None:
             try:
                 from opentelemetry import metrics
             except ImportError:
@@ -320,8 +301,8 @@ def _connected() -> Wires | None:
                 from opentelemetry._logs import get_logger
 
                 logger = get_logger(SCOPE_NAME, __version__)
-            _wires = Wires(metrics.get_meter(SCOPE_NAME, __version__), logger)
-        return _wires
+            _telemetry = Telemetry(metrics.get_meter(SCOPE_NAME, __version__), logger)
+        return _telemetry
 
 
 def _emitter(logger: "Logger | None") -> tuple[Callable[..., None] | None, tuple[tuple[str, Any], tuple[str, Any]]]:

@@ -68,7 +68,7 @@ def is_one_object(path: Path) -> bool:
 _TELLING: Final = ("events", "eval_cases", "evalCases", "appName", "app_name", "eval_set_id", "evalSetId")
 
 
-def runs_of(path: Path, faults: Faults, model: str = "", max_unpacked: int = MAX_UNPACKED) -> Iterator[RecordedRun]:
+def runs_of(path: Path, max_unpacked: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
     with _open(path, max_unpacked) as file:
         yield from Document(JsonStream(file), path.name, faults, model).runs()
 

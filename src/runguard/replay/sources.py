@@ -15,7 +15,7 @@ from runguard.replay.bounded_files import DAMAGED, MAX_UNPACKED, is_gzip, lines_
 from runguard.replay.neutral import read_line
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError, word
 
-_T = TypeVar("_T")
+_Where = TypeVar("_Where", Path, str)  # a file, or the URL of a database
 _PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
 _SESSIONS: Final = 64
 _SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".db", ".sqlite", ".sqlite3")
@@ -37,36 +37,17 @@ class Source:
     """Something to replay. ``unit`` says what its sizes count."""
 
     name: str
-    kind: str
     size: int | None
     unit: str
-    where: Path | str
+    read: Callable[[int], Iterator[Piece]]  # given how many bytes to read of a compressed file
     max_unpacked: int = MAX_UNPACKED
 
     def pieces(self) -> Iterator[Piece]:
         """Yield the pieces of the source. An exception ends them and is reported like an unreadable record."""
         try:
-            yield from self._pieces()
+            yield from self.read(self.max_unpacked)
         except Exception as error:  # a damaged file or a broken connection; each reader has its own exceptions
             yield Piece(0, partial(_broken, self.name, error_text(error)))
-
-    def _pieces(self) -> Iterator[Piece]:
-        if self.kind == "jsonl":
-            assert isinstance(self.where, Path)
-            yield from _jsonl_pieces(self.where, self.max_unpacked)
-        elif self.kind == "json":
-            assert isinstance(self.where, Path)
-            yield Piece(self.size or 0, partial(_json_runs, self.where, self.max_unpacked))
-        elif self.kind == "records":
-            yield Piece(1, partial(_record_runs, self.where))
-        else:
-            found = (
-                database.sqlite_sessions(self.where)
-                if isinstance(self.where, Path)
-                else database.postgres_sessions(self.where)
-            )
-            for sessions in _batches(found, _SESSIONS):
-                yield Piece(len(sessions), partial(_session_runs, self.where, sessions))
 
 
 def open_sources(given: str, max_unpacked: int = MAX_UNPACKED) -> list[Source]:
@@ -128,10 +109,10 @@ def _of_file(path: Path) -> Source:
     if head == _SQLITE:
         return _of_sqlite(path)
     if adk_json.is_document(path):
-        return Source(word(path.name), "json", size, "bytes", path)
+        return Source(word(path.name), size, "bytes", partial(_json_pieces, path, size))
     if adk_json.is_one_object(path):
         raise UnreadableError(f"{path}: JSON, but neither an ADK session nor an eval set nor lines of runs")
-    return Source(word(path.name), "jsonl", size, "bytes", path)
+    return Source(word(path.name), size, "bytes", partial(_jsonl_pieces, path))
 
 
 def _of_sqlite(path: Path) -> Source:
@@ -140,11 +121,12 @@ def _of_sqlite(path: Path) -> Source:
         if {"events", "sessions"} <= tables.keys():
             database.check_columns(tables)
             with_size = sum(1 for _ in database.sqlite_sessions(path))
-            return Source(word(path.name), "sessions", with_size, "sessions", path)
+            sessions = partial(_session_pieces, path, database.sqlite_sessions, database.sqlite_runs)
+            return Source(word(path.name), with_size, "sessions", sessions)
     except (UnreadableError, sqlite3.Error) as error:
         raise UnreadableError(f"{path}: {error}") from None
     if {"records", "accounts"} <= tables.keys():
-        return Source(word(path.name), "records", 1, "stores", path)
+        return _store(word(path.name), own_records.sqlite_records, path)
     raise UnreadableError(f"{path}: neither an ADK session database nor a RunGuard store")
 
 
@@ -154,12 +136,14 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
     if scheme in _POSTGRES:
         name = _without_password(scheme, rest)
         try:
-            tables = database.postgres_columns(own_records.without_schema(given)[0])
+            plain = own_records.without_schema(given)[0]
+            tables = database.postgres_columns(plain)
             if {"events", "sessions"} <= tables.keys():
                 database.check_columns(tables)
-                return Source(name, "sessions", None, "sessions", own_records.without_schema(given)[0])
+                sessions = partial(_session_pieces, plain, database.postgres_sessions, database.postgres_runs)
+                return Source(name, None, "sessions", sessions)
             if own_records.has_records(given):
-                return Source(name, "records", 1, "stores", given)
+                return _store(name, own_records.postgres_records, given)
         except UnreadableError as error:
             raise UnreadableError(f"{name}: {error}") from None
         raise UnreadableError(f"{name}: neither an ADK session database nor a RunGuard store")
@@ -167,7 +151,7 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
         name = _without_password(scheme, rest)
         if not own_records.is_redis_store(given):
             raise UnreadableError(f"{name}: no RunGuard store in this namespace; add ?namespace=name to use another")
-        return Source(name, "records", 1, "stores", given)
+        return _store(name, own_records.redis_records, given)
     raise UnreadableError(
         f"{scheme}://…: cannot be replayed; use a file, a folder, sqlite:///path, postgresql://… or redis://…"
     )
@@ -180,6 +164,28 @@ def _without_password(scheme: str, rest: str) -> str:
 
 def _nothing(given: str) -> Source:
     raise UnreadableError(f"{given}: names no file")
+
+
+def _store(name: str, records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where) -> Source:
+    """A RunGuard store: one piece."""
+    return Source(name, 1, "stores", lambda _: iter([Piece(1, partial(_record_runs, records, where))]))
+
+
+def _session_pieces(
+    where: _Where,
+    sessions: Callable[[_Where], Iterator[Session]],
+    runs: Callable[[_Where, list[Session], Faults, str], Iterator[RecordedRun]],
+    _: int,
+) -> Iterator[Piece]:
+    """Sessions of an ADK database."""
+    found = sessions(where)
+    while some := list(islice(found, _SESSIONS)):
+        yield Piece(len(some), partial(runs, where, some))
+
+
+def _json_pieces(path: Path, size: int, max_unpacked: int) -> Iterator[Piece]:
+    """A JSON file from ADK."""
+    yield Piece(size, partial(adk_json.runs_of, path, max_unpacked))
 
 
 def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
@@ -217,25 +223,11 @@ def _unpacked_runs(
     return _of_lines(iter(lines), name, faults)
 
 
-def _json_runs(path: Path, max_unpacked: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
-    """A JSON file from ADK."""
-    return adk_json.runs_of(path, faults, model, max_unpacked)
-
-
-def _session_runs(where: Path | str, sessions: list[Session], faults: Faults, model: str) -> Iterator[RecordedRun]:
-    """Sessions of an ADK database: a SQLite file or a Postgres URL."""
-    if isinstance(where, Path):
-        return database.sqlite_runs(where, sessions, faults, model)
-    return database.postgres_runs(where, sessions, faults, model)
-
-
-def _record_runs(where: Path | str, faults: Faults, model: str) -> Iterator[RecordedRun]:
-    """A RunGuard store: a SQLite file, or a URL of Postgres, Redis or Valkey."""
-    if isinstance(where, Path):
-        return own_records.sqlite_records(where, faults)
-    if where.partition("://")[0] in _REDIS:
-        return own_records.redis_records(where, faults)
-    return own_records.postgres_records(where, faults)
+def _record_runs(
+    records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where, faults: Faults, model: str
+) -> Iterator[RecordedRun]:
+    """A RunGuard store, whose records name their models."""
+    return records(where, faults)
 
 
 def _broken(name: str, why: str, faults: Faults, model: str) -> Iterator[RecordedRun]:
@@ -253,8 +245,3 @@ def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> 
             yield run
         elif faults.give_up(where):
             return
-
-
-def _batches(items: Iterator[_T], size: int) -> Iterator[list[_T]]:
-    while batch := list(islice(items, size)):
-        yield batch

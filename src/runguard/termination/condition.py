@@ -198,7 +198,7 @@ class TerminationCondition(metaclass=CheckedABC):
         return unsubscribe
 
     def _subscribe(self, callback: Callable[[], object]) -> Unsubscribe:
-        return _nothing
+        return lambda: None
 
     # ---- composing, saving ------------------------------------------------------------------------------------------
 
@@ -339,7 +339,3 @@ def _listed(events: Iterable[Event]) -> Sequence[Event]:
     if hasattr(events, "author"):  # an event is iterable (over its fields)
         raise TypeError("pass a list of events, not an event")
     return tuple(events)
-
-
-def _nothing() -> None:
-    pass

@@ -17,44 +17,43 @@ _repr.maxstring = _repr.maxother = 80
 _short = _repr.repr
 
 
-class MaxIterationsTermination(TerminationCondition):
+class _Counting(TerminationCondition):
+    """Base of conditions that count events."""
+
+    _count_seen = 0
+
+    def clear(self, now: float) -> None:
+        self._count_seen = 0
+
+
+class MaxIterationsTermination(_Counting):
     """Fires after a number of events, without chunks of streams."""
 
     def __init__(self, max_iterations: int) -> None:
         self._max = to_count(max_iterations, "max_iterations")
-        self._count_seen = 0
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
         self._count_seen += sum(1 for _ in whole(events))
-        return (
-            f"Maximum of {self._max} events reached, current count: {self._count_seen}"
-            if self._count_seen >= self._max
-            else None
-        )
-
-    def clear(self, now: float) -> None:
-        self._count_seen = 0
+        if self._count_seen < self._max:
+            return None
+        return f"Maximum of {self._max} events reached, current count: {self._count_seen}"
 
     def settings(self) -> dict[str, Any]:
         return {"max_iterations": self._max}
 
 
-class MaxMessageTermination(TerminationCondition):
+class MaxMessageTermination(_Counting):
     """Fires after a number of events with text; with ``include_agent_event`` calls, answers and thoughts count too."""
 
     def __init__(self, max_messages: int, include_agent_event: bool = False) -> None:
         self._max = to_count(max_messages, "max_messages")
         self._all = flag_of(include_agent_event, "include_agent_event")
-        self._count_seen = 0
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
         self._count_seen += sum(1 for event in whole(events) if self._all or visible_text(event).strip())
         if self._count_seen < self._max:
             return None
         return f"Maximum number of messages {self._max} reached, current message count: {self._count_seen}"
-
-    def clear(self, now: float) -> None:
-        self._count_seen = 0
 
     def settings(self) -> dict[str, Any]:
         return {"max_messages": self._max, **({"include_agent_event": True} if self._all else {})}

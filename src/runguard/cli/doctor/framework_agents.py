@@ -25,11 +25,14 @@ class FoundAgent:
     kind: str
     do: str  # how to guard it
     guard: Any = None  # the adapter that guards it
-    is_guarded: bool = False
     calls_models: bool = True
     used_by: str = ""
     models: list[str] = field(default_factory=list)
     hidden: list[tuple[str, str]] = field(default_factory=list)  # what the guard cannot see, and what to do
+
+    @property
+    def is_guarded(self) -> bool:
+        return self.guard is not None
 
 
 def find_agents(root: object, target: str) -> tuple[FoundAgent | None, list[FoundAgent]]:
@@ -147,9 +150,8 @@ def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
     models = [end for end in ends if _is_chat_model(end)]
     found.models = [_model_name(model) for model in models]
     found.calls_models = bool(models)
-    found.is_guarded = found.guard is not None
     if not found.is_guarded and models and all(isinstance(model, guarded_model) for model in models):
-        found.guard, found.is_guarded = models[0], True
+        found.guard = models[0]
     for caller, model in _models_aside(graph, [end for end in ends if _is_middleware(end)]):
         if not isinstance(model, guarded_model):
             what = f"{caller} calls the model {_model_name(model) or type(model).__name__} itself, unseen by the guard"
@@ -174,7 +176,6 @@ def _models_aside(graph: Any, middleware: list[Any]) -> Iterator[tuple[str, Any]
 def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
     do = "guard the outermost agent: guarded(agent, ...); call an agent inside of a tool as guarded, too"
     found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
-    found.is_guarded = found.guard is not None
     model = agent.model
     name = "name" if isinstance(model, _class("runguard.openai_agents.model", "GuardedModel")) else "model"
     found.models = [model if isinstance(model, str) else str(getattr(model, name, ""))]
@@ -195,7 +196,6 @@ def _pydantic(agent: Any, ends: list[Any]) -> FoundAgent:
         capabilities += getattr(one, "capabilities", None) or ()
     own = _class("runguard.pydantic_ai.capability", "RunGuard")
     found.guard = next((one for one in capabilities if isinstance(one, own)), None)
-    found.is_guarded = found.guard is not None
     model = agent.model
     found.models = [model.rpartition(":")[2] if isinstance(model, str) else str(getattr(model, "model_name", ""))]
     if isinstance(model, _class("pydantic_ai.models.fallback", "FallbackModel")):
@@ -211,7 +211,6 @@ def _runner(runner: Any, ends: list[Any]) -> FoundAgent:
     found.guard = next((one for one in runner.plugin_manager.plugins if isinstance(one, own)), None)
     patching = sys.modules.get("runguard.adk.patching")
     found.guard = found.guard or (patching.IN_USE.installed if patching is not None else None)
-    found.is_guarded = found.guard is not None
     return found
 
 
