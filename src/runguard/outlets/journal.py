@@ -51,9 +51,7 @@ class Journal:
 
     @property
     def written(self) -> tuple[int, int]:
-        """How many paid calls and how many pieces have a number: another worker that resumes the run goes on from
-        there.
-        """
+        """The number of paid calls and of pieces so far. A worker that resumes the run counts on from them."""
         return self._asked, self._pieces
 
     def paused(self, at: float) -> None:
@@ -143,7 +141,7 @@ class Journal:
 
 
 def _sparse(entry: Entry) -> Entry:
-    """What says nothing is left out."""
+    """Return the entry without empty values."""
     return {key: value for key, value in entry.items() if value or key == "t"}
 
 
@@ -160,10 +158,6 @@ def _base(kind: str, event: Event) -> Entry:
 def _entered(event: AgentEntered) -> Entry:
     flags = {"task": event.is_task, "bounded": event.is_bounded}
     return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, **flags})
-
-
-def _handed(event: HandOff) -> Entry:
-    return _base("hand", event) | {"to": event.target}
 
 
 def _asked(event: ModelCall) -> Entry:
@@ -235,7 +229,7 @@ def _answer(a: Answer) -> Entry:
 
 _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
     AgentEntered: _entered,
-    HandOff: _handed,
+    HandOff: lambda event: {**_base("hand", event), "to": event.target},
     ModelCall: _asked,
     ModelResult: _got,
     ToolCall: _called,
@@ -248,7 +242,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
 
 
 def read_entries(text: str) -> list[Entry]:
-    """The entries of one record; ``ValueError`` for what is none."""
+    """Return the entries of one record; raise ``ValueError`` if the text is not a list of entries."""
     entries = json.loads(text)
     if not isinstance(entries, list) or any(
         not isinstance(entry, dict) or not isinstance(entry.get("k"), str) for entry in entries

@@ -1,10 +1,9 @@
 """OpenTelemetry: every decision that is not "allow" as a counter, a log event and a span event; how budgets stand; what
 the guard costs.
 
-Only the API package is used, and only if it is there: which SDK and exporters there are is the program's choice, and
-without any of them all this does nothing. Tokens are not reported: the framework does that already. No argument, result
-or prompt text ever gets in, nor a user's id. Metrics carry what is bounded and nothing else: no session, run or label
-value.
+Only the API package is used, and only if it is installed. The program chooses the SDK and the exporters; without them
+nothing is reported. Tokens are not reported, because the framework does that. No argument, result, prompt or user id is
+reported. Metrics have only attributes with a bounded number of values: no session, run or label.
 """
 
 import contextlib
@@ -320,7 +319,7 @@ def _emitter(logger: "Logger | None") -> tuple[Callable[..., None] | None, tuple
 
 
 def _facts(decision: Decision, info: RunInfo, agent: str, model: str | None) -> Facts:
-    """What an event says: names, numbers and ids; neither the user's id nor anybody's text."""
+    """What an event says: names, numbers and ids; neither the user's id nor texts."""
     finding, trip = decision.finding, decision.trip
     facts: Facts = {DECISION: decision.action.word, ENFORCED: decision.enforced}
     found = finding or trip

@@ -61,7 +61,7 @@ class Events:
         return [*self._remote.rest()]
 
     def steps(self, event: dict[str, Any]) -> Iterator[Step]:
-        """Raises ValueError or TypeError for what is no event."""
+        """Yield the steps of one event; raise ValueError or TypeError if it is not an event."""
         author = event.get("author") or ""
         content = event.get("content") or {}
         if not isinstance(author, str) or not isinstance(content, dict):
@@ -147,7 +147,7 @@ class Events:
         )
         if not has_content or (not parts and (author, branch, raw) == self._last):
             self._usage.pass_by(event)
-            return  # an agent's or a node's own event; or the empty end of a stream that tells its usage again
+            return  # an agent's or a node's own event; or the empty end of a stream, which repeats its usage
         self._last = (author, branch, raw)
         taken = self._usage.read(event, is_answer=True)
         path = (either(event, "node_info", "nodeInfo") or {}).get("path") or ""

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from runguard.conductor.adapter import Question
 from runguard.conductor.lane_rules import lane_rungs_of
-from runguard.core.decision import Finding, Rungs
-from runguard.core.events import AgentEntered, Event, ToolCall
+from runguard.core.decision import Rungs
+from runguard.core.events import AgentEntered, ToolCall
 from runguard.policy.rule_defaults import RULES
 from runguard.replay.engine import Judge
 from runguard.replay.player import ADK_MODEL_CALLS, Player
@@ -71,7 +71,10 @@ class _Watcher(Player):
         every = {name: _from_the_first(rungs) for name, rungs in lane_rungs_of(judge.policy).items()}
         super().__init__(judge, run, every)
         self.peaks: dict[str, Peak] = {}
-        self.guard.sink.on_found("replay", self._found)
+        self.guard.sink.on_found(
+            "replay",
+            lambda found, event: self._saw(found.rule, float(found.observed), found.unit, found.tool, event.agent),
+        )
 
     def check(self, event: Question) -> None:
         if isinstance(event, AgentEntered | ToolCall):
@@ -79,9 +82,6 @@ class _Watcher(Player):
         if isinstance(event, AgentEntered):
             self._saw("fan_out", event.branches, "branches of one node", "", event.agent)
         super().check(event)
-
-    def _found(self, finding: Finding, event: Event) -> None:
-        self._saw(finding.rule, float(finding.observed), finding.unit, finding.tool, event.agent)
 
     def _saw(self, rule: str, observed: float, unit: str, tool: str, agent: str) -> None:
         peak, result = self.peaks.get(rule), self.result

@@ -2,6 +2,7 @@
 the guard sees the very events that it saw live, lane for lane.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +33,21 @@ class JournalPlayer:
         self._player = player
         self._asked: dict[int, ModelCall] = {}
         self._paid: set[int] = set()
-        self._takes = {
+        self._takes: dict[str, Callable[[Entry], None]] = {
             "start": self._start,
             "lane": self._lane,
-            "lane_end": self._lane_end,
+            "lane_end": lambda entry: player.guard.close_lane(player.live, entry["l"]),
             "unspent": self._unspent,
             "back": self._back,
             "paid": self._pay,
             "surplus": self._surplus,
             "pause": self._pause,
-            "resume": self._resume,
-            "growth": self._growth,
+            "resume": lambda entry: player.live.go_on(entry["t"]),
+            # the measurements of earlier runs of the session
+            "growth": lambda entry: player.live.growth.learn(entry["of"], player.judge.policy.cost_baseline_events),
             "tool_hold": self._tool_hold,
-            "tool_paid": self._tool_paid,
-            "tool_back": self._tool_back,
+            "tool_paid": lambda entry: player.tool_prices.paid(player.live, entry),
+            "tool_back": lambda entry: player.tool_prices.not_made(player.live, entry),
         }
 
     def feed(self, entry: Entry) -> None:
@@ -129,13 +131,6 @@ class JournalPlayer:
     def _pause(self, entry: Entry) -> None:
         self._player.live.paused_at = entry["t"]
 
-    def _resume(self, entry: Entry) -> None:
-        self._player.live.go_on(entry["t"])
-
-    def _growth(self, entry: Entry) -> None:
-        """Restore the measurements of earlier runs of the session."""
-        self._player.live.growth.learn(entry["of"], self._player.judge.policy.cost_baseline_events)
-
     # ---- entries that are not events ---------------------------------------------------------------------------------
 
     def _lane(self, entry: Entry) -> None:
@@ -149,9 +144,6 @@ class JournalPlayer:
                 path=tuple(entry.get("path") or ()),
                 delegate=str(entry.get("agent") or ""),
             )
-
-    def _lane_end(self, entry: Entry) -> None:
-        self._player.guard.close_lane(self._player.live, entry["l"])
 
     def _unspent(self, entry: Entry) -> None:
         player, event = self._player, self._asked.pop(entry.get("n", 0), None)
@@ -181,12 +173,6 @@ class JournalPlayer:
     def _tool_hold(self, entry: Entry) -> None:
         if not self._player.verdicts.is_over:
             self._player.tool_prices.held(self._player.live, entry)
-
-    def _tool_paid(self, entry: Entry) -> None:
-        self._player.tool_prices.paid(self._player.live, entry)
-
-    def _tool_back(self, entry: Entry) -> None:
-        self._player.tool_prices.not_made(self._player.live, entry)
 
     def _pay(self, entry: Entry) -> None:
         number: Any = entry.get("n")

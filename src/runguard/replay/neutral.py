@@ -37,7 +37,7 @@ _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a b
 
 
 def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
-    """The run of one line, or None with a fault noted."""
+    """Return the run of one line; None if it cannot be read, with the reason added to ``faults``."""
     try:
         run = load_json(line)
     except ValueError as error:
@@ -85,7 +85,7 @@ class Translation:
         began = next(
             (at for step in given if step.__class__ is dict and (at := time_of(step.get("ts"))) is not None), None
         )
-        if not opened:  # nobody recorded what was asked for
+        if not opened:  # the recording does not contain the user's message
             self._history += _length(self._run.get("task")) if self._sizes else 0
             yield Turn(began)
         for position, step in enumerate(given):
@@ -194,11 +194,11 @@ class Translation:
         else:
             return None  # the record holds no call for it
         outcome = None
-        if kind == "error":  # raised, or no such tool: ADK says so by a hook of its own
+        if kind == "error":  # raised, or no such tool: ADK reports both with another hook
             outcome = Outcome.UNKNOWN_TOOL if classify(value)[0] is Outcome.UNKNOWN_TOOL else Outcome.ERROR
         elif step.get("error"):
             outcome = Outcome.FAILED
-        # ADK wraps what is no mapping in just this way before anybody sees it.
+        # ADK wraps every other value in this way before a hook sees it.
         given = value if isinstance(value, dict) or outcome is not None else {"result": value}
         return Answered(time_of(step.get("ts")), asked[2], asked[3], tool, given, outcome)
 

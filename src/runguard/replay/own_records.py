@@ -59,9 +59,7 @@ def is_redis_store(url: str) -> bool:
 
 
 def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
-    """A server has them by time; a file of our own, which nobody else sees and which ends with us, puts them in order
-    without holding them.
-    """
+    """The server keeps records by time. A temporary SQLite database sorts them by run, so that memory stays bounded."""
     with closing(sqlite3.connect("")) as spool:
         spool.execute("CREATE TABLE records (ref TEXT, kind TEXT, at REAL, text TEXT, seq INTEGER PRIMARY KEY)")
         with _redis(url) as (server, prefix):
@@ -83,7 +81,7 @@ def _redis_rows(server: Any, stream: str, kind: str) -> Iterator[Row]:
 
 @contextmanager
 def _redis(url: str) -> Iterator[tuple[Any, str]]:
-    """A connection that asks nothing but what is read here, and what our keys begin with."""
+    """A plain connection that writes nothing, and the prefix of our keys."""
     try:
         import redis
 

@@ -4,11 +4,11 @@ from html import escape
 from typing import Final
 
 from runguard.replay.formatting import cost, count, money
-from runguard.replay.results import After, RunResult
+from runguard.replay.results import RunResult
 from runguard.replay.steps import Faults
 from runguard.replay.svg import Plot, key_of
 from runguard.replay.table import MEASURES, Rows, group_cells
-from runguard.replay.totals import BINS, TURNS, Totals
+from runguard.replay.totals import BINS, Totals
 
 _NANO: Final = 1e9
 _STYLES: Final = ("first", "second")
@@ -165,13 +165,13 @@ def _runs(rows: Rows) -> str:
 
 def _story(run: RunResult) -> str:
     verdicts = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
-    is_priced = run.usd is not None
-    lines = "<br>".join(escape(f"after call {v.turn}: {v}; then {_spent(v.after, is_priced)}") for v in verdicts)
-    return f'<td class="story">{lines or "left alone"}</td>'
-
-
-def _spent(after: After, is_priced: bool) -> str:
-    return f"{count(after.tokens)} tokens" + (f", {money(after.nano)}" if is_priced else "")
+    lines = []
+    for verdict in verdicts:
+        spent = f"{count(verdict.after.tokens)} tokens" + (
+            f", {money(verdict.after.nano)}" if run.usd is not None else ""
+        )
+        lines.append(escape(f"after call {verdict.turn}: {verdict}; then {spent}"))
+    return f'<td class="story">{"<br>".join(lines) or "left alone"}</td>'
 
 
 def _false_stops(totals: list[Totals]) -> str:
@@ -202,16 +202,15 @@ def _turns(totals: Totals) -> int:
     return max(sum(1 for seen in totals.turn_counts if seen >= enough), 2)
 
 
-def _means(sums: list[int], counts: list[int], turns: int, scale: float = 1.0) -> list[tuple[float, float]]:
-    return [(turn + 1, sums[turn] / counts[turn] / scale) for turn in range(min(turns, TURNS)) if counts[turn]]
-
-
 def _curves(
     totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0, prefix: str = ""
 ) -> str:
     """The mean of all runs, and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
     turns = _turns(totals)
-    means = _means(sums, totals.turn_counts, turns, scale)
+    counted = zip(sums, totals.turn_counts[:turns], strict=False)
+    means: list[tuple[float, float]] = [
+        (turn, total / runs / scale) for turn, (total, runs) in enumerate(counted, 1) if runs
+    ]
     lines: list[tuple[str, list[tuple[float, float]], int | None]] = [
         (name, [(turn, values[column] / scale) for turn, values in enumerate(curve[:turns], 1)], stop)
         for _, name, curve, stop in totals.lines

@@ -25,7 +25,7 @@ def is_plain(run: dict[str, Any]) -> bool:
 
 
 def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun | None:
-    """The run of one line, or None with a fault noted that names the field."""
+    """Return the run of one line; None if a field is invalid, with the reason added to ``faults``."""
     name = word(run.get("id")) or word(run.get("session")) or where
     ok = run.get("ok", run.get("success"))
     try:

@@ -12,7 +12,6 @@ from runguard.conductor.adapter import Question, Result
 from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
-from runguard.conductor.sink import Decided
 from runguard.core.decision import Rungs
 from runguard.core.events import (
     ROOT_LANE,
@@ -56,7 +55,7 @@ class Player:
             switches_models=True,
             gives_last_answers=True,
         )
-        self.guard.sink.on_decided("replay", self._decided)
+        self.guard.sink.on_decided("replay", lambda decided: self.verdicts.add(decided, self.clock.now))
         self.guard.accounts.waits.advance = self.tick
         policy = judge.policy
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
@@ -375,9 +374,6 @@ class Player:
     def tick(self, at: float | None) -> None:
         if at is not None and at > self.clock.now:
             self.clock.now = at
-
-    def _decided(self, decided: Decided) -> None:
-        self.verdicts.add(decided, self.clock.now)
 
     def check(self, event: Question) -> None:
         if self._switches is not None and isinstance(event, ModelCall):

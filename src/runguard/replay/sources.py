@@ -132,7 +132,9 @@ def _of_sqlite(path: Path) -> Source:
 
 def _of_url(given: str, scheme: str, rest: str) -> Source:
     if scheme == "sqlite":
-        return _of_file(Path(rest.removeprefix("/") if rest.startswith("/") else rest)) if rest else _nothing(given)
+        if not rest:
+            raise UnreadableError(f"{given}: names no file")
+        return _of_file(Path(rest.removeprefix("/")))
     if scheme in _POSTGRES:
         name = _without_password(scheme, rest)
         try:
@@ -160,10 +162,6 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
 def _without_password(scheme: str, rest: str) -> str:
     """Return the URL without the password, which may be before the host or in the options."""
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
-
-
-def _nothing(given: str) -> Source:
-    raise UnreadableError(f"{given}: names no file")
 
 
 def _store(name: str, records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where) -> Source:

@@ -78,11 +78,10 @@ class Verdicts:
 
     def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
         """The stop would have ended with a last answer: its price, at most, is not saved."""
-        for after in (self._result.saved, verdict.after):
-            after.model_calls -= 1
-            after.tokens -= closing.tokens
-            after.nano -= closing.nano
-        self._result.last_answers.add(After(1, 0, closing.tokens, closing.nano))
+        answer = After(1, 0, closing.tokens, closing.nano)
+        self._result.saved.add(answer, -1)
+        verdict.after.add(answer, -1)
+        self._result.last_answers.add(answer)
 
     def paid(self, lane: str, usage: Usage, nano: int, *, estimated: bool) -> None:
         """A model call was made."""
@@ -94,35 +93,30 @@ class Verdicts:
         result.estimated += estimated
         if len(result.curve) < CURVE_KEPT:
             result.curve.append((usage.input, nano))
-        for after in self._spared(lane):
-            after.model_calls += 1
-            after.tokens += usage.input + usage.output
-            after.nano += nano
+        self._spend(lane, After(1, 0, usage.input + usage.output, nano))
 
     def paid_tool(self, lane: str, nano: int, estimated: bool) -> None:
         """A tool with a price was called."""
         self._result.nano += nano
         self._result.estimated += estimated
-        for after in self._spared(lane):
-            after.nano += nano
+        self._spend(lane, After(nano=nano))
 
     def called(self, lane: str) -> None:
         """A tool was called."""
         self._result.tool_calls += 1
-        for after in self._spared(lane):
-            after.tool_calls += 1
+        self._spend(lane, After(tool_calls=1))
 
-    def _spared(self, lane: str) -> Iterator[After]:
-        """Where a step counts that a stop would have spared: in all, and after the stop that covers it."""
+    def _spend(self, lane: str, spent: After) -> None:
+        """Count what a stop would have spared: in all, and after the stop that covers it."""
         if not self._covers(lane):
             return
-        yield self._result.saved
+        self._result.saved.add(spent)
         covering = None if self._stops.run else set(self._chain(lane))
         for verdict, *_ in self._open:
             if verdict.action != "stop" or verdict.moot:
                 continue
             if covering is None or verdict.lane in covering or self._meets(verdict.lane, covering):
-                yield verdict.after
+                verdict.after.add(spent)
                 return
 
     def _covers(self, lane: str) -> bool:

@@ -5,7 +5,8 @@ condition = TextMentionTermination("APPROVED", sources="critic") | MaxMessageTer
 ```
 
 A condition receives only the events since the last call. One instance may serve any number of runs: ``for_run``
-creates the copy for one run. Nothing here knows a framework: events are whatever has the fields of an ADK event.
+creates the copy for one run. Nothing here depends on a framework: an event is any object with the fields
+of an ADK event.
 """
 
 from typing import TYPE_CHECKING

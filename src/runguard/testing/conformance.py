@@ -305,7 +305,7 @@ async def last_answer(harness: Harness) -> None:
 
 
 async def termination_condition(harness: Harness) -> None:
-    """A termination condition ends the run before its next model call. That is no trip, and the next turn works."""
+    """A termination condition ends the run before its next model call. It is not a trip, and the next turn works."""
     guard = harness.guard(termination_condition=MaxIterationsTermination(6))
 
     def step(n: int, newest: str) -> Reply:

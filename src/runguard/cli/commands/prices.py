@@ -1,15 +1,11 @@
 """``runguard prices``: show what a model costs, the source of the price, and what an unknown price means."""
 
 import sys
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from runguard.cli.commands.command import Command, print_json
 from runguard.cli.commands.options import json_option, store_option
-
-if TYPE_CHECKING:
-    from runguard.policy.settings import Policy
 
 
 @click.command(
@@ -54,7 +50,7 @@ def command(models: tuple[str, ...], update: bool, store: str | None, as_json: b
     result = {
         "ok": ok,
         "models": found,
-        "on_unpriced": _fallback(policy),
+        "on_unpriced": policy.model_dump(mode="json", include={"on_unpriced"}, exclude_none=True)["on_unpriced"],
         "limits_usd": limits_usd(policy),
         "list": list_in_use(policy.prices_source),
         "updated": updated,
@@ -65,11 +61,3 @@ def command(models: tuple[str, ...], update: bool, store: str | None, as_json: b
     else:
         print_prices(result)
     sys.exit(0 if ok else 1)
-
-
-def _fallback(policy: "Policy") -> Any:
-    return (
-        policy.on_unpriced
-        if isinstance(policy.on_unpriced, str)
-        else policy.on_unpriced.model_dump(mode="json", exclude_none=True)
-    )

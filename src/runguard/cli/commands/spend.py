@@ -76,10 +76,9 @@ def command(by: str, since: date, until: date, as_csv: bool, store: str | None, 
     unreadable = sum(sums.unreadable for sums in days.values())
     rows, total = bill_of(days, groups)
     if as_json:
+        named = [dict(zip(groups, row.names, strict=True)) | _figures(row) for row in rows]
         facts = {"ok": True, "store": view.name, "since": str(since), "until": str(until), "by": groups}
-        print_json(
-            {**facts, "rows": [_table(groups, row) for row in rows], "total": _figures(total), "unreadable": unreadable}
-        )
+        print_json({**facts, "rows": named, "total": _figures(total), "unreadable": unreadable})
     elif as_csv:
         _print_csv(groups, rows)
     else:
@@ -90,10 +89,6 @@ def _figures(row: "BillRow") -> dict[str, Any]:
     figures = asdict(row)
     del figures["names"]
     return {**figures, "usd": f"{row.usd:f}"}
-
-
-def _table(groups: tuple[str, ...], row: "BillRow") -> dict[str, Any]:
-    return {**dict(zip(groups, row.names, strict=True)), **_figures(row)}
 
 
 def _print_csv(groups: tuple[str, ...], rows: list["BillRow"]) -> None:

@@ -63,7 +63,7 @@ def command(scope: str, by: str, since: float, every: bool, store: str | None, a
     attention = (
         bool(state["stops"])
         or any(b.state != "closed" for b in state["breakers"])
-        or any(_is_used_up(row) and (_kind(row), row.window) not in limits for row in state["budgets"])
+        or any(_is_used_up(row) and (row.scope.partition(":")[0], row.window) not in limits for row in state["budgets"])
     )
     if as_json:
         stops = [
@@ -117,10 +117,6 @@ def _rate_limits(policy: "Policy") -> set[tuple[str, str | None]]:
     for budget in policy.budgets:
         ways.setdefault((Per.parse(budget.per).kind, budget.window), set()).add(budget.on_exhausted)
     return {key for key, found in ways.items() if found == {"wait"}}
-
-
-def _kind(row: "BudgetRow") -> str:
-    return row.scope.partition(":")[0]
 
 
 def _is_used_up(row: "BudgetRow") -> bool:
