@@ -105,7 +105,8 @@ def test_a_change_of_the_last_known_content_is_noticed(changed: types.Content) -
     first = types.Content(role="user", parts=[types.Part(text="a" * 9_000)])
     last = types.Content(role="user", parts=[types.Part(text="four")])
     more = types.Content(role="user", parts=[types.Part(text="more")])
-    known = project(LlmRequest(contents=[first, last]), None).learned(1_000_000)  # far from any estimate
+    known = project(LlmRequest(contents=[first, last]), None)
+    known.tokens = 1_000_000  # far from any estimate
     assert project(LlmRequest(contents=[first, last, more]), known).likely > 1_000_000
     again = project(LlmRequest(contents=[first, changed, more]), known)
     whole = project(LlmRequest(contents=[first, changed, more]), None)

@@ -45,11 +45,14 @@ class CallAccount:
         flight: ModelInFlight | None = None,
         *,
         is_layer: bool = False,
+        usage: CallUsage | None = None,
     ) -> None:
-        """``is_layer``: of a guarded model. No hook sees its answer, so the detectors see it here."""
+        """``is_layer``: of a guarded model. No hook sees its answer, so the detectors see it here. ``usage``: where to
+        collect what the model reports.
+        """
         self.guard, self.charge, self.is_layer = guard, charge, is_layer
         self._invocation, self._flight = invocation, flight
-        self._usage = CallUsage()
+        self._usage = usage or CallUsage()
         self._settled: tuple[CallBill, str] | None = None
         self._model = ""
         self.holder: asyncio.Task[Any] | None = None  # the task that holds a slot for the call
@@ -194,7 +197,11 @@ def call_off(accounts: list[CallAccount]) -> None:
 def keep_cap(request: LlmRequest, charge: Charge) -> None:
     """A callback after ours may have asked for more output than was reserved."""
     asked = request.config.max_output_tokens
-    if charge.is_capped and charge.max_output > 0 and (charge.limited if asked is None else asked > charge.max_output):
+    if (
+        charge.hold is not None
+        and charge.max_output > 0
+        and (charge.limited if asked is None else asked > charge.max_output)
+    ):
         cap_output(request, charge.max_output)
 
 

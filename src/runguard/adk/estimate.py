@@ -19,7 +19,7 @@ from google.genai import types
 
 from runguard.core.fingerprint import size_of
 from runguard.core.money import shown
-from runguard.core.plain_copy import copy_of, size_in
+from runguard.core.plain_copy import HEAD, copy_of
 from runguard.providers.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")
@@ -36,26 +36,16 @@ Look = tuple[str | None, int, int, int]
 
 
 @dataclass(slots=True)
-class Prompt:
-    """The last request of an agent in a lane, and how many tokens it really was."""
-
-    tokens: int
-    size: int
-    contents: int
-    tail: Look  # of its last content
-
-
-@dataclass(slots=True)
 class PromptProjection:
+    """One request of an agent in a lane, and once a model has answered it, how many tokens it really was."""
+
     upper: int  # tokens, for reserving
     likely: int  # tokens, for the context window
     audio: int  # tokens of it
     size: int
     contents: int
-    tail: Look
-
-    def learned(self, tokens: int) -> Prompt:
-        return Prompt(tokens, self.size, self.contents, self.tail)
+    tail: Look  # of its last content
+    tokens: int = 0  # as counted by the model
 
 
 async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
@@ -82,7 +72,7 @@ async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int 
 _warned: Final[deque[Any]] = deque(maxlen=64)
 
 
-def project(request: LlmRequest, known: Prompt | None) -> PromptProjection:
+def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjection:
     """The size of a request, based on the request before it. Each content is measured once.
 
     ADK copies all contents for every request, so an old content is recognised by its position. The last old one is
@@ -110,33 +100,41 @@ def _measure_all(contents: list[types.Content]) -> tuple[int, int, Look | None]:
     """Bytes and audio tokens of contents, and a look at the last one."""
     total = audio = size = 0
     for content in contents:
-        size, sound = _measure(content, _whole)
+        size, sound = _measure(content)
         total, audio = total + size, audio + sound
     if not contents:
         return 0, 0, None
     last = contents[-1]
-    start = 0 if size <= _LOOKED_AT else _measure(last, _start)[0]
+    start = 0 if size <= _LOOKED_AT else _measure(last, whole=False)[0]
     return total, audio, (last.role, len(last.parts or ()), size, start)
 
 
 def _look(content: types.Content, known_size: int) -> Look:
     """``known_size``: as it was measured before. A large content is not measured again."""
     if known_size <= _LOOKED_AT:
-        return content.role, len(content.parts or ()), _measure(content, _whole)[0], 0
-    return content.role, len(content.parts or ()), known_size, _measure(content, _start)[0]
+        return content.role, len(content.parts or ()), _measure(content)[0], 0
+    return content.role, len(content.parts or ()), known_size, _measure(content, whole=False)[0]
 
 
-def _measure(content: types.Content, size_of_value: Callable[[Any], int]) -> tuple[int, int]:
-    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens."""
+def _measure(content: types.Content, *, whole: bool = True) -> tuple[int, int]:
+    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens.
+
+    ``whole=False``: of large values only the first texts.
+    """
     size = audio = 0
+    value: Any
     for part in content.parts or ():
         size += _PART
         if part.text is not None:
             size += len(part.text) if part.text.isascii() else text_size(part.text)
         elif part.function_call is not None:
-            size += len(part.function_call.name or "") + size_of_value(part.function_call.args)
+            size, value = size + len(part.function_call.name or ""), part.function_call.args
+            copy = copy_of(value) if whole else None
+            size += len(copy) - HEAD if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
         elif part.function_response is not None:
-            size += len(part.function_response.name or "") + size_of_value(part.function_response.response)
+            size, value = size + len(part.function_response.name or ""), part.function_response.response
+            copy = copy_of(value) if whole else None
+            size += len(copy) - HEAD if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
         elif part.inline_data is not None:
             tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
             size, audio = size + tokens * UPPER, audio + sound
@@ -145,22 +143,14 @@ def _measure(content: types.Content, size_of_value: Callable[[Any], int]) -> tup
     return size, audio
 
 
-def _whole(value: Any) -> int:
-    copy = copy_of(value)
-    return size_of(value, _ENOUGH) if copy is None else size_in(copy)
-
-
-def _start(value: Any) -> int:
-    return size_of(value, _LOOKED_AT)
-
-
 def _overhead(request: LlmRequest) -> int:
     """Instruction and tool declarations: sent with every request, measured with the first."""
     config = request.config
     size = _instruction(config.system_instruction) if config.system_instruction else 0
     for tool in config.tools or ():
         for declaration in getattr(tool, "function_declarations", None) or ():
-            size += _whole(declaration.model_dump(exclude_none=True, mode="json")) + _PART
+            copy = copy_of(declaration.model_dump(exclude_none=True, mode="json"))
+            size += (len(copy) - HEAD if copy is not None else _ENOUGH) + _PART
     return size
 
 
@@ -168,7 +158,7 @@ def _instruction(value: Any) -> int:
     if isinstance(value, str):
         return text_size(value)
     if isinstance(value, types.Content):
-        return _measure(value, _whole)[0]
+        return _measure(value)[0]
     if isinstance(value, list):
         return sum(_instruction(item) for item in value)
     return len(value.text) if isinstance(value, types.Part) and value.text else 0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.accounting.charges import Charge
-from runguard.adk.estimate import Prompt, PromptProjection
+from runguard.adk.estimate import PromptProjection
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, Outcome
@@ -107,7 +107,7 @@ class Invocation:
     # lane -> depth of the delegated agent, and models above it in the tree
     delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
-    prompts: dict[tuple[str, str], Prompt] = field(default_factory=dict)  # by lane and agent
+    prompts: dict[tuple[str, str], PromptProjection] = field(default_factory=dict)  # by lane and agent
     context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
@@ -122,10 +122,12 @@ class Invocation:
 
     def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
         """The model has counted the prompt."""
-        if flight.projection is not None and tokens > 0:
+        prompt = flight.projection
+        if prompt is not None and tokens > 0:
             if len(self.prompts) >= _PROMPTS_KEPT:
                 self.prompts.clear()
-            self.prompts[flight.lane, flight.agent] = flight.projection.learned(tokens)
+            prompt.tokens = tokens
+            self.prompts[flight.lane, flight.agent] = prompt
 
     def remember(self, call_id: str, call: OpenToolCall) -> None:
         self.calls[call_id] = call

@@ -26,7 +26,7 @@ def announced_accounts(request: LlmRequest) -> list[CallAccount]:
             or flight.request() is not request
         ):
             continue
-        found.append(CallAccount(guard, flight.charge, invocation, flight))
+        found.append(CallAccount(guard, flight.charge, invocation, flight, usage=flight.usage))
         flight.left = True  # last: the after-hook settles the others
     if found:
         announced = ANNOUNCED.get()

@@ -12,6 +12,7 @@ from runguard.conductor.last_answer import LastAnswers
 from runguard.conductor.provider_waits import ProviderWaits
 from runguard.conductor.runs import Lane, Run
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
+from runguard.core.detectors.limits import Deadline
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.policy.settings import Policy
 
@@ -88,7 +89,9 @@ class Reserving:
             run.waiting -= 1
         event.charge = charge
         try:
-            late = self._too_late(run, event) if charge is not None and self._enforces else None
+            late = None
+            if run.deadline is not None and charge is not None and self._enforces:
+                late = self._too_late(run.deadline, event)
             is_plain = charge is not None and denied is None and late is None and not charge.lowered  # most calls
             if charge is not None:
                 charge.number, charge.journal = event.number, run.journal
@@ -170,12 +173,10 @@ class Reserving:
                 return stop_in_force(stopped)
         return decide(run, lane, event, finding_of(denied, event, self._accounts.ledger.name))
 
-    def _too_late(self, run: Run, event: ModelCall) -> Finding | None:
+    def _too_late(self, deadline: Deadline, event: ModelCall) -> Finding | None:
         """Whether the time of the run is over after the call has waited for money."""
-        if run.deadline is None:
-            return None
         event.at = max(event.at, self._clock())
-        return run.deadline.observe(event)
+        return deadline.observe(event)
 
     async def _wait_for_slot(self, run: Run, lane: Lane, event: ModelCall, task: _Task) -> Decision:
         if self._policy.queues:

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from runguard.core.fingerprint import MAX_CHARS, bounded_text, encode
 from runguard.core.masking import are_alike, mask
-from runguard.core.plain_copy import copy_of, restored, size_in
+from runguard.core.plain_copy import HEAD, copy_of, restored
 
 
 class AnswerBook:
@@ -34,8 +34,9 @@ class AnswerBook:
         """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
         what a writer has read.
         """
-        shot = snapshot(value)
-        self.size = size_in(shot) if type(shot) is bytes else -1
+        copy = copy_of(value)
+        self.size = len(copy) - HEAD if copy is not None else -1
+        shot = copy if copy is not None else bounded_text(value)
         exact = hash(shot)
         known = self._calls.get(call)
         if known is None:

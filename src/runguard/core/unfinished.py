@@ -10,6 +10,7 @@ from typing import Any, Final
 _HEAD: Final = 400
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "code", "result")
 _MESSAGE_KEYS: Final = ("message", "detail", "reason", "text", "hint", "result", "note")
+_KEYS: Final = frozenset({*_STATUS_KEYS, *_MESSAGE_KEYS})
 _STATUS: Final = re.compile(
     r"\W*(?:still[\s_\-])?(?:pending|incomplete|partial(?:ly)?(?:[\s_\-]\w+){0,2}|degraded|unfinished|busy|waiting|queued|running|processing"
     r"|in[\s_\-]?progress|not[\s_\-]?(?:ready|finished|complete|completed|available[\s_\-]?yet)|(?:please[\s_\-])?(?:re)?try(?:[\s_\-]?(?:later|again|required|needed|soon)){0,2})\W*",
@@ -34,13 +35,12 @@ def is_unfinished(answer: Any) -> bool:
         return _STATUS.fullmatch(answer[:_HEAD]) is not None or _asks_to_wait(answer)
     if type(answer) is not dict:
         return False
-    for key in _STATUS_KEYS:
-        value = answer.get(key)
-        if type(value) is str and len(value) <= _HEAD and _STATUS.fullmatch(value):
-            return True
-    for key in _MESSAGE_KEYS:
-        value = answer.get(key)
-        if type(value) is str and _asks_to_wait(value):
+    for key in _KEYS if len(answer) > len(_KEYS) else answer:
+        value = answer.get(key) if type(key) is str and key in _KEYS else None
+        if type(value) is str and (
+            (key in _STATUS_KEYS and len(value) <= _HEAD and _STATUS.fullmatch(value))
+            or (key in _MESSAGE_KEYS and _asks_to_wait(value))
+        ):
             return True
     return False
 
