@@ -22,7 +22,7 @@ from runguard.accounting.charges import (
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.forecast import forecasts_of
 from runguard.accounting.lookup import AccountFinder
-from runguard.accounting.nested_guards import layers_around, stricter_than
+from runguard.accounting.nested_guards import cover, layers_around, not_held_by, stricter_than, uncover
 from runguard.accounting.reservation import Reserver, UnknownCapError
 from runguard.accounting.settlement import Settlement
 from runguard.accounting.spending import Spending
@@ -108,11 +108,9 @@ class Accounts(Settlement):
 
     def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
-        if self.switch.stops or self.ledger.is_shared:
+        if self.switch.stops or self.ledger.is_shared or (OWNERS.get() and layers_around(self)):
             return None
-        lines, within = self._finder.of_call(run_costs, event), False
-        if OWNERS.get():
-            lines, within = self._finder.own_of_call(run_costs, event, self)
+        lines = self._finder.of_call(run_costs, event)
         # the most it may answer has to be found out, or its price is not known
         if event.bound is None and lines.accounts:
             return None
@@ -120,7 +118,7 @@ class Accounts(Settlement):
             return None
         if lines.names and not self.ledger.line.is_free(lines.names):
             return None  # others were first
-        charge = self._charge(run_costs, event, lines, within, event.max_output_tokens or 0)
+        charge = self._charge(run_costs, event, lines, (), event.max_output_tokens or 0)
         if lines.may_stop or (lines.accounts and not self._hold_now(charge)):
             return None
         try:
@@ -139,9 +137,29 @@ class Accounts(Settlement):
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
         """
-        lines, within = self._finder.own_of_call(run_costs, event, self)
+        around = cover(self) if OWNERS.get() else ()
+        if not around:
+            return await self._open(run_costs, event, enforce, stopped, ())
+        charge = None
+        try:
+            charge, denied = await self._open(run_costs, event, enforce, stopped, around)
+        finally:
+            if charge is None:
+                uncover(around, self)
+        return charge, denied
+
+    async def _open(
+        self,
+        run_costs: RunCosts,
+        event: ModelCall,
+        enforce: bool,
+        stopped: Callable[[], bool],
+        around: tuple[Charge, ...],
+    ) -> tuple[Charge | None, Denied | None]:
+        """``around``: what guards around this one hold for the call."""
+        lines = not_held_by(around, self._finder.of_call(run_costs, event))
         output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
-        charge = self._charge(run_costs, event, lines, within, output)
+        charge = self._charge(run_costs, event, lines, around, output)
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
             await self.ledger.refresh()  # it may have been lifted
             if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
@@ -149,10 +167,9 @@ class Accounts(Settlement):
         if lines.unknown is not None:
             return self._without_cap(charge, lines.unknown, enforce)
         if (
-            within
+            around
             and enforce
-            and (denied := stricter_than(layers_around(self), self._finder.of_call(run_costs, event), event))
-            is not None
+            and (denied := stricter_than(around, self._finder.of_call(run_costs, event), event)) is not None
         ):
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
@@ -200,7 +217,9 @@ class Accounts(Settlement):
                     return self.expectations.max_output(event.model)
         return event.max_output_tokens or 0
 
-    def _charge(self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, within: bool, output: int) -> Charge:
+    def _charge(
+        self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, around: tuple[Charge, ...], output: int
+    ) -> Charge:
         rates = self.pricing.rates(event.model, event.at)
         charge = Charge(
             run_costs,
@@ -216,7 +235,7 @@ class Accounts(Settlement):
             lines,
         )
         charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
-        charge.home, charge.within, charge.bound = self, within, event.bound
+        charge.home, charge.around, charge.bound = self, around, event.bound
         charge.is_tool, charge.instead_of = event.is_tool, event.instead_of
         return charge
 

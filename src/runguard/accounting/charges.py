@@ -139,8 +139,9 @@ class Charge:
     over: bool = False  # settled or released
     candidates: int = 1  # each may answer with ``max_output``
     home: Any = None  # the Accounts that opened it
-    # a layer around this one has the same ledger and owns the call: what it holds is not held again
-    within: bool = False
+    # what guards around this one with the same ledger hold for the call: it is not held or recorded again
+    around: "tuple[Charge, ...]" = ()
+    covers: frozenset[Any] = frozenset()  # Accounts of guards inside that hold nothing for one call because of this
     # the highest usage according to the caller: nano-USD and tokens, None if unknown
     bound: tuple[int | None, int | None] | None = None
     number: int = 0  # of the call, in the run's journal

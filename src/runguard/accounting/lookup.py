@@ -1,14 +1,13 @@
 """Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 from urllib.parse import unquote
 
 from runguard.accounting.budget_groups import NO_LIMIT, BudgetGroup, budget_groups_of, parse_scope
 from runguard.accounting.caps import CapFunctions, Caps
-from runguard.accounting.charges import OWNERS, AccountLines, RunCosts, UnknownCap
+from runguard.accounting.charges import AccountLines, RunCosts, UnknownCap
 from runguard.accounting.figures import LINES_KEPT
-from runguard.accounting.nested_guards import layers_around, not_held_by
 from runguard.core.events import ModelCall
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import NOTHING, Amount
@@ -35,18 +34,6 @@ class AccountFinder:
             *(m for m in self.groups if m.per.kind == "run"),
             *(m for m in heir.groups if m.per.kind != "run"),
         ]
-
-    def own_of_call(
-        self, run_costs: RunCosts, event: ModelCall, home: Any, anew: bool = False
-    ) -> tuple[AccountLines, bool]:
-        """The accounts that a call goes on and that ``home`` has to hold, and whether another layer with this ledger is
-        around it.
-        """
-        lines = self.of_call(run_costs, event, anew)
-        if not OWNERS.get():
-            return lines, False
-        around = layers_around(home)
-        return not_held_by(around, lines), bool(around)
 
     def of_call(self, run_costs: RunCosts, event: ModelCall, anew: bool = False) -> AccountLines:
         """All accounts that a call goes on, kept until the first of their periods is over.

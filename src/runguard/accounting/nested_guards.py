@@ -1,27 +1,51 @@
 """Guards around guards: one layer owns a call, so what a layer around it holds on an account is not held again."""
 
+import threading
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from runguard.accounting.charges import OWNERS, AccountLines, Charge, Denied
 from runguard.core.events import ModelCall
 from runguard.core.money import NOTHING
 from runguard.ledger.base import Ledger, Refusal
 
+# A charge covers one call of each guard inside. Calls that run at the same time must not all count on it.
+_covering: Final = threading.Lock()
 
-def layers_around(home: Any) -> list[Charge]:
+
+def layers_around(home: Any) -> tuple[Charge, ...]:
     """What other guards with the same ledger have opened for the call that is being made.
 
-    ``home``: the Accounts that ask.
+    ``home``: the Accounts that ask. When a retry between the guards makes another call, nothing around covers it.
     """
-    return [
+    return tuple(
         charge
         for charge in OWNERS.get()
-        if not charge.over and not charge.is_tool and charge.home is not home and charge.home.ledger is home.ledger
-    ]
+        if not charge.over
+        and not charge.is_tool
+        and charge.home is not home
+        and charge.home.ledger is home.ledger
+        and home not in charge.covers
+    )
 
 
-def not_held_by(around: list[Charge], lines: AccountLines) -> AccountLines:
+def cover(home: Any) -> tuple[Charge, ...]:
+    """Let what is held around the call cover it, and no further call of ``home``."""
+    with _covering:
+        around = layers_around(home)
+        for charge in around:
+            charge.covers |= {home}
+    return around
+
+
+def uncover(around: tuple[Charge, ...], home: Any) -> None:
+    """The call was not made: the next attempt may be covered."""
+    with _covering:
+        for charge in around:
+            charge.covers -= {home}
+
+
+def not_held_by(around: tuple[Charge, ...], lines: AccountLines) -> AccountLines:
     """The accounts that are left to hold."""
     held = {account.key for charge in around for account in charge.lines.accounts}
     if not any(account.key in held for account in lines.accounts):
@@ -36,7 +60,7 @@ def not_held_by(around: list[Charge], lines: AccountLines) -> AccountLines:
     return AccountLines(tuple(accounts), tuple(groups), tuple(limits), lines.until, lines.unknown, names)
 
 
-def stricter_than(around: list[Charge], lines: AccountLines, event: ModelCall) -> Denied | None:
+def stricter_than(around: tuple[Charge, ...], lines: AccountLines, event: ModelCall) -> Denied | None:
     """What a layer around holds it holds under its own caps, or under none: ours may be lower."""
     held = {account.key: (account, charge.hold) for charge in around for account in charge.lines.accounts}
     usd, tokens = event.bound or (0, 0)

@@ -8,7 +8,7 @@ from typing import Final
 from runguard.accounting.budget_groups import BudgetGroup, scopes_of
 from runguard.accounting.charges import Charge, Denied, UnknownCap, worst_of
 from runguard.accounting.lookup import AccountFinder
-from runguard.accounting.nested_guards import held_for_long
+from runguard.accounting.nested_guards import held_for_long, not_held_by
 from runguard.accounting.thresholds import over_threshold
 from runguard.accounting.waiting_calls import Opening, RoomWaits, Visit
 from runguard.core.events import ModelCall
@@ -242,7 +242,7 @@ class Reserver:
         return True
 
     def _find_again(self, charge: Charge, event: ModelCall) -> None:
-        charge.lines = self._finder.own_of_call(charge.run_costs, event, charge.home, anew=True)[0]
+        charge.lines = not_held_by(charge.around, self._finder.of_call(charge.run_costs, event, anew=True))
         if charge.lines.unknown is not None:
             raise UnknownCapError(charge.lines.unknown)
 

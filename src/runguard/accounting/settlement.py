@@ -133,7 +133,7 @@ class Settlement:
 
     def _record(self, charge: Charge, before: Earlier | None) -> Record | None:
         """The record of a settlement. A call that a layer around this one owns is recorded there."""
-        if charge.booked is None or charge.within:
+        if charge.booked is None or charge.around:
             return None
         return "call", charge.run_costs.info.run, json.dumps(record_of(charge, before))
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from runguard.accounting.budget_groups import flat_limits, scopes_of
 from runguard.accounting.charges import Charge, RecentCall, RunCosts
 from runguard.accounting.figures import LINES_KEPT, Entry, Tally, add_tally, split_by, totals
+from runguard.accounting.nested_guards import uncover
 from runguard.core.events import RunInfo
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import to_usd
@@ -67,6 +68,8 @@ class Spending:
             run_costs.reserved -= charge.held
             run_costs.calls -= 1
             charge.over = True
+        if charge.around:
+            uncover(charge.around, charge.home)
 
     def give_up(self, charge: Charge) -> None:
         """What it took cannot be booked: nothing is held for it any more."""

@@ -1,7 +1,8 @@
 """A model call from its permission to its bill, on every guard around it; a cheaper model, and the last answer."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -120,6 +121,16 @@ class Permission:
         for layer, _ in self._charged:
             layer.run.in_flight.discard(end)
 
+    @contextmanager
+    def being_made(self) -> Iterator[None]:
+        """Guards inside the model call that have the same store do not book it again."""
+        token = OWNERS.set((*OWNERS.get(), *self.charges))
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+                OWNERS.reset(token)
+
     async def during(self, call: Awaitable[_T]) -> _T:
         """Await the model call. The kill switch ends it: then ``interrupted`` holds the trip.
 
@@ -140,7 +151,8 @@ class Permission:
         silence = self._heed(end)
         is_ours = False
         try:
-            return await call
+            with self.being_made():
+                return await call
         except asyncio.CancelledError:
             is_ours = is_cut
             raise
@@ -170,9 +182,10 @@ class Permission:
         silence = self._heed(end)
         try:
             while (trip := self.stopped) is None:
-                waiting, token = asyncio.current_task(), OWNERS.set((*OWNERS.get(), *self.charges))
+                waiting = asyncio.current_task()
                 try:
-                    piece = await anext(pieces)
+                    with self.being_made():
+                        piece = await anext(pieces)
                 except StopAsyncIteration:
                     return
                 except asyncio.CancelledError:
@@ -181,13 +194,23 @@ class Permission:
                     raise
                 finally:
                     waiting = None
-                    OWNERS.reset(token)
                 yield piece
             self.interrupted = trip or self.stopped
         finally:
             self._ignore(end, silence)
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
+
+    def pieces_now(self, stream: Iterable[_T]) -> Iterator[_T]:
+        """The pieces of a streamed answer, for synchronous callers."""
+        pieces = iter(stream)
+        while True:
+            with self.being_made():
+                try:
+                    piece = next(pieces)
+                except StopIteration:
+                    return
+            yield piece
 
     def read(self, settle: Callable[["Permission", Any], None], response: Any) -> None:
         """Let the adapter read the answer and settle. A fault there books an estimate, and the answer is kept."""

@@ -87,7 +87,7 @@ class Settling:
                 self._provider.ended(charge, is_success=True)
             if self._spans is not None and charge.booked is not None:
                 self._report_on_span(self._spans, charge, nano)
-            if self._accounts.ledger.is_shared and charge.booked is not None and not charge.within:
+            if self._accounts.ledger.is_shared and charge.booked is not None and not charge.around:
                 self._record(run, charge, usage, model, facts, earlier)
         except Exception as error:
             self._faults.fault("settle", error, charge.run_costs.info.run)
@@ -95,7 +95,7 @@ class Settling:
     @staticmethod
     def _report_on_span(spans: SpanCosts, charge: Charge, stated: int | None) -> None:
         booked = charge.booked
-        if booked is not None and not booked.unpriced and not charge.is_tool and not charge.within:
+        if booked is not None and not booked.unpriced and not charge.is_tool and not charge.around:
             spans.settled(booked.nano, is_stated=stated is not None, is_estimated=bool(booked.estimated))
 
     def release(self, charge: Charge) -> None:

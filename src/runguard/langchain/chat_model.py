@@ -100,7 +100,8 @@ class GuardedChatModel(Controls, BaseChatModel):
             return _result(self._stopped(permission, key))
         asked, options = permission.changed(self._changed, (messages, kwargs))
         try:
-            message = self._inner.invoke(asked, _QUIET, stop=stop, **options)
+            with permission.being_made():
+                message = self._inner.invoke(asked, _QUIET, stop=stop, **options)
         except BaseException as error:
             permission.fail(error)
             raise
@@ -136,7 +137,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         asked, options = permission.changed(self._changed, (messages, kwargs))
         whole: Any = None
         try:
-            for piece in self._inner.stream(asked, _QUIET, stop=stop, **options):
+            for piece in permission.pieces_now(self._inner.stream(asked, _QUIET, stop=stop, **options)):
                 whole = piece if whole is None else whole + piece
                 yield ChatGenerationChunk(message=piece)
         except BaseException as error:

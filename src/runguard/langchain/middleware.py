@@ -134,7 +134,8 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if not isinstance(permission, Permission):
             return self._stop(permission, request)
         try:
-            response = handler(permission.changed(_changed, request))
+            with permission.being_made():
+                response = handler(permission.changed(_changed, request))
         except BaseException as error:
             permission.fail(error)
             if (trip := permission.interrupted) is not None:
