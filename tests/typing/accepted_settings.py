@@ -41,6 +41,26 @@ def decorated(prompt: str) -> str:
     return prompt
 
 
+class Writer:
+    @runguard.guard(budget={"max_usd": 1})
+    def write(self, prompt: str) -> str:
+        return prompt
+
+    @runguard.guard_async(budget={"max_usd": 1})
+    async def write_later(self, prompt: str) -> str:
+        return prompt
+
+
+async def written() -> str:
+    return await Writer().write_later("hello")
+
+
 text: str = decorated("hello")
+text = Writer().write("hello")
+spent: dict[str, Any] = decorated.spend()
+spent = Writer().write.spend()
+decorated.extend(usd=1)
+decorated.reset()
+rules: list[str] = [trip.rule for trip in decorated.trips]
 with runguard.run(user="alice", budget={"max_usd": 1}):
     decorated("hello")

@@ -20,3 +20,5 @@ runguard.guard(call_model, budgett={"max_usd": 2.0})  # wrong
 runguard.guard(call_model, max_tool_calls=3)  # wrong
 runguard.guard_async(call_model, on_stop="never")  # wrong
 number: int = runguard.guard(call_model)("hello")  # wrong
+runguard.guard(call_model).spent()  # wrong
+runguard.guard(call_model).extend(dollars=1)  # wrong

@@ -19,6 +19,7 @@ from runguard.core.mistakes import nearest
 from runguard.functions.booking import done, drop_all, fail_all
 from runguard.functions.call_layers import is_inner_call, open_layers, open_layers_async, take_back
 from runguard.functions.caller import Caller, GuardedCall
+from runguard.functions.guarded_function import GuardedFunction
 from runguard.functions.keywords import GuardSettings, settings_of
 from runguard.functions.run_context import SURROUNDINGS, RunContext
 from runguard.functions.stream_managers import Pending, is_manager, manage
@@ -37,11 +38,11 @@ _OWN: Final = ("budget", "loop", "context", "breaker", "tokens", "signature", "c
 
 
 @overload
-def guard(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> Callable[_P, _R]: ...
+def guard(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> GuardedFunction[_P, _R]: ...
 @overload
 def guard(
     fn: None = None, /, **keywords: Unpack[FunctionSettings]
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+) -> Callable[[Callable[_P, _R]], GuardedFunction[_P, _R]]: ...
 def guard(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
     """Guard a function that calls a model. Also a decorator: ``@guard(budget={"max_usd": 2})``.
 
@@ -62,11 +63,11 @@ def guard(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSe
 
 
 @overload
-def guard_async(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> Callable[_P, _R]: ...
+def guard_async(fn: Callable[_P, _R], /, **keywords: Unpack[FunctionSettings]) -> GuardedFunction[_P, _R]: ...
 @overload
 def guard_async(
     fn: None = None, /, **keywords: Unpack[FunctionSettings]
-) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]: ...
+) -> Callable[[Callable[_P, _R]], GuardedFunction[_P, _R]]: ...
 def guard_async(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
     """``guard`` for a coroutine function, or one that returns an async iterator."""
     return _wrapped(fn, {**keywords}, _guard_async)
