@@ -15,6 +15,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
+    from tests.kit.driver import Driver
     from tests.kit.processes import Process
     from tests.kit.stores import Place, Servers
 
@@ -42,7 +43,7 @@ RETRIES = {
 }
 
 
-class Together(LoadScopeScheduling):
+class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Each test goes to the next free process, except those of ``TOGETHER``.
 
     Half of the processes begin with the first test and half with the last one. So the tests of stores, which wait much,
@@ -130,7 +131,7 @@ def _busy_machine_is_no_outage() -> Iterator[None]:
     """
     from runguard.accounting import accounts
 
-    opened = accounts.open_ledger
+    opened = accounts.open_ledger  # type: ignore[attr-defined]  # where it is used
 
     def patient(url: str, timeout: float, *rest: float) -> Any:
         return opened(url, 10.0 if timeout == 1.0 else timeout, *rest)
@@ -152,7 +153,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def drive() -> Any:
+def drive() -> "type[Driver]":
     """``drive(**policy)`` gives a driver with one started run named "run"."""
     from tests.kit.driver import Driver
 

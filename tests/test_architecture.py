@@ -94,15 +94,15 @@ def inside(module: str) -> set[str]:
     return {name for name in imports_of(module) if name.split(".")[0] == "runguard"}
 
 
-def test_every_package_has_a_rank():
+def test_every_package_has_a_rank() -> None:
     assert {package_of(module) for module in MODULES} == set(RANK)
 
 
-def test_the_root_holds_few_modules():
+def test_the_root_holds_few_modules() -> None:
     assert len([module for module, path in MODULES.items() if path.parent == SOURCE]) <= 9
 
 
-def test_imports_go_down():
+def test_imports_go_down() -> None:
     assert [
         f"{module} imports {name}"
         for module in MODULES
@@ -111,7 +111,7 @@ def test_imports_go_down():
     ] == []
 
 
-def test_packages_load_nothing_eagerly():
+def test_packages_load_nothing_eagerly() -> None:
     eager = []
     for module in (name for name, path in MODULES.items() if path.name == "__init__.py"):
         for node in (node for node in parsed(module).body if isinstance(node, ast.Import | ast.ImportFrom)):
@@ -120,7 +120,7 @@ def test_packages_load_nothing_eagerly():
     assert [line for line in eager if not line.endswith(" imports runguard._lazy")] == []
 
 
-def test_only_adapters_and_programs_know_a_framework():
+def test_only_adapters_and_programs_know_a_framework() -> None:
     assert [
         f"{module} imports {framework}"
         for module in MODULES
@@ -129,7 +129,7 @@ def test_only_adapters_and_programs_know_a_framework():
     ] == []
 
 
-def test_the_core_is_pure():
+def test_the_core_is_pure() -> None:
     clocks = ("now", "utcnow", "today", "fromtimestamp", "monotonic", "perf_counter")
     for module in (name for name in MODULES if package_of(name) == "core"):
         assert outside(module) == set(), module
@@ -142,6 +142,6 @@ def test_the_core_is_pure():
                 assert called.rpartition(".")[2] not in clocks, f"{module} calls {called}"
 
 
-def test_the_page_shows_the_packages_as_they_are():
+def test_the_page_shows_the_packages_as_they_are() -> None:
     script = SOURCE.parents[1] / "docs" / "package_diagram.py"
     assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0

@@ -4,9 +4,10 @@ import asyncio
 import fcntl
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from runguard.background import start_thread
 from runguard.functions.dropped import Dropped
 from runguard.functions.sync import drive
 from runguard.ledger.sqlite import writer_queue
+from runguard.ledger.store import StoreOutage
 from runguard.outlets.callbacks import Outbox
 
 LONG = 10.0
@@ -43,7 +45,7 @@ def broken_log() -> Iterator[None]:
 
 
 @unforeseen
-def test_the_work_of_a_thread_starts_again_after_any_exception(error):
+def test_the_work_of_a_thread_starts_again_after_any_exception(error: type[BaseException]) -> None:
     faults, tries = [], []
 
     def work() -> None:
@@ -55,7 +57,7 @@ def test_the_work_of_a_thread_starts_again_after_any_exception(error):
     assert (len(tries), len(faults)) == (4, 3)
 
 
-def test_a_thread_survives_a_log_and_a_handler_that_raise(broken_log):
+def test_a_thread_survives_a_log_and_a_handler_that_raise(broken_log: None) -> None:
     tries = []
 
     def work() -> None:
@@ -70,7 +72,7 @@ def test_a_thread_survives_a_log_and_a_handler_that_raise(broken_log):
     assert len(tries) == 3
 
 
-def test_many_exceptions_are_not_many_lines(monkeypatch, caplog):
+def test_many_exceptions_are_not_many_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(background, "_PAUSE_S", 0.0)
     tries = []
 
@@ -81,14 +83,15 @@ def test_many_exceptions_are_not_many_lines(monkeypatch, caplog):
 
     with caplog.at_level(logging.ERROR, "runguard"):
         start_thread("t", work).join(LONG)
-    assert [record.args[1] for record in caplog.records] == [1, 2, 4, 8, 16, 32, 64]
+    assert [list(record.args or ())[1] for record in caplog.records] == [1, 2, 4, 8, 16, 32, 64]
 
 
 # ---- each of the package's threads ----------------------------------------------------------------------------------
 
 
-def test_callbacks_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
-    out, heard = Outbox(), []
+def test_callbacks_go_on_after_one_whose_failure_cannot_be_logged(broken_log: None) -> None:
+    out = Outbox()
+    heard: list[Any] = []
 
     def broken(_: object) -> None:
         raise ValueError("no")
@@ -99,18 +102,21 @@ def test_callbacks_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
     assert (heard, out.failed) == ([1, 1], 2)
 
 
-def test_a_flush_of_callbacks_starts_a_thread_that_is_gone(monkeypatch):
-    out, heard = Outbox(), []
+def test_a_flush_of_callbacks_starts_a_thread_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Outbox()
+    heard: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(Outbox, "_work", lambda _: None)
         out.send(heard.append, 1)
+        assert out._thread is not None
         out._thread.join(LONG)
     assert out.flush(LONG)
     assert heard == [1]
 
 
-def test_where_no_thread_can_be_started_callbacks_wait(monkeypatch):
-    out, heard = Outbox(), []
+def test_where_no_thread_can_be_started_callbacks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Outbox()
+    heard: list[Any] = []
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", _refuse)
         out.send(heard.append, 1)
@@ -123,7 +129,7 @@ def _refuse(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_alerts_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
+def test_alerts_go_on_after_one_whose_failure_cannot_be_logged(broken_log: None) -> None:
     heard = []
 
     def receive(alert: Alert) -> None:
@@ -138,13 +144,14 @@ def test_alerts_go_on_after_one_whose_failure_cannot_be_logged(broken_log):
     assert [counts["failed"] for counts in alerts.counts.values()] == [3]
 
 
-def test_a_flush_of_alerts_starts_a_thread_that_is_gone(monkeypatch):
+def test_a_flush_of_alerts_starts_a_thread_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
     alerts = Alerts(AlertSettings.parse(lambda alert: heard.append(alert)))
     line = alerts._queues[0]
     with monkeypatch.context() as patch:
         patch.setattr(type(line), "_work", lambda _: None)
         alerts.send(_alert("run:1"))
+        assert line._thread is not None
         line._thread.join(LONG)
     assert alerts.flush(LONG)
     assert len(heard) == 1
@@ -155,7 +162,7 @@ def _alert(key: str) -> Alert:
 
 
 @unforeseen
-def test_dropped_streams_are_booked_after_one_that_could_not_be(error):
+def test_dropped_streams_are_booked_after_one_that_could_not_be(error: type[BaseException]) -> None:
     jobs, booked = Dropped(), []
     jobs.ready()
 
@@ -168,11 +175,12 @@ def test_dropped_streams_are_booked_after_one_that_could_not_be(error):
     assert booked == [1]
 
 
-def test_a_thread_for_dropped_streams_that_is_gone_is_started_again(monkeypatch):
+def test_a_thread_for_dropped_streams_that_is_gone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs, booked = Dropped(), []
     with monkeypatch.context() as patch:
         patch.setattr(Dropped, "_work", lambda *_: None)
         jobs.ready()
+        assert jobs._thread is not None
         jobs._thread.join(LONG)
         jobs.take(lambda: booked.append(1))
     assert jobs.flush(LONG)
@@ -180,7 +188,7 @@ def test_a_thread_for_dropped_streams_that_is_gone_is_started_again(monkeypatch)
 
 
 @unforeseen
-def test_calls_without_a_loop_can_wait_after_one_that_met_an_exception(error):
+def test_calls_without_a_loop_can_wait_after_one_that_met_an_exception(error: type[BaseException]) -> None:
     async def broken() -> None:
         await asyncio.sleep(0)
         raise error("unforeseen")
@@ -194,7 +202,9 @@ def test_calls_without_a_loop_can_wait_after_one_that_met_an_exception(error):
     assert drive(fine(), True, lambda _: None) == "done"
 
 
-def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(tmp_path: Path, monkeypatch):
+def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that waits for the file's lock met an exception: the next call must not wait for a thread that is
     gone.
     """
@@ -202,8 +212,8 @@ def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(tmp_path: Path
     with Path(f"{tmp_path}/a.db-next").open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with monkeypatch.context() as patch:
-            patch.setattr(writer_queue.fcntl, "flock", _unlucky(fcntl.flock))
-            with pytest.raises(writer_queue.StoreOutage):
+            patch.setattr(fcntl, "flock", _unlucky(fcntl.flock))
+            with pytest.raises(StoreOutage):
                 line.take()
         threading.Timer(0.1, lambda: fcntl.flock(other, fcntl.LOCK_UN)).start()
         line.take()
@@ -211,7 +221,7 @@ def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(tmp_path: Path
     line.close()
 
 
-def _unlucky(flock):
+def _unlucky(flock: Callable[..., None]) -> Callable[..., None]:
     def locked(file: object, operation: int) -> None:
         if threading.current_thread().name == "runguard-sqlite":
             raise MemoryError("in the kernel's line")

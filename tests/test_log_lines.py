@@ -34,7 +34,7 @@ def assert_clean(records: list[logging.LogRecord]) -> None:
 def logged(log: Callable[..., None], *args: Any, **how: Any) -> str:
     records: list[logging.LogRecord] = []
     handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
+    handler.emit = records.append  # type: ignore[method-assign,assignment]
     logger = logging.getLogger("runguard")
     logger.addHandler(handler)
     try:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ SOURCE = Path(runguard.__file__).parent
 # ---- names ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_public_names_are_these():
+def test_the_public_names_are_these() -> None:
     assert runguard.__all__ == [
         "ADKCostBreaker",
         "AndTerminationCondition",
@@ -82,20 +83,20 @@ def test_the_public_names_are_these():
 
 
 @pytest.mark.parametrize("name", runguard.__all__)
-def test_every_public_name_is_there(name):
+def test_every_public_name_is_there(name: Any) -> None:
     assert getattr(runguard, name) is not None
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = runguard.no_such_name
 
 
-def test_dir_shows_the_public_names():
+def test_dir_shows_the_public_names() -> None:
     assert set(dir(runguard)) == {*runguard.__all__, "__version__"}
 
 
-def test_the_package_is_typed():
+def test_the_package_is_typed() -> None:
     assert (SOURCE / "py.typed").is_file()
 
 
@@ -117,7 +118,7 @@ def third_party(modules: set[str]) -> set[str]:
     return {top for name in modules if (top := name.split(".")[0]) not in sys.stdlib_module_names and top != "runguard"}
 
 
-def test_importing_the_package_loads_nothing_else_and_little_at_that():
+def test_importing_the_package_loads_nothing_else_and_little_at_that() -> None:
     loaded = modules_after("import runguard")
     assert third_party(loaded) == set()
     assert {name for name in loaded if name.startswith("runguard")} == {"runguard"}
@@ -138,16 +139,16 @@ def test_importing_the_package_loads_nothing_else_and_little_at_that():
         "LoopDetectedError",
     ],
 )
-def test_names_of_the_pure_part_load_no_third_party_module(name):
+def test_names_of_the_pure_part_load_no_third_party_module(name: str) -> None:
     assert third_party(modules_after(f"import runguard; runguard.{name}")) == set()
 
 
 @pytest.mark.parametrize("statement", ["import runguard; runguard.Policy", "import runguard.conductor.guard"])
-def test_policy_and_guard_do_without_any_framework(statement):
+def test_policy_and_guard_do_without_any_framework(statement: str) -> None:
     assert "google" not in third_party(modules_after(statement))
 
 
-def test_without_adk_the_error_says_what_to_install():
+def test_without_adk_the_error_says_what_to_install() -> None:
     script = """
 import sys
 sys.modules["google"] = None

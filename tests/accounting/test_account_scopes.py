@@ -10,12 +10,13 @@ from runguard.accounting import reservation as reserving
 from runguard.core.budget import Budget
 from runguard.core.events import ROOT_LANE
 from tests.kit.accounts import CALL, Shop, soon, user_budget
+from tests.kit.optional import present
 from tests.kit.waiting import turns
 
 # ---- windows --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_new_period_begins_with_nothing_spent():
+async def test_a_new_period_begins_with_nothing_spent() -> None:
     shop = Shop(user_budget(1, window="1h"))
     await shop.buy()
     shop.now += 3_600
@@ -23,7 +24,7 @@ async def test_a_new_period_begins_with_nothing_spent():
     assert shop.stand() == (CALL, 0)
 
 
-async def test_a_call_is_booked_in_the_period_in_which_it_was_let_through():
+async def test_a_call_is_booked_in_the_period_in_which_it_was_let_through() -> None:
     shop = Shop(user_budget(1, window="1h"))
     asked = await shop.ask()
     before = shop.status()
@@ -31,12 +32,15 @@ async def test_a_call_is_booked_in_the_period_in_which_it_was_let_through():
     shop.pay(asked)
     await shop.buy(400)
     assert shop.stand() == (Decimal("0.0004"), 0)
-    assert before.ends < shop.status().ends
+    after = shop.status()
+    assert before.ends is not None
+    assert after.ends is not None
+    assert before.ends < after.ends
     (old,) = [account for account in asked.charge.lines.accounts if account.ends == before.ends]
     assert (old.spent_usd, old.held[0]) == (1_000_000, 0)
 
 
-async def test_a_waiting_call_goes_on_in_the_next_period(monkeypatch):
+async def test_a_waiting_call_goes_on_in_the_next_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reserving, "_LOOKS_S", 0.005)
     shop = Shop(user_budget(1, window="1h"))
     first = await shop.ask()
@@ -49,12 +53,13 @@ async def test_a_waiting_call_goes_on_in_the_next_period(monkeypatch):
     assert shop.stand() == (Decimal("0.0002"), 0)
 
 
-async def test_each_window_of_a_scope_has_an_account_of_its_own():
+async def test_each_window_of_a_scope_has_an_account_of_its_own() -> None:
     shop = Shop(user_budget(2, window="1h"), user_budget(3, window="1d"), user_budget(10))
     await shop.buy(2_000)
     shop.now += 3_600
     assert (await shop.buy(1_000)).leave
     trip = (await shop.ask()).decision.trip
+    assert trip is not None
     assert trip.limit == CALL * 3
     assert sorted(status.limit for status in shop.accounts.budgets("user:app/ann")) == [CALL * 2, CALL * 3, CALL * 10]
 
@@ -62,7 +67,7 @@ async def test_each_window_of_a_scope_has_an_account_of_its_own():
 # ---- whose account --------------------------------------------------------------------------------------------------
 
 
-async def test_a_pattern_beside_the_plain_scope_both_hold_and_count_once():
+async def test_a_pattern_beside_the_plain_scope_both_hold_and_count_once() -> None:
     for budgets in (
         [Budget(usd=CALL, per="agent:re*"), Budget(usd=CALL * 3, per="agent")],
         [Budget(usd=CALL * 3, per="agent"), Budget(usd=CALL, per="agent:re*")],
@@ -74,10 +79,10 @@ async def test_a_pattern_beside_the_plain_scope_both_hold_and_count_once():
             (CALL * 3, CALL),
         ]
         assert (await shop.ask(agent="writer", output=3_000)).leave
-        assert (await shop.ask(agent="research")).decision.trip.limit == CALL
+        assert present((await shop.ask(agent="research")).decision.trip).limit == CALL
 
 
-async def test_a_name_that_looks_like_a_pattern_is_on_no_other_account():
+async def test_a_name_that_looks_like_a_pattern_is_on_no_other_account() -> None:
     shop = Shop(Budget(calls=1, per="user:u*"), Budget(calls=2, per="user"))
     shop.open("one", user="u")
     shop.open("two", user="u/u*")
@@ -86,7 +91,7 @@ async def test_a_name_that_looks_like_a_pattern_is_on_no_other_account():
     assert {status.spent for status in shop.accounts.budgets()} == {1}
 
 
-async def test_users_and_sessions_of_two_apps_do_not_share():
+async def test_users_and_sessions_of_two_apps_do_not_share() -> None:
     shop = Shop(Budget(calls=1, per="user"), Budget(calls=1, per="session"))
     shop.open("one", app="a", user="x", session="y/z")
     shop.open("two", app="b", user="x", session="y/z")
@@ -96,17 +101,17 @@ async def test_users_and_sessions_of_two_apps_do_not_share():
     assert len(shop.accounts.budgets()) == 6
 
 
-async def test_a_combination_counts_each_pair_by_itself():
+async def test_a_combination_counts_each_pair_by_itself() -> None:
     shop = Shop(Budget(calls=1, per="run+agent"))
     shop.open("other")
     for run in ("run", "other"):
         for agent in ("a", "b"):
             shop.guard.open_lane(shop.guard.runs[run], agent, ROOT_LANE, concurrent=True)
             await shop.buy(run=run, agent=agent, lane=agent)
-    assert (await shop.ask(agent="a", lane="a")).decision.trip.scope_id == "run+agent:run+app/a"
+    assert present((await shop.ask(agent="a", lane="a")).decision.trip).scope_id == "run+agent:run+app/a"
 
 
-async def test_labels_share_a_budget_across_users():
+async def test_labels_share_a_budget_across_users() -> None:
     shop = Shop(Budget(calls=2, per="label:team"))
     for number, team in enumerate(["blue", "blue", "blue", "red", None]):
         shop.open(f"r{number}", user=f"u{number}", labels={"team": team} if team else None)
@@ -122,7 +127,7 @@ async def test_labels_share_a_budget_across_users():
 @pytest.mark.parametrize(
     "pattern", ["model:gemini-*", "model:Gemini-2.0-Flash", "model:models/gemini-2.0-flash", "model:vertex_ai/gemini*"]
 )
-async def test_a_model_is_the_same_in_all_its_spellings(pattern):
+async def test_a_model_is_the_same_in_all_its_spellings(pattern: str) -> None:
     shop = Shop(Budget(calls=2, per=pattern), max_wait_seconds=0)
     for model in ("gemini-2.0-flash", "models/gemini-2.0-flash"):
         assert (await shop.ask(model=model)).leave
@@ -130,7 +135,7 @@ async def test_a_model_is_the_same_in_all_its_spellings(pattern):
     assert not (await shop.ask(model="vertex_ai/gemini-2.0-flash")).leave
 
 
-async def test_calls_made_inside_a_tool_are_on_the_tools_account():
+async def test_calls_made_inside_a_tool_are_on_the_tools_account() -> None:
     shop = Shop(Budget(calls=1, per="tool:sea*"))
     await shop.buy(tool="search")
     await shop.buy(tool="paint")
@@ -138,7 +143,7 @@ async def test_calls_made_inside_a_tool_are_on_the_tools_account():
     assert not (await shop.ask(tool="search")).leave
 
 
-async def test_a_run_takes_its_accounts_with_it():
+async def test_a_run_takes_its_accounts_with_it() -> None:
     shop = Shop(Budget(calls=9, per="run+agent"), Budget(calls=9, per="user"), max_usd=1)
     await shop.buy()
     shop.guard.end("run")
@@ -148,7 +153,7 @@ async def test_a_run_takes_its_accounts_with_it():
 # ---- amounts that depend on the scope -------------------------------------------------------------------------------
 
 
-async def test_an_amount_may_be_a_function_of_the_scope():
+async def test_an_amount_may_be_a_function_of_the_scope() -> None:
     asked_for: list[str] = []
 
     def plan(scope: Any) -> Any:
@@ -164,7 +169,7 @@ async def test_an_amount_may_be_a_function_of_the_scope():
     assert [status.scope for status in shop.accounts.budgets()] == ["user:app/ann", "user:app/bob"]
 
 
-async def test_a_cap_that_falls_below_what_is_spent_closes_nothing_for_good():
+async def test_a_cap_that_falls_below_what_is_spent_closes_nothing_for_good() -> None:
     plan = {"usd": CALL * 5}
     shop = Shop(Budget(usd=lambda scope: plan["usd"], per="user"))
     asked = await shop.ask(4_000)
@@ -197,13 +202,15 @@ async def test_a_cap_that_falls_below_what_is_spent_closes_nothing_for_good():
         ({}, [Budget(usd=CALL, per="user")], {"max_usd": 2_000_000}, 1_000),
     ],
 )
-async def test_a_run_may_be_given_a_limit_of_its_own(policy, budgets, flat, gets):
+async def test_a_run_may_be_given_a_limit_of_its_own(
+    policy: dict[str, Any], budgets: list[Any], flat: dict[str, Any], gets: int
+) -> None:
     shop = Shop(*budgets, **policy)
     shop.open("special", user="ann", **flat)
     assert (await shop.ask(10_000, run="special")).output == gets
 
 
-async def test_a_limit_of_one_run_is_no_other_runs():
+async def test_a_limit_of_one_run_is_no_other_runs() -> None:
     shop = Shop(max_usd=CALL * 3)
     shop.open("special", max_usd=1_000_000)
     assert (await shop.ask(10_000, run="run")).output == 3_000

@@ -1,5 +1,6 @@
 """Thresholds, and budgets that are extended."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from runguard.core.events import ROOT_LANE
 from runguard.core.threshold import Threshold
 from runguard.errors import PolicyError
 from tests.kit.accounts import CALL, Shop, user_budget
+from tests.kit.optional import present
 from tests.kit.waiting import PATIENCE_S, loops_at_once
 
 # ---- thresholds -----------------------------------------------------------------------------------------------------
@@ -28,7 +30,7 @@ class Bell:
         return len(self.rung)
 
 
-async def test_a_threshold_fires_once_per_period_and_scope():
+async def test_a_threshold_fires_once_per_period_and_scope() -> None:
     bell = Bell()
     shop = Shop(user_budget(10, window="1h", thresholds=[Threshold(0.5, bell)]))
     shop.open("bobs", user="bob")
@@ -58,7 +60,7 @@ async def test_a_threshold_fires_once_per_period_and_scope():
     assert bell.after(shop) == 3
 
 
-async def test_one_jump_over_several_thresholds_fires_them_all():
+async def test_one_jump_over_several_thresholds_fires_them_all() -> None:
     bells = [Bell() for _ in range(4)]
     shop = Shop(
         user_budget(10, thresholds=[Threshold(p, bell) for p, bell in zip((0.1, 0.5, 0.9, 1), bells, strict=True)])
@@ -69,14 +71,14 @@ async def test_one_jump_over_several_thresholds_fires_them_all():
     assert [bell.after(shop) for bell in bells] == [1, 1, 1, 1]
 
 
-async def test_two_thresholds_at_one_share_both_fire():
+async def test_two_thresholds_at_one_share_both_fire() -> None:
     bells = [Bell(), Bell()]
     shop = Shop(user_budget(10, thresholds=[Threshold(0.5, bells[0]), Threshold(0.5, bells[1])]))
     await shop.buy(6_000)
     assert [bell.after(shop) for bell in bells] == [1, 1]
 
 
-async def test_a_recurring_threshold_fires_at_every_settle_at_or_above_it():
+async def test_a_recurring_threshold_fires_at_every_settle_at_or_above_it() -> None:
     bell = Bell()
     shop = Shop(user_budget(10, thresholds=[Threshold(0.3, bell, recurring=True)]))
     for rings in (0, 0, 1, 2, 3):
@@ -85,7 +87,7 @@ async def test_a_recurring_threshold_fires_at_every_settle_at_or_above_it():
 
 
 @pytest.mark.parametrize(("percent", "calls"), [(0.07, 7), (0.55, 55), (0.29, 29), (0.57, 57), (1, 100)])
-async def test_a_share_means_what_it_says_in_whole_calls(percent, calls):
+async def test_a_share_means_what_it_says_in_whole_calls(percent: float, calls: int) -> None:
     # In floats 0.07 * 100 is more than 7, and 0.55 * 100 more than 55.
     bell = Bell()
     shop = Shop(
@@ -101,10 +103,11 @@ async def test_a_share_means_what_it_says_in_whole_calls(percent, calls):
     await shop.buy(1)
     assert bell.after(shop) == 1
     trip = (await shop.ask(1)).decision.trip
+    assert trip is not None
     assert (trip.rule, trip.unit, trip.limit) == ("budget", "calls", 100)
 
 
-async def test_a_threshold_is_about_its_own_budget():
+async def test_a_threshold_is_about_its_own_budget() -> None:
     bell = Bell()
     shop = Shop(
         Budget(usd=CALL * 10, per="user", thresholds=[]),
@@ -118,13 +121,14 @@ async def test_a_threshold_is_about_its_own_budget():
     assert (await shop.ask(1_000)).leave
 
 
-async def test_a_threshold_that_stops_refuses_the_next_call():
+async def test_a_threshold_that_stops_refuses_the_next_call() -> None:
     shop = Shop(user_budget(10, thresholds=[Threshold(0.8, action="stop")]))
     await shop.buy(7_999)
     await shop.buy(1)
     asked = await shop.ask(1)
     assert not asked.leave
     trip = asked.decision.trip
+    assert trip is not None
     assert (trip.scope_id, trip.limit) == ("user:app/ann", CALL * 10)
     assert "$0.008 of $0.01 spent, which is over its threshold of 80%" in trip.message
     shop.accounts.extend("user:app/ann", usd=CALL * 10)
@@ -132,7 +136,7 @@ async def test_a_threshold_that_stops_refuses_the_next_call():
     assert (await shop.ask(1, run="next")).leave
 
 
-async def test_a_threshold_that_nudges_has_a_word_for_the_model():
+async def test_a_threshold_that_nudges_has_a_word_for_the_model() -> None:
     shop = Shop(user_budget(10, thresholds=[Threshold(0.5, action="nudge")]))
     lane = shop.guard.runs["run"].lanes[ROOT_LANE]
     await shop.buy(5_000)
@@ -145,7 +149,7 @@ async def test_a_threshold_that_nudges_has_a_word_for_the_model():
     assert lane.notice
 
 
-async def test_a_callback_that_fails_is_recorded_and_hurts_nobody(caplog):
+async def test_a_callback_that_fails_is_recorded_and_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
     def fails(status: BudgetStatus) -> None:
         raise ValueError("the pager is on fire")
 
@@ -157,7 +161,7 @@ async def test_a_callback_that_fails_is_recorded_and_hurts_nobody(caplog):
     assert "the pager is on fire" in caplog.text
 
 
-async def test_an_extension_arms_what_is_above_the_new_level_again():
+async def test_an_extension_arms_what_is_above_the_new_level_again() -> None:
     bells = [Bell(), Bell()]
     shop = Shop(user_budget(10, thresholds=[Threshold(0.3, bells[0]), Threshold(0.8, bells[1])]))
     await shop.buy(8_000)
@@ -169,7 +173,7 @@ async def test_an_extension_arms_what_is_above_the_new_level_again():
     assert bells[1].rung[1].limit == CALL * 20
 
 
-async def test_an_extension_looks_at_the_thresholds_own_budget():
+async def test_an_extension_looks_at_the_thresholds_own_budget() -> None:
     bell = Bell()
     shop = Shop(
         Budget(calls=2, per="user", thresholds=[]), Budget(usd=CALL * 10, per="user", thresholds=[Threshold(0.5, bell)])
@@ -180,13 +184,13 @@ async def test_an_extension_looks_at_the_thresholds_own_budget():
     assert bell.after(shop) == 2
 
 
-async def test_an_extension_in_the_middle_of_a_settle_loses_no_threshold(monkeypatch):
+async def test_an_extension_in_the_middle_of_a_settle_loses_no_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     bell = Bell()
     shop = Shop(user_budget(10, thresholds=[Threshold(0.5, bell)]))
     ledger = shop.accounts.ledger
     first = ledger.first
 
-    def extended_meanwhile(*args: Any) -> bool:
+    def extended_meanwhile(*args: Any) -> bool | None:
         result = first(*args)
         monkeypatch.setattr(ledger, "first", first)
         shop.accounts.extend("user:app/ann", usd=CALL * 10)
@@ -198,11 +202,12 @@ async def test_an_extension_in_the_middle_of_a_settle_loses_no_threshold(monkeyp
     assert bell.after(shop) == 2
 
 
-def test_a_threshold_fires_once_also_under_threads():
+def test_a_threshold_fires_once_also_under_threads() -> None:
     rung: list[float] = []
     shares = [n / 20 for n in range(1, 21)]
+    thresholds = [Threshold(p, partial(lambda p, status: rung.append(p), p)) for p in shares]
     shop = Shop(
-        Budget(calls=400, per="user", thresholds=[Threshold(p, lambda status, p=p: rung.append(p)) for p in shares]),
+        Budget(calls=400, per="user", thresholds=thresholds),
         max_model_calls=10_000,
     )
     for number in range(8):
@@ -212,7 +217,7 @@ def test_a_threshold_fires_once_also_under_threads():
         for _ in range(50):
             await shop.buy(1, run=f"r{number}")
 
-    loops_at_once([lambda number=number: work(number) for number in range(8)])
+    loops_at_once([partial(work, number) for number in range(8)])
     assert shop.guard.outbox.flush(PATIENCE_S)
     assert sorted(rung) == shares
     assert shop.stand(unit="calls") == (400, 0)
@@ -221,7 +226,7 @@ def test_a_threshold_fires_once_also_under_threads():
 # ---- extending ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_extension_moves_the_cap_and_the_spend_stays():
+async def test_an_extension_moves_the_cap_and_the_spend_stays() -> None:
     shop = Shop(user_budget(2, window="1h"))
     await shop.buy(2_000)
     (status,) = shop.accounts.extend("user:app/ann", usd="0.001")
@@ -229,19 +234,20 @@ async def test_an_extension_moves_the_cap_and_the_spend_stays():
     assert (await shop.ask(5_000)).output == 1_000
 
 
-async def test_an_extension_is_for_the_current_period_only():
+async def test_an_extension_is_for_the_current_period_only() -> None:
     shop = Shop(user_budget(2, window="1h"))
     await shop.buy(2_000)
     shop.accounts.extend("user:app/ann", usd=CALL)
     await shop.ask()  # still on its way when the period ends
     shop.now += 3_600
     (status,) = shop.accounts.extend("user:app/ann", usd=CALL * 5)
+    assert status.ends is not None
     assert (status.limit, status.ends > shop.now) == (CALL * 7, True)
     shop.now += 3_600
     assert (await shop.ask(5_000)).output == 2_000
 
 
-async def test_extensions_add_up_and_hold_for_later_runs():
+async def test_extensions_add_up_and_hold_for_later_runs() -> None:
     shop = Shop(Budget(usd=CALL, tokens=10_000, per="user"))
     shop.accounts.extend("user:app/ann", usd=CALL)
     shop.accounts.extend("user:app/ann", usd=CALL, tokens=5)
@@ -250,7 +256,7 @@ async def test_extensions_add_up_and_hold_for_later_runs():
     assert shop.status(unit="tokens").limit == 10_005
 
 
-async def test_a_scope_can_be_extended_before_it_has_spent_anything():
+async def test_a_scope_can_be_extended_before_it_has_spent_anything() -> None:
     shop = Shop(
         Budget(usd=CALL, per="user"),
         Budget(usd=CALL, per="agent"),
@@ -265,7 +271,7 @@ async def test_a_scope_can_be_extended_before_it_has_spent_anything():
     assert (await shop.ask(9_000, run="special")).output == 2_000
 
 
-async def test_a_session_can_be_named_without_its_user_where_only_one_can_be_meant():
+async def test_a_session_can_be_named_without_its_user_where_only_one_can_be_meant() -> None:
     shop = Shop(Budget(usd=CALL, per="session"))
     await shop.buy()
     assert [status.scope for status in shop.accounts.extend("session:app/s1", usd=CALL)] == ["session:app/ann/s1"]
@@ -275,8 +281,8 @@ async def test_a_session_can_be_named_without_its_user_where_only_one_can_be_mea
         shop.accounts.extend("session:app/s1", usd=CALL)
 
 
-async def test_an_extension_does_not_ask_again_what_only_a_run_can_tell():
-    shop = Shop(Budget(usd=lambda scope: CALL * 5 if scope.labels["plan"] == "pro" else CALL, per="user"))
+async def test_an_extension_does_not_ask_again_what_only_a_run_can_tell() -> None:
+    shop = Shop(Budget(usd=lambda scope: CALL * 5 if present(scope.labels)["plan"] == "pro" else CALL, per="user"))
     shop.open("pro", labels={"plan": "pro"})
     await shop.buy(run="pro")
     assert [status.limit for status in shop.accounts.extend("user:app/ann", usd=CALL)] == [CALL * 6]
@@ -300,7 +306,9 @@ async def test_an_extension_does_not_ask_again_what_only_a_run_can_tell():
         ("user:app/ann", {"calls": 1.5}, "calls = 1.5"),
     ],
 )
-async def test_an_extension_that_cannot_be_meant_is_an_error_that_says_why(scope, by, says):
+async def test_an_extension_that_cannot_be_meant_is_an_error_that_says_why(
+    scope: Any, by: dict[str, Any], says: str
+) -> None:
     shop = Shop(user_budget(1))
     with pytest.raises(PolicyError) as error:
         shop.accounts.extend(scope, **by)

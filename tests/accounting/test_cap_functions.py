@@ -6,6 +6,7 @@ One token costs a millionth of a dollar here, so a call of 1,000 tokens costs $0
 import asyncio
 import logging
 import threading
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +20,7 @@ from runguard.core.scope import Scope
 from runguard.errors import PolicyError
 from runguard.testing import FakeClock
 from tests.kit.accounts import CALL, Shop, soon
+from tests.kit.optional import present
 
 TEN_MINUTES = caps.KEPT_S
 
@@ -40,33 +42,44 @@ def dime(*args: Any) -> dict[str, float]:
     return {"usd": 0.10}
 
 
+def counted(calls: list[int], answer: dict[str, float]) -> Callable[[], dict[str, float]]:
+    """A function that notes each of its calls and gives this answer."""
+
+    def call() -> dict[str, float]:
+        calls.append(1)
+        return answer
+
+    return call
+
+
 # ---- guard and guard_async ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "budget", [Budget(usd=lambda scope: 0), {"max_usd": lambda scope: 0}, {"per_day": lambda scope: 0}]
 )
-def test_no_call_of_unknown_cost_fits_into_a_cap_of_0(budget):
-    calls = []
-    call = guard(lambda: calls.append(1) or dime(), budget=budget)
+def test_no_call_of_unknown_cost_fits_into_a_cap_of_0(budget: Budget | dict[str, Any]) -> None:
+    calls: list[int] = []
+    call = guard(counted(calls, dime()), budget=budget)
     for _ in range(3):
         with pytest.raises(BudgetExceededError):
             call()
     assert calls == []
 
 
-def test_a_call_that_is_known_to_be_free_fits_into_a_cap_of_0():
-    calls = []
-    call = guard(lambda: calls.append(1) or {}, budget=Budget(usd=lambda scope: 0), cost=0)
+def test_a_call_that_is_known_to_be_free_fits_into_a_cap_of_0() -> None:
+    calls: list[int] = []
+    call = guard(counted(calls, {}), budget=Budget(usd=lambda scope: 0), cost=0)
     for _ in range(3):
         call()
     assert (len(calls), call.spend()["usd"]) == (3, 0)
 
 
 @pytest.mark.parametrize("answer", [-1, float("nan"), float("inf"), "much", [1], KeyError("ann")], ids=repr)
-def test_a_guarded_function_is_not_called_while_its_cap_is_unknown(answer):
-    plan, calls = Plan(answer), []
-    call = guard(lambda: calls.append(1) or dime(), budget=Budget(usd=plan), on_guard_error="allow")
+def test_a_guarded_function_is_not_called_while_its_cap_is_unknown(answer: Any) -> None:
+    plan = Plan(answer)
+    calls: list[int] = []
+    call = guard(counted(calls, dime()), budget=Budget(usd=plan), on_guard_error="allow")
     for _ in range(2):
         with pytest.raises(GuardFailedError, match="its cap is not known"):
             call()
@@ -79,7 +92,7 @@ def test_a_guarded_function_is_not_called_while_its_cap_is_unknown(answer):
     assert len(calls) == 2
 
 
-async def test_guard_async_denies_them_too_however_many_run_at_once():
+async def test_guard_async_denies_them_too_however_many_run_at_once() -> None:
     calls = []
 
     async def model() -> dict[str, float]:
@@ -93,7 +106,7 @@ async def test_guard_async_denies_them_too_however_many_run_at_once():
     assert calls == []
 
 
-def test_a_limit_of_a_run_block_is_asked_in_the_same_way():
+def test_a_limit_of_a_run_block_is_asked_in_the_same_way() -> None:
     import runguard
 
     call = guard(dime)
@@ -106,7 +119,7 @@ def test_a_limit_of_a_run_block_is_asked_in_the_same_way():
 # ---- the last cap ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_last_cap_counts_for_ten_minutes_of_the_guards_clock():
+async def test_the_last_cap_counts_for_ten_minutes_of_the_guards_clock() -> None:
     plan = Plan(CALL * 100)
     shop = Shop(Budget(usd=plan, per="user"))
     await shop.buy()
@@ -121,7 +134,7 @@ async def test_the_last_cap_counts_for_ten_minutes_of_the_guards_clock():
     assert shop.status().spent == CALL
 
 
-async def test_no_limit_is_a_last_value_too():
+async def test_no_limit_is_a_last_value_too() -> None:
     plan = Plan(None)
     shop = Shop(Budget(usd=plan, per="user"))
     await shop.buy()
@@ -133,7 +146,7 @@ async def test_no_limit_is_a_last_value_too():
     assert not (await shop.ask(run="third")).leave
 
 
-async def test_each_scope_has_its_own_last_cap():
+async def test_each_scope_has_its_own_last_cap() -> None:
     fails = False
 
     def plan(scope: Scope) -> Any:
@@ -149,10 +162,11 @@ async def test_each_scope_has_its_own_last_cap():
     assert (await shop.ask(run="ann2")).leave
     denied = await shop.ask(run="bobs")
     assert not denied.leave
+    assert denied.decision.trip is not None
     assert (denied.decision.trip.rule, denied.decision.trip.scope_id) == ("guard_error", "user:app/bob")
 
 
-async def test_an_amount_that_is_known_is_used_beside_one_that_is_not():
+async def test_an_amount_that_is_known_is_used_beside_one_that_is_not() -> None:
     plan = Plan(1_000_000)
     shop = Shop(Budget(usd=CALL * 2, tokens=plan, per="user"))
     await shop.buy()
@@ -160,10 +174,10 @@ async def test_an_amount_that_is_known_is_used_beside_one_that_is_not():
     shop.open("second")
     assert (await shop.buy(run="second")).leave
     shop.open("third")
-    assert (await shop.ask(run="third")).decision.trip.rule == "budget"
+    assert present((await shop.ask(run="third")).decision.trip).rule == "budget"
 
 
-async def test_last_caps_are_kept_for_a_bounded_number_of_scopes(monkeypatch):
+async def test_last_caps_are_kept_for_a_bounded_number_of_scopes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(caps, "_SCOPES_KEPT", 5)
     fails = False
     shop = Shop(Budget(usd=lambda scope: -1 if fails else CALL * 5, per="user"))
@@ -182,7 +196,9 @@ async def test_last_caps_are_kept_for_a_bounded_number_of_scopes(monkeypatch):
     assert len(functions._failing) <= 5
 
 
-async def test_a_run_that_knows_its_cap_keeps_it_while_another_one_cannot_learn_it(monkeypatch):
+async def test_a_run_that_knows_its_cap_keeps_it_while_another_one_cannot_learn_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(caps, "_SCOPES_KEPT", 0)  # the last cap is forgotten at once
     plan = Plan(CALL * 2)
     shop = Shop(Budget(usd=plan, per="user"))
@@ -193,7 +209,7 @@ async def test_a_run_that_knows_its_cap_keeps_it_while_another_one_cannot_learn_
     assert (await shop.ask(5_000)).output == 1_000, "the first run still has one call left, and no more"
 
 
-async def test_a_call_that_waits_is_denied_when_its_cap_becomes_unknown():
+async def test_a_call_that_waits_is_denied_when_its_cap_becomes_unknown() -> None:
     plan = Plan(CALL)
     shop = Shop(Budget(usd=plan, per="user", window="1m"))
     first = await shop.ask()
@@ -202,11 +218,12 @@ async def test_a_call_that_waits_is_denied_when_its_cap_becomes_unknown():
     shop.pay(first, 10)
     denied = await soon(waiting)
     assert not denied.leave
+    assert denied.decision.trip is not None
     assert denied.decision.trip.rule == "guard_error"
     assert shop.nothing_is_held
 
 
-async def test_what_is_spent_while_the_cap_is_unknown_is_on_the_account():
+async def test_what_is_spent_while_the_cap_is_unknown_is_on_the_account() -> None:
     plan = Plan(-1)
     shop = Shop(Budget(usd=plan, per="user"), mode="shadow")
     await shop.buy()
@@ -226,7 +243,7 @@ async def test_what_is_spent_while_the_cap_is_unknown_is_on_the_account():
         max_size=30,
     )
 )
-def test_a_function_never_opens_more_than_its_last_cap_of_ten_minutes(steps):
+def test_a_function_never_opens_more_than_its_last_cap_of_ten_minutes(steps: list[tuple[str, Any, float]]) -> None:
     """Random answers over time, against a model: what a call is let through by, and that no cap is exceeded."""
 
     async def play() -> None:
@@ -249,6 +266,7 @@ def test_a_function_never_opens_more_than_its_last_cap_of_ten_minutes(steps):
                 booked = [status for status in shop.accounts.budgets(f"user:app/{user}") if status.unit == "calls"]
                 spent[user] = int(booked[0].spent) if booked and cap is not None else spent[user]
             else:
+                assert asked.decision.trip is not None
                 assert asked.decision.trip.rule == ("budget" if shop.now - at <= TEN_MINUTES else "guard_error")
             shop.guard.end(run)
 
@@ -262,7 +280,9 @@ def test_a_function_never_opens_more_than_its_last_cap_of_ten_minutes(steps):
     "threshold",
     [Threshold(0.5), Threshold(0.5, recurring=True), Threshold(0.01, action="stop"), Threshold(1, action="nudge")],
 )
-async def test_no_threshold_of_a_cap_of_0_is_reached_while_nothing_is_spent(threshold, caplog):
+async def test_no_threshold_of_a_cap_of_0_is_reached_while_nothing_is_spent(
+    threshold: Threshold, caplog: pytest.LogCaptureFixture
+) -> None:
     shop = Shop(
         Budget(usd=lambda scope: 0, per="user", thresholds=[threshold]), prices={"m": {"input": 0, "output": 0}}
     )
@@ -273,7 +293,7 @@ async def test_no_threshold_of_a_cap_of_0_is_reached_while_nothing_is_spent(thre
     assert shop.guard.trips == shop.guard.trips.__class__()
 
 
-async def test_a_stop_threshold_of_a_cap_of_0_holds_once_something_is_spent():
+async def test_a_stop_threshold_of_a_cap_of_0_holds_once_something_is_spent() -> None:
     plan = Plan(CALL * 10)
     shop = Shop(Budget(usd=plan, per="user", thresholds=[Threshold(0.9, action="stop")]))
     await shop.buy()
@@ -283,7 +303,7 @@ async def test_a_stop_threshold_of_a_cap_of_0_holds_once_something_is_spent():
     assert shop.status().utilization == 1.0
 
 
-async def test_a_cap_of_0_can_be_extended():
+async def test_a_cap_of_0_can_be_extended() -> None:
     shop = Shop(Budget(usd=lambda scope: 0, per="user"))
     assert not (await shop.ask()).leave
     assert [status.limit for status in shop.accounts.extend("user:app/ann", usd=CALL)] == [CALL]
@@ -292,8 +312,9 @@ async def test_a_cap_of_0_can_be_extended():
     assert [status.limit for status in shop.accounts.extend("user:app/bob", usd=CALL)] == [CALL]
 
 
-async def test_an_extension_of_an_unknown_cap_says_why():
-    shop = Shop(Budget(usd=lambda scope: {}[scope.user], per="user"))
+async def test_an_extension_of_an_unknown_cap_says_why() -> None:
+    caps: dict[str, int] = {}
+    shop = Shop(Budget(usd=lambda scope: caps[scope.user], per="user"))
     with pytest.raises(PolicyError, match="the cap of user:app/ann is not known: the function for usd raised KeyError"):
         shop.accounts.extend("user:app/ann", usd=CALL)
 
@@ -302,7 +323,9 @@ def reports(caplog: Any) -> list[str]:
     return [record.getMessage() for record in caplog.records if "budget_function" in record.getMessage()]
 
 
-async def test_a_failure_is_reported_once_per_scope_and_cause_and_its_end_once(caplog):
+async def test_a_failure_is_reported_once_per_scope_and_cause_and_its_end_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     plan = Plan(KeyError("ann"))
     shop = Shop(Budget(usd=plan, per="user"))
     for number, answer in enumerate([KeyError("ann"), KeyError("ann"), -1, -2, CALL, CALL, KeyError("ann")]):
@@ -323,7 +346,7 @@ async def test_a_failure_is_reported_once_per_scope_and_cause_and_its_end_once(c
     assert shop.guard.snapshot()["guard_errors"] == 5
 
 
-async def test_a_function_that_fails_for_everybody_does_not_flood_the_log(caplog):
+async def test_a_function_that_fails_for_everybody_does_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     shop = Shop(Budget(usd=lambda scope: -1, per="user"))
     for number in range(300):
         shop.open(f"r{number}", user=f"u{number}")
@@ -336,7 +359,7 @@ async def test_a_function_that_fails_for_everybody_does_not_flood_the_log(caplog
     assert f"{300 - caps._REPORTS} more scopes" in reports(caplog)[-1]
 
 
-async def test_the_function_is_asked_once_per_run_while_it_works():
+async def test_the_function_is_asked_once_per_run_while_it_works() -> None:
     plan = Plan(CALL * 10)
     shop = Shop(Budget(usd=plan, per="user"))
     for _ in range(3):
@@ -344,7 +367,7 @@ async def test_the_function_is_asked_once_per_run_while_it_works():
     assert plan.asked == 1
 
 
-async def test_many_threads_may_ask_at_once():
+async def test_many_threads_may_ask_at_once() -> None:
     shop = Shop(Budget(usd=lambda scope: CALL * 5 if int(scope.user) % 2 else -1, per="user"))
     leaves: dict[int, bool] = {}
 
@@ -360,7 +383,7 @@ async def test_many_threads_may_ask_at_once():
     assert leaves == {number: bool(number % 2) for number in range(40)}
 
 
-def test_the_clock_of_the_guard_is_the_one_that_counts():
+def test_the_clock_of_the_guard_is_the_one_that_counts() -> None:
     clock, plan = FakeClock(), Plan("1")
     call = guard(dime, budget=[Budget(usd=plan, per="app", window="1m")], clock=clock)
     call()

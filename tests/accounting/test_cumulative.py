@@ -2,7 +2,9 @@
 
 import gc
 import json
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,13 @@ from tests.kit.monitors import WRONG_COUNTS, handler, response
 
 
 @pytest.mark.parametrize("percent", [0, 0.0, -0.1, 1.0001, 2, float("nan"), float("inf"), True, False, "0.5", None])
-def test_a_percent_that_is_no_fraction_is_refused(percent):
+def test_a_percent_that_is_no_fraction_is_refused(percent: Any) -> None:
     with pytest.raises(ValueError, match="percent"):
         Threshold(percent)
 
 
 @pytest.mark.parametrize("percent", [1e-9, 0.5, 1.0, 1])
-def test_a_fraction_is_taken(percent):
+def test_a_fraction_is_taken(percent: float) -> None:
     assert Threshold(percent).percent == percent
 
 
@@ -28,12 +30,13 @@ def test_a_fraction_is_taken(percent):
     ("field", "value"),
     [("callback", "print"), ("callback", 3), ("recurring", "false"), ("action", "abort"), ("action", None)],
 )
-def test_other_fields_are_checked_too(field, value):
+def test_other_fields_are_checked_too(field: str, value: int | str | None) -> None:
+    fields: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=field):
-        Threshold(0.5, **{field: value})
+        Threshold(0.5, **fields)
 
 
-def test_a_threshold_is_a_value():
+def test_a_threshold_is_a_value() -> None:
     assert Threshold(0.5, handler) == Threshold(0.5, handler)
     assert len({Threshold(0.5, handler), Threshold(0.5, handler), Threshold(0.5)}) == 2
     with pytest.raises(AttributeError):
@@ -43,7 +46,7 @@ def test_a_threshold_is_a_value():
 # ---- firing ---------------------------------------------------------------------------------------------------------
 
 
-def test_it_fires_at_its_share_and_not_before():
+def test_it_fires_at_its_share_and_not_before() -> None:
     fired = []
     monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: fired.append(m.current_tokens))
     monitor.record_usage(79)
@@ -52,8 +55,8 @@ def test_it_fires_at_its_share_and_not_before():
     assert fired == [80]
 
 
-def test_it_fires_once_in_a_cycle():
-    fired = []
+def test_it_fires_once_in_a_cycle() -> None:
+    fired: list[Any] = []
     monitor = BudgetMonitor(100).on_threshold(0.5, fired.append)
     for _ in range(3):
         monitor.record_usage(60)
@@ -63,7 +66,7 @@ def test_it_fires_once_in_a_cycle():
     assert fired == [monitor, monitor]
 
 
-def test_a_recurring_one_fires_on_every_record_above():
+def test_a_recurring_one_fires_on_every_record_above() -> None:
     fired = []
     monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: fired.append(m.current_tokens), recurring=True)
     for _ in range(4):
@@ -72,18 +75,18 @@ def test_a_recurring_one_fires_on_every_record_above():
     assert monitor.thresholds_fired() == 1
 
 
-def test_several_fire_in_ascending_order_however_they_were_added():
+def test_several_fire_in_ascending_order_however_they_were_added() -> None:
     fired = []
     monitor = BudgetMonitor(100)
     for percent in (0.9, 0.2, 0.5):
-        assert monitor.on_threshold(percent, lambda m, p=percent: fired.append(p)) is monitor
+        assert monitor.on_threshold(percent, partial(lambda p, m: fired.append(p), percent)) is monitor
     assert [t.percent for t in monitor.thresholds] == [0.2, 0.5, 0.9]
     monitor.record_usage(95)
     assert fired == [0.2, 0.5, 0.9]
 
 
-def test_a_callback_that_makes_room_keeps_higher_ones_from_firing():
-    fired = []
+def test_a_callback_that_makes_room_keeps_higher_ones_from_firing() -> None:
+    fired: list[Any] = []
     monitor = (
         BudgetMonitor(100).on_threshold(0.8, lambda m: m.adjust(10)).on_threshold(0.95, fired.append, action="stop")
     )
@@ -91,8 +94,8 @@ def test_a_callback_that_makes_room_keeps_higher_ones_from_firing():
     assert (fired, monitor.stopped, monitor.current_tokens) == ([], False, 10)
 
 
-def test_one_threshold_serves_many_monitors():
-    fired = []
+def test_one_threshold_serves_many_monitors() -> None:
+    fired: list[Any] = []
     shared = Threshold(0.5, fired.append)
     first, second = BudgetMonitor(100).add_threshold(shared), BudgetMonitor(100).add_threshold(shared)
     first.record_usage(60)
@@ -101,12 +104,12 @@ def test_one_threshold_serves_many_monitors():
     assert fired == [first, second]
 
 
-def test_only_thresholds_are_added():
+def test_only_thresholds_are_added() -> None:
     with pytest.raises(TypeError):
         BudgetMonitor().add_threshold(0.5)  # type: ignore[arg-type]
 
 
-def test_the_view_cannot_be_changed():
+def test_the_view_cannot_be_changed() -> None:
     assert BudgetMonitor().on_threshold(0.5).thresholds == (Threshold(0.5),)
 
 
@@ -115,14 +118,14 @@ def test_the_view_cannot_be_changed():
 
 @pytest.mark.parametrize("wrong", [value for value in WRONG_COUNTS if value is not None])
 @pytest.mark.parametrize("argument", ["input_tokens", "output_tokens"])
-def test_usage_that_cannot_be_meant_is_refused(argument, wrong):
+def test_usage_that_cannot_be_meant_is_refused(argument: str, wrong: Any) -> None:
     monitor = BudgetMonitor()
     with pytest.raises(ValueError, match=argument):
         monitor.record_usage(**{argument: wrong})
     assert (monitor.current_tokens, monitor.turn_count) == (0, 0)
 
 
-def test_numbers_of_a_fresh_monitor():
+def test_numbers_of_a_fresh_monitor() -> None:
     monitor = BudgetMonitor()
     assert (monitor.max_tokens, monitor.current_tokens, monitor.remaining, monitor.utilization) == (
         200_000,
@@ -133,7 +136,7 @@ def test_numbers_of_a_fresh_monitor():
     assert (monitor.turn_count, monitor.avg_tokens_per_turn, monitor.estimated_turns_remaining) == (0, 0.0, None)
 
 
-def test_numbers_after_some_turns():
+def test_numbers_after_some_turns() -> None:
     monitor = BudgetMonitor(1_000).on_threshold(0.3).on_threshold(0.9)
     monitor.record_usage(100, 33)
     monitor.record_usage(200, 1)
@@ -151,7 +154,7 @@ def test_numbers_after_some_turns():
     assert repr(monitor) == "BudgetMonitor(334 of 1000 tokens, 33%)"
 
 
-def test_what_goes_beyond_is_counted_but_not_shown_as_a_share():
+def test_what_goes_beyond_is_counted_but_not_shown_as_a_share() -> None:
     monitor = BudgetMonitor(100)
     monitor.record_usage(250)
     assert (monitor.current_tokens, monitor.remaining, monitor.utilization, monitor.estimated_turns_remaining) == (
@@ -162,11 +165,11 @@ def test_what_goes_beyond_is_counted_but_not_shown_as_a_share():
     )
 
 
-def test_adjust_sets_the_count_and_rearms_what_lies_above():
+def test_adjust_sets_the_count_and_rearms_what_lies_above() -> None:
     fired = []
     monitor = BudgetMonitor(100)
     for percent in (0.3, 0.5, 0.8):
-        monitor.on_threshold(percent, lambda m, p=percent: fired.append(p))
+        monitor.on_threshold(percent, partial(lambda p, m: fired.append(p), percent))
     monitor.record_usage(90)
     monitor.adjust(50)
     assert (monitor.current_tokens, monitor.turn_count, monitor.avg_tokens_per_turn, monitor.thresholds_fired()) == (
@@ -180,12 +183,12 @@ def test_adjust_sets_the_count_and_rearms_what_lies_above():
 
 
 @pytest.mark.parametrize("wrong", WRONG_COUNTS)
-def test_a_count_that_cannot_be_meant_is_refused(wrong):
+def test_a_count_that_cannot_be_meant_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="new_count"):
         BudgetMonitor().adjust(wrong)
 
 
-def test_reset_starts_a_new_cycle():
+def test_reset_starts_a_new_cycle() -> None:
     monitor = BudgetMonitor(100).on_threshold(0.5, action="stop").on_threshold(0.6, action="nudge")
     monitor.record_usage(90)
     monitor.reset()
@@ -202,7 +205,7 @@ def test_reset_starts_a_new_cycle():
 # ---- responses ------------------------------------------------------------------------------------------------------
 
 
-def test_chunks_with_a_name_of_their_call_are_one_call():
+def test_chunks_with_a_name_of_their_call_are_one_call() -> None:
     monitor, calls = BudgetMonitor(), [SimpleNamespace(), SimpleNamespace()]
     for output in (1, 5, 10):  # two streams at once
         for call in calls:
@@ -213,7 +216,7 @@ def test_chunks_with_a_name_of_their_call_are_one_call():
     assert (monitor.current_tokens, monitor.turn_count) == (220, 2)
 
 
-def test_chunks_without_a_name_belong_to_the_next_whole_response():
+def test_chunks_without_a_name_belong_to_the_next_whole_response() -> None:
     monitor = BudgetMonitor()
     for _ in range(2):
         for output in (1, 5):
@@ -222,13 +225,13 @@ def test_chunks_without_a_name_belong_to_the_next_whole_response():
     assert (monitor.current_tokens, monitor.turn_count) == (210, 2)
 
 
-def test_a_stream_that_breaks_off_has_been_paid():
+def test_a_stream_that_breaks_off_has_been_paid() -> None:
     monitor = BudgetMonitor()
     monitor.record_response(response(100, 5, partial=True), SimpleNamespace())
     assert (monitor.current_tokens, monitor.turn_count) == (105, 1)
 
 
-def test_calls_are_told_apart_after_their_names_are_gone():
+def test_calls_are_told_apart_after_their_names_are_gone() -> None:
     monitor = BudgetMonitor()
     for _ in range(500):
         monitor.record_response(response(1, 1), SimpleNamespace())  # the next one may get the same address
@@ -236,7 +239,7 @@ def test_calls_are_told_apart_after_their_names_are_gone():
     assert monitor.turn_count == 500
 
 
-def test_only_so_many_calls_are_kept():
+def test_only_so_many_calls_are_kept() -> None:
     monitor, names = BudgetMonitor(), [SimpleNamespace() for _ in range(1_000)]
     for name in names:
         monitor.record_response(response(1, 1), name)
@@ -244,7 +247,7 @@ def test_only_so_many_calls_are_kept():
     assert not monitor._calls._streams
 
 
-def test_a_name_that_cannot_be_referred_to_weakly_will_do():
+def test_a_name_that_cannot_be_referred_to_weakly_will_do() -> None:
     monitor, name = BudgetMonitor(), (1, 2)
     for _ in range(2):
         monitor.record_response(response(100, 5), name)
@@ -252,7 +255,9 @@ def test_a_name_that_cannot_be_referred_to_weakly_will_do():
 
 
 @pytest.mark.parametrize("wrong", [-1, True, 1.5, "many"])
-def test_a_report_with_a_figure_that_is_no_count_is_ignored_logged_and_estimated(wrong, caplog):
+def test_a_report_with_a_figure_that_is_no_count_is_ignored_logged_and_estimated(
+    wrong: float | str, caplog: pytest.LogCaptureFixture
+) -> None:
     monitor = BudgetMonitor()
     monitor.after_model_hook()(callback_context=None, llm_response=response(wrong, 7))
     assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (2, 1, 1)  # "words"
@@ -260,7 +265,7 @@ def test_a_report_with_a_figure_that_is_no_count_is_ignored_logged_and_estimated
 
 
 @pytest.mark.parametrize("report", [None, {}, {"prompt": 0, "candidates": 0, "total": 0}])
-def test_a_response_without_usage_is_estimated(report, caplog):
+def test_a_response_without_usage_is_estimated(report: dict[str, Any] | None, caplog: pytest.LogCaptureFixture) -> None:
     monitor = BudgetMonitor()
     silent = SimpleNamespace(
         usage_metadata=report and response(**report).usage_metadata, partial=False, content="word " * 40
@@ -270,33 +275,33 @@ def test_a_response_without_usage_is_estimated(report, caplog):
     assert caplog.text.count("runguard.no_usage") == 1
 
 
-def test_the_last_prompt_that_was_reported_stands_in_for_one_that_was_not():
+def test_the_last_prompt_that_was_reported_stands_in_for_one_that_was_not() -> None:
     monitor = BudgetMonitor()
     monitor.record_response(response(1_000, 10))
     monitor.record_response(SimpleNamespace(usage_metadata=None, partial=False, content="word " * 40))
     assert (monitor.current_tokens, monitor.estimated_turns) == (2_060, 1)
 
 
-def test_output_alone_is_completed_by_the_prompt():
+def test_output_alone_is_completed_by_the_prompt() -> None:
     monitor = BudgetMonitor()
     monitor.record_response(response(0, 7, total=7), prompt_tokens=lambda: 1_000)
     assert (monitor.current_tokens, monitor.estimated_turns) == (1_007, 1)
 
 
-def test_input_alone_is_a_report():
+def test_input_alone_is_a_report() -> None:
     monitor = BudgetMonitor()
     monitor.record_response(response(1_000, 0, total=1_000), prompt_tokens=lambda: 5_000)
     assert (monitor.current_tokens, monitor.estimated_turns) == (1_000, 0)
 
 
-def test_a_last_chunk_of_zeros_takes_nothing_back():
+def test_a_last_chunk_of_zeros_takes_nothing_back() -> None:
     monitor, call = BudgetMonitor(), SimpleNamespace()
     monitor.record_response(response(4_000, 1_000, total=5_000, partial=True), call)
     monitor.record_response(response(0, 0, total=0), call)
     assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (5_000, 1, 0)
 
 
-def test_a_report_replaces_an_estimate():
+def test_a_report_replaces_an_estimate() -> None:
     monitor, call = BudgetMonitor(), SimpleNamespace()
     monitor.record_response(SimpleNamespace(usage_metadata=None, partial=False, content="word " * 40), call)
     assert (monitor.current_tokens, monitor.estimated_turns) == (50, 1)
@@ -304,16 +309,16 @@ def test_a_report_replaces_an_estimate():
     assert (monitor.current_tokens, monitor.turn_count, monitor.estimated_turns) == (30, 1, 0)
 
 
-def test_a_total_that_is_none_is_not_believed():
+def test_a_total_that_is_none_is_not_believed() -> None:
     monitor = BudgetMonitor()
     monitor.record_response(response(100, 20, total=0))
     assert monitor.current_tokens == 120
 
 
-def test_no_response_breaks_the_hook():
+def test_no_response_breaks_the_hook() -> None:
     class Broken:
         @property
-        def usage_metadata(self):
+        def usage_metadata(self) -> None:
             raise LookupError("not mine")
 
     hook = BudgetMonitor().after_model_hook()
@@ -324,7 +329,7 @@ def test_no_response_breaks_the_hook():
 # ---- stop and nudge -------------------------------------------------------------------------------------------------
 
 
-def test_a_stopping_threshold_stops_and_says_why():
+def test_a_stopping_threshold_stops_and_says_why() -> None:
     monitor = BudgetMonitor(1_000).on_threshold(0.8, action="stop")
     monitor.record_usage(799)
     assert (monitor.stopped, monitor.stop_reason) == (False, "")
@@ -332,13 +337,13 @@ def test_a_stopping_threshold_stops_and_says_why():
     assert (monitor.stopped, monitor.stop_reason, monitor.stop_limit) == (True, "80% of 1000 tokens reached", 800)
 
 
-def test_warnings_and_nudges_do_not_stop():
+def test_warnings_and_nudges_do_not_stop() -> None:
     monitor = BudgetMonitor(10).on_threshold(0.5).on_threshold(0.5, action="nudge")
     monitor.record_usage(20)
     assert not monitor.stopped
 
 
-def test_a_stop_by_hand_holds_until_resumed_or_reset():
+def test_a_stop_by_hand_holds_until_resumed_or_reset() -> None:
     monitor = BudgetMonitor()
     for lift in (monitor.resume, monitor.reset):
         monitor.stop("enough")
@@ -350,11 +355,11 @@ def test_a_stop_by_hand_holds_until_resumed_or_reset():
     assert monitor.stop_reason
 
 
-def test_adjusting_below_the_threshold_lifts_its_stop():
+def test_adjusting_below_the_threshold_lifts_its_stop() -> None:
     monitor = BudgetMonitor(100).on_threshold(0.8, action="stop").on_threshold(0.9, action="stop")
     monitor.record_usage(95)
     monitor.adjust(85)
-    assert monitor.stopped, "0.8 still holds"
+    assert bool(monitor.stopped), "0.8 still holds"
     monitor.adjust(79)
     assert not monitor.stopped
     monitor.record_usage(1)
@@ -362,7 +367,7 @@ def test_adjusting_below_the_threshold_lifts_its_stop():
 
 
 @pytest.mark.parametrize("recurring", [False, True])
-def test_resuming_holds_unless_the_stop_recurs(recurring):
+def test_resuming_holds_unless_the_stop_recurs(recurring: bool) -> None:
     monitor = BudgetMonitor(100).on_threshold(0.8, action="stop", recurring=recurring)
     monitor.record_usage(80)
     monitor.resume()
@@ -371,7 +376,7 @@ def test_resuming_holds_unless_the_stop_recurs(recurring):
     assert monitor.stopped is recurring
 
 
-def test_a_nudge_is_given_out_once():
+def test_a_nudge_is_given_out_once() -> None:
     monitor = BudgetMonitor(100).on_threshold(0.5, action="nudge")
     assert monitor.take_nudge() == ""
     monitor.record_usage(60)
@@ -383,10 +388,10 @@ def test_a_nudge_is_given_out_once():
 # ---- callbacks and buses --------------------------------------------------------------------------------------------
 
 
-def test_a_failing_callback_is_counted_and_logged_and_the_next_one_runs(caplog):
-    fired = []
+def test_a_failing_callback_is_counted_and_logged_and_the_next_one_runs(caplog: pytest.LogCaptureFixture) -> None:
+    fired: list[Any] = []
 
-    def fall(monitor):
+    def fall(monitor: BudgetMonitor) -> None:
         raise LookupError("not mine")
 
     monitor = BudgetMonitor(100).on_threshold(0.5, fall).on_threshold(0.6, fired.append)
@@ -395,8 +400,8 @@ def test_a_failing_callback_is_counted_and_logged_and_the_next_one_runs(caplog):
     assert "LookupError" in caplog.text
 
 
-def test_an_async_callback_is_an_error_and_not_silence(recwarn):
-    async def later(monitor):
+def test_an_async_callback_is_an_error_and_not_silence(recwarn: pytest.WarningsRecorder) -> None:
+    async def later(monitor: BudgetMonitor) -> None:
         return None
 
     monitor = BudgetMonitor(100).on_threshold(0.5, later)
@@ -406,11 +411,11 @@ def test_an_async_callback_is_an_error_and_not_silence(recwarn):
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
-def test_a_callback_may_do_anything_with_the_monitor():
+def test_a_callback_may_do_anything_with_the_monitor() -> None:
     """The lock is not held while it runs."""
     monitor = BudgetMonitor(100)
 
-    def busy(m):
+    def busy(m: BudgetMonitor) -> None:
         m.on_threshold(0.99)
         m.stop("busy")
         m.resume()
@@ -424,8 +429,9 @@ def test_a_callback_may_do_anything_with_the_monitor():
 
 
 @pytest.mark.parametrize("as_object", [True, False])
-def test_a_bus_hears_every_threshold_that_fires(as_object):
-    heard, order = [], []
+def test_a_bus_hears_every_threshold_that_fires(as_object: bool) -> None:
+    heard: list[Any] = []
+    order: list[Any] = []
     bus = SimpleNamespace(emit=heard.append) if as_object else heard.append
     monitor = BudgetMonitor(1_000).on_threshold(0.5, lambda m: order.append(len(heard))).on_threshold(0.755)
     assert monitor.with_bus(bus) is monitor
@@ -439,10 +445,10 @@ def test_a_bus_hears_every_threshold_that_fires(as_object):
     assert order == [1], "the bus hears it before the callback"
 
 
-def test_a_failing_bus_is_counted_and_the_callback_runs():
-    fired = []
+def test_a_failing_bus_is_counted_and_the_callback_runs() -> None:
+    fired: list[Any] = []
 
-    def fall(event):
+    def fall(event: Any) -> None:
         raise LookupError("not mine")
 
     monitor = BudgetMonitor(100).with_bus(fall).on_threshold(0.5, fired.append)
@@ -451,6 +457,6 @@ def test_a_failing_bus_is_counted_and_the_callback_runs():
 
 
 @pytest.mark.parametrize("bus", [None, 3, SimpleNamespace(emit="no")])
-def test_something_else_is_no_bus(bus):
+def test_something_else_is_no_bus(bus: SimpleNamespace | int | None) -> None:
     with pytest.raises(TypeError):
         BudgetMonitor().with_bus(bus)

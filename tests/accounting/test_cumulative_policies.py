@@ -1,7 +1,9 @@
 """BudgetMonitor: policies, also as data, and nine known defects of such monitors."""
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,17 +17,17 @@ from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
 
 class Handlers:
     @staticmethod
-    def static(monitor):
+    def static(monitor: BudgetMonitor) -> None:
         handled.append(monitor.current_tokens)
 
-    def method(self, monitor):
+    def method(self, monitor: BudgetMonitor) -> None:
         handled.append(monitor.current_tokens)
 
 
 # ---- policies -------------------------------------------------------------------------------------------------------
 
 
-def test_a_policy_is_a_value():
+def test_a_policy_is_a_value() -> None:
     policy = BudgetPolicy(100, [Threshold(0.5, handler)])  # type: ignore[arg-type]
     assert policy == BudgetPolicy(100, (Threshold(0.5, handler),))
     assert hash(policy) == hash(BudgetPolicy(100, (Threshold(0.5, handler),)))
@@ -34,14 +36,14 @@ def test_a_policy_is_a_value():
         policy.max_tokens = 3  # type: ignore[misc]
 
 
-def test_adding_a_threshold_makes_a_copy():
+def test_adding_a_threshold_makes_a_copy() -> None:
     policy = BudgetPolicy(100)
     more = policy.with_threshold(0.9, handler).with_threshold(0.5, recurring=True, action="nudge")
     assert policy.thresholds == ()
     assert more.thresholds == (Threshold(0.9, handler), Threshold(0.5, None, True, "nudge"))
 
 
-def test_each_monitor_of_a_policy_counts_for_itself():
+def test_each_monitor_of_a_policy_counts_for_itself() -> None:
     policy = BudgetPolicy(100).with_threshold(0.9).with_threshold(0.5)
     first, second = policy.build_monitor(), policy.build_monitor()
     first.record_usage(60)
@@ -51,7 +53,7 @@ def test_each_monitor_of_a_policy_counts_for_itself():
 
 
 @pytest.mark.parametrize("thresholds", [(0.5,), ("x",), (None,)])
-def test_a_policy_takes_thresholds_only(thresholds):
+def test_a_policy_takes_thresholds_only(thresholds: Any) -> None:
     with pytest.raises(ValueError, match="thresholds"):
         BudgetPolicy(100, thresholds)
 
@@ -59,7 +61,7 @@ def test_a_policy_takes_thresholds_only(thresholds):
 # ---- the nine defects that a budget of this kind is known for -------------------------------------------------------
 
 
-def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_again():
+def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_again() -> None:
     fired = []
     monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: fired.append("high"))
     monitor.record_usage(85)
@@ -69,7 +71,7 @@ def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_aga
     assert fired == ["high", "low"]
 
 
-def test_defect_2_a_callback_can_abort():
+def test_defect_2_a_callback_can_abort() -> None:
     monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.stop("too expensive"))
     monitor.record_usage(60)
     assert (monitor.stopped, monitor.stop_reason) == (True, "too expensive")
@@ -77,7 +79,7 @@ def test_defect_2_a_callback_can_abort():
 
 @pytest.mark.parametrize("wrong", [0, *WRONG_COUNTS])
 @pytest.mark.parametrize("make", [BudgetMonitor, BudgetPolicy])
-def test_defect_3_a_budget_that_cannot_fire_is_refused(make, wrong):
+def test_defect_3_a_budget_that_cannot_fire_is_refused(make: Any, wrong: Any) -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         make(wrong)
 
@@ -94,14 +96,14 @@ def test_defect_3_a_budget_that_cannot_fire_is_refused(make, wrong):
         ({"prompt": 100, "candidates": 60, "thoughts": 50, "total": 160}, 160),
     ],
 )
-def test_defect_4_thoughts_tool_prompts_and_the_cache_are_counted_right(usage, tokens):
+def test_defect_4_thoughts_tool_prompts_and_the_cache_are_counted_right(usage: dict[str, Any], tokens: int) -> None:
     monitor = BudgetMonitor()
     monitor.record_response(response(**usage))
     assert monitor.current_tokens == tokens
 
 
 @pytest.mark.parametrize("told", ["every chunk", "the last chunk", "the whole", "twice"])
-def test_defect_5_a_streamed_call_counts_once(told):
+def test_defect_5_a_streamed_call_counts_once(told: str) -> None:
     monitor, context = BudgetMonitor(), SimpleNamespace(actions=SimpleNamespace())
     silent = SimpleNamespace(usage_metadata=None, partial=True)
     whole = SimpleNamespace(usage_metadata=None, partial=False)
@@ -116,7 +118,7 @@ def test_defect_5_a_streamed_call_counts_once(told):
     assert (monitor.current_tokens, monitor.turn_count) == (110, 1)
 
 
-def test_defect_6_sessions_have_monitors_of_their_own():
+def test_defect_6_sessions_have_monitors_of_their_own() -> None:
     """One policy, two users; that a plugin keeps them apart on ADK is tested there."""
     policy = BudgetPolicy(100).with_threshold(0.5, action="stop")
     alice, bob = policy.build_monitor(), policy.build_monitor()
@@ -124,11 +126,11 @@ def test_defect_6_sessions_have_monitors_of_their_own():
     assert (alice.stopped, bob.stopped) == (True, False)
 
 
-def test_defect_7_the_hook_lets_later_callbacks_run():
+def test_defect_7_the_hook_lets_later_callbacks_run() -> None:
     assert BudgetMonitor().after_model_hook()(callback_context=None, llm_response=response(1, 1)) is None
 
 
-def test_defect_8_the_count_needs_no_model_name():
+def test_defect_8_the_count_needs_no_model_name() -> None:
     monitor = BudgetMonitor()
     monitor.record_response(
         SimpleNamespace(usage_metadata=response(1, 1).usage_metadata, model_version="some-model-001")
@@ -136,7 +138,7 @@ def test_defect_8_the_count_needs_no_model_name():
     assert monitor.current_tokens == 2
 
 
-def test_defect_9_a_policy_can_be_shipped_as_data():
+def test_defect_9_a_policy_can_be_shipped_as_data() -> None:
     policy = (
         BudgetPolicy(100)
         .with_threshold(0.8, handler)
@@ -159,21 +161,21 @@ def test_defect_9_a_policy_can_be_shipped_as_data():
 # ---- policies as data -----------------------------------------------------------------------------------------------
 
 
-def test_little_data_will_do():
+def test_little_data_will_do() -> None:
     assert BudgetPolicy.from_dict({}) == BudgetPolicy()
     assert BudgetPolicy.from_dict({"max_tokens": 5, "thresholds": None}) == BudgetPolicy(5)
     assert BudgetPolicy.from_dict({"thresholds": [{"percent": 0.5}]}) == BudgetPolicy().with_threshold(0.5)
 
 
-def a_closure():
-    def inner(monitor):
+def a_closure() -> Callable[[BudgetMonitor], None]:
+    def inner(monitor: BudgetMonitor) -> None:
         return None
 
     return inner
 
 
 class Callback:
-    def __call__(self, monitor):
+    def __call__(self, monitor: BudgetMonitor) -> None:
         return None
 
 
@@ -182,12 +184,12 @@ class Callback:
     [lambda m: None, a_closure(), Handlers().method, [].append, Callback()],
     ids=["lambda", "closure", "method", "bound builtin", "object"],
 )
-def test_a_function_without_an_import_path_is_refused_as_data(callback):
+def test_a_function_without_an_import_path_is_refused_as_data(callback: Any) -> None:
     with pytest.raises(ValueError, match=r"import path|cannot be written|cannot be imported"):
         BudgetPolicy().with_threshold(0.5, callback).to_dict()
 
 
-def test_a_function_of_the_script_itself_is_refused_as_data(monkeypatch):
+def test_a_function_of_the_script_itself_is_refused_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler, "__module__", "__main__")
     with pytest.raises(ValueError, match="script itself"):
         BudgetPolicy().with_threshold(0.5, handler).to_dict()
@@ -211,7 +213,7 @@ def test_a_function_of_the_script_itself_is_refused_as_data(monkeypatch):
         ({"thresholds": [{"percent": 50}]}, "percent"),
     ],
 )
-def test_wrong_data_says_what_is_wrong(data, words):
+def test_wrong_data_says_what_is_wrong(data: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         BudgetPolicy.from_dict(data)
 
@@ -228,5 +230,5 @@ thresholds = st.builds(
 @given(
     st.builds(BudgetPolicy, max_tokens=st.integers(1, 10**12), thresholds=st.lists(thresholds, max_size=4).map(tuple))
 )
-def test_every_policy_survives_the_way_through_data(policy):
+def test_every_policy_survives_the_way_through_data(policy: Any) -> None:
     assert BudgetPolicy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy

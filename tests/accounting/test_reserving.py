@@ -2,6 +2,7 @@
 
 import asyncio
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.kit.waiting import PATIENCE_S
 # ---- the worst case -------------------------------------------------------------------------------------------------
 
 
-async def test_the_worst_case_is_the_prompt_and_the_largest_answer():
+async def test_the_worst_case_is_the_prompt_and_the_largest_answer() -> None:
     shop = Shop(Budget(usd=1, tokens=10**6, per="user"))
     asked = await shop.ask(700, input_tokens=300)
     assert asked.decision.action is Action.ALLOW
@@ -29,7 +30,7 @@ async def test_the_worst_case_is_the_prompt_and_the_largest_answer():
 @pytest.mark.parametrize(
     ("model", "limit"), [("gemini-2.0-flash", 8_192), ("small", 500), ("never-heard-of", ASSUMED_OUTPUT)]
 )
-async def test_a_request_without_a_limit_is_taken_to_use_what_its_model_can(model, limit):
+async def test_a_request_without_a_limit_is_taken_to_use_what_its_model_can(model: str, limit: Any) -> None:
     shop = Shop(Budget(tokens=10**6, per="user"), models={"small": {"max_output_tokens": 500}})
     asked = await shop.ask(None, model=model, input_tokens=10)
     assert asked.output == limit
@@ -37,11 +38,11 @@ async def test_a_request_without_a_limit_is_taken_to_use_what_its_model_can(mode
     assert not asked.charge.lowered
 
 
-async def test_the_assumed_limit_is_65536():
+async def test_the_assumed_limit_is_65536() -> None:
     assert ASSUMED_OUTPUT == 65_536
 
 
-async def test_what_was_not_used_is_free_again_and_spent_stands_apart_from_reserved():
+async def test_what_was_not_used_is_free_again_and_spent_stands_apart_from_reserved() -> None:
     shop = Shop(user_budget(10))
     first, second = await shop.ask(), await shop.ask()
     shop.pay(first, 400)
@@ -51,7 +52,7 @@ async def test_what_was_not_used_is_free_again_and_spent_stands_apart_from_reser
     assert shop.stand() == (Decimal("0.0004"), 0)
 
 
-async def test_three_times_ten_cents_fit_into_thirty():
+async def test_three_times_ten_cents_fit_into_thirty() -> None:
     shop = Shop(max_usd=0.3)
     for _ in range(3):
         await shop.buy(100_000)
@@ -59,7 +60,7 @@ async def test_three_times_ten_cents_fit_into_thirty():
     assert not (await shop.ask(1)).leave
 
 
-async def test_the_later_figure_replaces_the_earlier_everywhere():
+async def test_the_later_figure_replaces_the_earlier_everywhere() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask()
     for output in (300, 900, 500):
@@ -70,7 +71,7 @@ async def test_the_later_figure_replaces_the_earlier_everywhere():
     assert shop.accounts.spend()["calls"] == 1
 
 
-async def test_a_call_that_never_left_is_as_if_it_had_not_been_asked_for():
+async def test_a_call_that_never_left_is_as_if_it_had_not_been_asked_for() -> None:
     shop = Shop(Budget(usd=1, calls=1, per="user"))
     for _ in range(3):
         asked = await shop.ask()
@@ -81,7 +82,7 @@ async def test_a_call_that_never_left_is_as_if_it_had_not_been_asked_for():
     assert shop.accounts.spend()["calls"] == 0
 
 
-async def test_a_call_that_was_released_and_left_after_all_is_billed_once():
+async def test_a_call_that_was_released_and_left_after_all_is_billed_once() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask()
     shop.guard.release(asked.charge)
@@ -94,7 +95,7 @@ async def test_a_call_that_was_released_and_left_after_all_is_billed_once():
 # ---- waiting --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_call_waits_for_what_others_hold_and_is_then_let_through_in_full():
+async def test_a_call_waits_for_what_others_hold_and_is_then_let_through_in_full() -> None:
     shop = Shop(user_budget(2))
     first, _ = await shop.ask(), await shop.ask()
     waiting = await shop.asks_and_waits()
@@ -105,7 +106,7 @@ async def test_a_call_waits_for_what_others_hold_and_is_then_let_through_in_full
 
 
 @pytest.mark.parametrize("how", ["release", "extend"])
-async def test_a_waiting_call_goes_on_as_soon_as_there_is_room(how):
+async def test_a_waiting_call_goes_on_as_soon_as_there_is_room(how: str) -> None:
     shop = Shop(user_budget(1))
     first = await shop.ask()
     waiting = await shop.asks_and_waits()
@@ -116,7 +117,7 @@ async def test_a_waiting_call_goes_on_as_soon_as_there_is_room(how):
     assert (await soon(waiting)).output == 1_000
 
 
-async def test_a_wait_is_bounded_and_then_the_answer_is_capped_to_what_is_left():
+async def test_a_wait_is_bounded_and_then_the_answer_is_capped_to_what_is_left() -> None:
     shop = Shop(user_budget(2), max_wait_seconds=0.05)
     await shop.ask(1_700)
     began = asyncio.get_running_loop().time()
@@ -126,13 +127,13 @@ async def test_a_wait_is_bounded_and_then_the_answer_is_capped_to_what_is_left()
     assert shop.status().remaining == 0
 
 
-async def test_without_patience_nobody_waits():
+async def test_without_patience_nobody_waits() -> None:
     shop = Shop(user_budget(2), max_wait_seconds=0)
     await shop.ask(1_700)
     assert (await asyncio.wait_for(shop.ask(), 1)).output == 300
 
 
-async def test_nobody_waits_where_nobody_else_is_on_the_way():
+async def test_nobody_waits_where_nobody_else_is_on_the_way() -> None:
     shop = Shop(user_budget(2), max_wait_seconds=3_600)
     await shop.buy(1_700)
     assert (await asyncio.wait_for(shop.ask(), PATIENCE_S)).output == 300
@@ -141,7 +142,7 @@ async def test_nobody_waits_where_nobody_else_is_on_the_way():
     assert not (await asyncio.wait_for(shop.ask(), PATIENCE_S)).leave
 
 
-async def test_a_cancelled_wait_gives_everything_back():
+async def test_a_cancelled_wait_gives_everything_back() -> None:
     shop = Shop(user_budget(1), Budget(calls=5, per="app"))
     first = await shop.ask()
     waiting = await shop.asks_and_waits()
@@ -156,7 +157,7 @@ async def test_a_cancelled_wait_gives_everything_back():
     assert shop.nothing_is_held
 
 
-async def test_a_cancelled_wait_gives_its_place_among_the_calls_in_flight_back():
+async def test_a_cancelled_wait_gives_its_place_among_the_calls_in_flight_back() -> None:
     shop = Shop(user_budget(1))
     await shop.ask()
     run = shop.guard.runs["run"]
@@ -171,7 +172,7 @@ async def test_a_cancelled_wait_gives_its_place_among_the_calls_in_flight_back()
     assert len(run.slots) == 0
 
 
-async def test_a_run_that_is_stopped_meanwhile_lets_nobody_wait_on():
+async def test_a_run_that_is_stopped_meanwhile_lets_nobody_wait_on() -> None:
     shop = Shop(user_budget(1))
     first = await shop.ask()
     waiting = await shop.asks_and_waits()
@@ -184,7 +185,7 @@ async def test_a_run_that_is_stopped_meanwhile_lets_nobody_wait_on():
     assert shop.nothing_is_held
 
 
-async def test_a_threshold_that_stops_holds_also_for_those_who_wait():
+async def test_a_threshold_that_stops_holds_also_for_those_who_wait() -> None:
     shop = Shop(user_budget(10, thresholds=[Threshold(0.5, action="stop")]))
     holders = [await shop.ask() for _ in range(10)]
     waiting = await shop.asks_and_waits()
@@ -192,17 +193,19 @@ async def test_a_threshold_that_stops_holds_also_for_those_who_wait():
         shop.pay(holder, 600)
     asked = await soon(waiting)
     assert not asked.leave
+    assert asked.decision.trip is not None
     assert asked.decision.trip.rule == "budget"
     assert "threshold of 50%" in asked.decision.trip.message
 
 
-async def test_the_deadline_of_the_run_holds_also_for_those_who_wait():
+async def test_the_deadline_of_the_run_holds_also_for_those_who_wait() -> None:
     shop = Shop(user_budget(1), max_seconds=10)
     first = await shop.ask()
     waiting = await shop.asks_and_waits()
     shop.now += 100
     shop.pay(first, 0)
     asked = await soon(waiting)
+    assert asked.decision.trip is not None
     assert asked.decision.trip.rule == "deadline"
     assert shop.nothing_is_held
 
@@ -221,12 +224,15 @@ async def test_the_deadline_of_the_run_holds_also_for_those_who_wait():
         (9_000, 1_000, 1_000),  # exactly the rest
     ],
 )
-async def test_an_answer_is_capped_down_to_a_useful_minimum_and_then_refused(spent, asks, gets):
+async def test_an_answer_is_capped_down_to_a_useful_minimum_and_then_refused(
+    spent: int, asks: int, gets: int | None
+) -> None:
     shop = Shop(user_budget(10), min_output_tokens=100)
     await shop.buy(spent)
     asked = await shop.ask(asks)
     assert (asked.output if asked.leave else None) == gets
     if gets is None:
+        assert asked.decision.trip is not None
         assert asked.decision.trip.rule == "budget"
     else:
         assert asked.charge.lowered is (gets < asks)
@@ -243,30 +249,32 @@ async def test_an_answer_is_capped_down_to_a_useful_minimum_and_then_refused(spe
         ({"calls": 1, "usd": CALL}, 400),
     ],
 )
-async def test_the_prompt_is_paid_first(limit, gets):
+async def test_the_prompt_is_paid_first(limit: dict[str, Any], gets: int | None) -> None:
     shop = Shop(Budget(**limit, per="user"))
     asked = await shop.ask(5_000, input_tokens=600)
     assert (asked.output if asked.leave else None) == gets
 
 
-async def test_a_capped_answer_is_told_once_per_agent():
+async def test_a_capped_answer_is_told_once_per_agent() -> None:
     shop = Shop(user_budget(10))
     first = await shop.ask(20_000)
+    assert first.decision.finding is not None
     assert (first.decision.action, first.decision.finding.rule, first.output) == (Action.WARN, "budget", 10_000)
     shop.guard.release(first.charge)
     assert (await shop.ask(20_000)).decision.action is Action.ALLOW
 
 
-async def test_a_call_budget_is_never_capped_only_refused():
+async def test_a_call_budget_is_never_capped_only_refused() -> None:
     shop = Shop(Budget(calls=2, per="user"))
     await shop.buy()
     await shop.buy()
     asked = await shop.ask()
     assert not asked.leave
+    assert asked.decision.trip is not None
     assert (asked.decision.trip.unit, asked.decision.trip.observed, asked.decision.trip.limit) == ("calls", 3, 2)
 
 
-async def test_a_refusal_names_the_tightest_scope_and_holds_nothing_anywhere():
+async def test_a_refusal_names_the_tightest_scope_and_holds_nothing_anywhere() -> None:
     shop = Shop(
         Budget(usd=CALL * 5, per="app"),
         Budget(usd=CALL * 3, per="user", window="1d"),
@@ -277,8 +285,9 @@ async def test_a_refusal_names_the_tightest_scope_and_holds_nothing_anywhere():
         await shop.buy()
     asked = await shop.ask()
     trip = asked.decision.trip
+    assert trip is not None
     assert (trip.scope, trip.scope_id, trip.unit) == ("user", "user:app/ann", "usd")
-    assert (trip.spent_usd, trip.reserved_usd, trip.limit, trip.observed) == (CALL * 3, 0, CALL * 3, CALL * 4)
+    assert (trip.spent_usd, trip.reserved_usd, trip.limit, trip.observed) == (CALL * 3, Decimal(0), CALL * 3, CALL * 4)
     assert "$0.003 spent and $0.00 reserved of $0.003, this call could take $0.001" in trip.message
     assert "extend('user:app/ann', usd=…)" in trip.resume
     assert "window resets at" in trip.resume
@@ -286,11 +295,12 @@ async def test_a_refusal_names_the_tightest_scope_and_holds_nothing_anywhere():
     assert shop.guard.runs["run"].spend.model_calls == 3
 
 
-async def test_what_a_refusal_says_about_reserved_is_what_others_hold():
+async def test_what_a_refusal_says_about_reserved_is_what_others_hold() -> None:
     shop = Shop(user_budget(2), max_wait_seconds=0)
     await shop.buy(500)
     await shop.ask(1_450)
     trip = (await shop.ask(1_000)).decision.trip
+    assert trip is not None
     assert (trip.spent_usd, trip.reserved_usd) == (Decimal("0.0005"), Decimal("0.00145"))
 
 
@@ -298,7 +308,7 @@ async def test_what_a_refusal_says_about_reserved_is_what_others_hold():
     ("per", "stops_run"),
     [("run", True), ("user", True), ("app", True), ("agent", False), ("model", False), ("run+agent", False)],
 )
-async def test_a_spent_budget_stops_all_who_share_it_and_nobody_else(per, stops_run):
+async def test_a_spent_budget_stops_all_who_share_it_and_nobody_else(per: str, stops_run: bool) -> None:
     shop = Shop(Budget(calls=1, per=per))
     run = shop.guard.runs["run"]
     for lane in ("left", "right"):
@@ -309,7 +319,7 @@ async def test_a_spent_budget_stops_all_who_share_it_and_nobody_else(per, stops_
     assert (await shop.ask(agent="b", model="dear", lane="right")).leave is not stops_run
 
 
-async def test_an_overrun_closes_the_scope_for_all_its_runs_until_it_is_extended():
+async def test_an_overrun_closes_the_scope_for_all_its_runs_until_it_is_extended() -> None:
     shop = Shop(user_budget(10))
     shop.open("other")
     asked = await shop.ask(5_000)
@@ -317,6 +327,7 @@ async def test_an_overrun_closes_the_scope_for_all_its_runs_until_it_is_extended
     status = shop.status()
     assert (status.spent, status.overrun, status.closed, status.remaining) == (CALL * 12, CALL * 2, True, 0)
     trip = (await shop.ask(1, run="other")).decision.trip
+    assert trip is not None
     assert "closed by an overrun of $0.002" in trip.message
     shop.accounts.extend("user:app/ann", usd=CALL * 3)
     shop.open("third")
@@ -324,7 +335,7 @@ async def test_an_overrun_closes_the_scope_for_all_its_runs_until_it_is_extended
     assert not shop.status().closed
 
 
-async def test_usage_that_nobody_was_asked_about_counts_too():
+async def test_usage_that_nobody_was_asked_about_counts_too() -> None:
     shop = Shop(user_budget(2))
     call = ModelCall("run", ROOT_LANE, "agent", shop.now, "m")
     shop.guard.settle(shop.accounts.open_settled(shop.guard.runs["run"].run_costs, call), Usage(500, 1_000))

@@ -17,7 +17,7 @@ from tests.kit.waiting import PATIENCE_S, loops_at_once, turns
 # ---- shadow ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_shadow_only_looks_on():
+async def test_a_shadow_only_looks_on() -> None:
     shop = Shop(user_budget(2), mode="shadow", max_wait_seconds=3_600)
     made = []
     for _ in range(4):  # all at once: the third and the fourth would have had to wait
@@ -35,7 +35,7 @@ async def test_a_shadow_only_looks_on():
     assert shop.guard.runs["run"].stopped is None
 
 
-async def test_a_shadow_that_had_to_wait_for_nothing_says_nothing():
+async def test_a_shadow_that_had_to_wait_for_nothing_says_nothing() -> None:
     shop = Shop(user_budget(2), mode="shadow")
     made = [await shop.ask() for _ in range(4)]
     for asked in made:
@@ -43,7 +43,7 @@ async def test_a_shadow_that_had_to_wait_for_nothing_says_nothing():
     assert list(shop.guard.trips) == []
 
 
-async def test_a_shadow_knows_that_a_shorter_answer_would_have_been_asked_for():
+async def test_a_shadow_knows_that_a_shorter_answer_would_have_been_asked_for() -> None:
     shop = Shop(Budget(usd=CALL * 3 / 2, per="user", window="1d"), mode="shadow")
     shop.pay(await shop.ask())
     assert (await shop.ask()).output == 1_000  # enforcing lowers it to half
@@ -53,7 +53,7 @@ async def test_a_shadow_knows_that_a_shorter_answer_would_have_been_asked_for():
     assert (await enforcing.ask()).charge.lowered
 
 
-async def test_a_shadow_books_everything():
+async def test_a_shadow_books_everything() -> None:
     shop = Shop(user_budget(2), mode="shadow")
     for _ in range(5):
         await shop.buy()
@@ -64,7 +64,7 @@ async def test_a_shadow_books_everything():
     assert shop.status().overrun > 0  # this one billed more than it held
 
 
-async def test_a_shadow_would_have_refused_an_unpriced_model_and_says_so():
+async def test_a_shadow_would_have_refused_an_unpriced_model_and_says_so() -> None:
     shop = Shop(user_budget(2), mode="shadow")
     assert (await shop.ask(model="never-heard-of")).leave
     assert [(trip.rule, trip.enforced) for trip in shop.guard.trips] == [("unpriced", False)]
@@ -73,18 +73,19 @@ async def test_a_shadow_would_have_refused_an_unpriced_model_and_says_so():
 # ---- models without a price -----------------------------------------------------------------------------------------
 
 
-async def test_a_dollar_limit_refuses_a_model_whose_price_nobody_knows():
+async def test_a_dollar_limit_refuses_a_model_whose_price_nobody_knows() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask(model="never-heard-of")
     assert not asked.leave
     trip = asked.decision.trip
+    assert trip is not None
     assert (trip.rule, trip.scope_id) == ("unpriced", "model 'never-heard-of'")
     assert 'prices={"never-heard-of"' in trip.resume
     assert shop.nothing_is_held
 
 
 @pytest.mark.parametrize("budget", [Budget(tokens=10_000, per="user"), Budget(calls=5, per="user"), None])
-async def test_without_a_dollar_limit_a_price_is_not_needed(budget):
+async def test_without_a_dollar_limit_a_price_is_not_needed(budget: Budget | None) -> None:
     shop = Shop(*([budget] if budget else []))
     await shop.buy(model="never-heard-of")
     spend = shop.accounts.spend()
@@ -92,7 +93,7 @@ async def test_without_a_dollar_limit_a_price_is_not_needed(budget):
     assert shop.guard.runs["run"].run_costs.spent_usd is None  # not zero: not known
 
 
-async def test_a_rate_for_unknown_models_is_an_estimate():
+async def test_a_rate_for_unknown_models_is_an_estimate() -> None:
     shop = Shop(user_budget(10), on_unpriced={"input": 2, "output": 2})
     await shop.buy(model="never-heard-of")
     await shop.buy(model="m")
@@ -102,7 +103,7 @@ async def test_a_rate_for_unknown_models_is_an_estimate():
     assert spend["by_model"]["m"]["estimated_calls"] == 0
 
 
-async def test_counting_tokens_only_lets_an_unknown_model_through_a_dollar_limit():
+async def test_counting_tokens_only_lets_an_unknown_model_through_a_dollar_limit() -> None:
     shop = Shop(Budget(usd=CALL, tokens=3_000, per="user"), on_unpriced="tokens")
     await shop.buy(2_000, model="never-heard-of")
     assert shop.stand() == (0, 0)
@@ -114,7 +115,7 @@ async def test_counting_tokens_only_lets_an_unknown_model_through_a_dollar_limit
 # ---- calls that never told ------------------------------------------------------------------------------------------
 
 
-async def test_a_call_that_left_and_never_told_its_usage_is_estimated_and_marked():
+async def test_a_call_that_left_and_never_told_its_usage_is_estimated_and_marked() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask(5_000, input_tokens=200)
     shop.guard.abandon(asked.charge)
@@ -124,7 +125,7 @@ async def test_a_call_that_left_and_never_told_its_usage_is_estimated_and_marked
     assert (spend["estimated_calls"], spend["calls"], spend["input_tokens"]) == (1, 1, 200)
 
 
-async def test_an_estimate_is_what_answers_of_that_model_are_like_and_never_more_than_was_held():
+async def test_an_estimate_is_what_answers_of_that_model_are_like_and_never_more_than_was_held() -> None:
     shop = Shop(user_budget(100))
     for _ in range(3):
         await shop.buy(300)
@@ -137,14 +138,14 @@ async def test_an_estimate_is_what_answers_of_that_model_are_like_and_never_more
     assert shop.accounts.expectations.guess(asked.charge, 0, False).output == 300
 
 
-async def test_a_broken_stream_took_what_it_said_so_far():
+async def test_a_broken_stream_took_what_it_said_so_far() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask(5_000)
     shop.guard.abandon(asked.charge, streamed_tokens=70, streaming=True)
     assert shop.stand() == (Decimal("0.00007"), 0)
 
 
-async def test_a_call_that_the_provider_refused_costs_nothing():
+async def test_a_call_that_the_provider_refused_costs_nothing() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask(5_000, input_tokens=200)
     shop.guard.abandon(asked.charge, refused=True)
@@ -152,7 +153,7 @@ async def test_a_call_that_the_provider_refused_costs_nothing():
     assert (shop.stand(), spend["calls"], spend["estimated_calls"], spend["unpriced_calls"]) == ((0, 0), 1, 0, 0)
 
 
-async def test_what_is_told_after_all_replaces_the_estimate_and_not_the_other_way_round():
+async def test_what_is_told_after_all_replaces_the_estimate_and_not_the_other_way_round() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask(5_000)
     shop.guard.abandon(asked.charge)
@@ -165,7 +166,7 @@ async def test_what_is_told_after_all_replaces_the_estimate_and_not_the_other_wa
 # ---- who spent what -------------------------------------------------------------------------------------------------
 
 
-async def test_spend_is_told_per_agent_model_and_tool_also_without_any_limit():
+async def test_spend_is_told_per_agent_model_and_tool_also_without_any_limit() -> None:
     shop = Shop()
     await shop.buy(1_000, agent="a", input_tokens=500)
     await shop.buy(2_000, agent="a", model="dear", tool="search")
@@ -190,7 +191,7 @@ async def test_spend_is_told_per_agent_model_and_tool_also_without_any_limit():
     assert shop.accounts.budgets() == []
 
 
-async def test_runs_fold_into_their_session_user_and_app():
+async def test_runs_fold_into_their_session_user_and_app() -> None:
     shop = Shop()
     shop.open("same session")
     shop.open("same user", session="s2")
@@ -213,7 +214,7 @@ async def test_runs_fold_into_their_session_user_and_app():
     assert told() == [2, 3, 4, 5, 6, 0]
 
 
-async def test_what_is_told_after_the_end_of_its_run_is_not_lost():
+async def test_what_is_told_after_the_end_of_its_run_is_not_lost() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask()
     shop.guard.end("run")
@@ -225,7 +226,7 @@ async def test_what_is_told_after_the_end_of_its_run_is_not_lost():
     assert shop.stand() == (Decimal("0.0007"), 0)
 
 
-async def test_the_model_that_answered_wins_over_the_one_that_was_asked():
+async def test_the_model_that_answered_wins_over_the_one_that_was_asked() -> None:
     shop = Shop(user_budget(100))
     asked = await shop.ask()
     shop.pay(asked, model="dear")
@@ -235,14 +236,14 @@ async def test_the_model_that_answered_wins_over_the_one_that_was_asked():
     assert {name: line["calls"] for name, line in shop.accounts.spend()["by_model"].items()} == {"m": 1}
 
 
-async def test_an_answer_by_a_model_without_a_price_is_an_estimate():
+async def test_an_answer_by_a_model_without_a_price_is_an_estimate() -> None:
     shop = Shop(user_budget(100))
     shop.pay(await shop.ask(), model="never-heard-of")
     spend = shop.accounts.spend()
     assert (spend["usd"], spend["estimated_calls"]) == (CALL, 1)
 
 
-async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch):
+async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finder, "LINES_KEPT", 5)
     monkeypatch.setattr(spending, "LINES_KEPT", 5)
     monkeypatch.setattr(figures, "LINES_KEPT", 5)
@@ -263,7 +264,7 @@ async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatc
     assert shop.accounts.spend("user:app/u0")["calls"] == 0
 
 
-async def test_the_snapshot_of_a_run_tells_spent_and_reserved_apart():
+async def test_the_snapshot_of_a_run_tells_spent_and_reserved_apart() -> None:
     shop = Shop(user_budget(10))
     await shop.buy()
     await shop.ask()
@@ -275,7 +276,7 @@ async def test_the_snapshot_of_a_run_tells_spent_and_reserved_apart():
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_400_calls_on_a_budget_for_ten_never_break_it(seed, caplog):
+async def test_400_calls_on_a_budget_for_ten_never_break_it(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Each call pays, fails, never leaves or is cancelled,
     at any point; and what others gave back is used to the last.
     """
@@ -339,7 +340,7 @@ async def test_400_calls_on_a_budget_for_ten_never_break_it(seed, caplog):
     assert all(run.waiting == 0 for run in shop.guard.runs.values())
 
 
-def test_two_loops_in_two_threads_share_a_budget_to_the_last_call():
+def test_two_loops_in_two_threads_share_a_budget_to_the_last_call() -> None:
     shop = Shop(Budget(calls=40, per="user"), max_model_calls=10_000)
     for number in range(4):
         shop.open(f"r{number}")

@@ -13,6 +13,7 @@ from runguard.core.budget import Budget
 from runguard.core.decision import Action
 from runguard.core.exceptions import PolicyError
 from tests.kit.accounts import Asked, Shop
+from tests.kit.optional import present
 from tests.kit.virtual_time import START, VirtualLoop, run_virtually
 
 
@@ -33,7 +34,7 @@ class VirtualShop(Shop):
     def now(self, at: float) -> None: ...
 
 
-def per_minute(calls: int = 2, **more: Any) -> Budget:
+def per_minute(calls: int | None = 2, **more: Any) -> Budget:
     return Budget(**{"calls": calls, "per": "model", "window": "1m", "on_exhausted": "wait", **more})
 
 
@@ -47,8 +48,8 @@ def waiting(shop: Shop, run: str = "run") -> list[dict[str, Any]]:
     return next(one["waiting"] for one in shop.guard.snapshot()["runs"] if one["run"] == run)
 
 
-def test_a_call_waits_for_the_next_window():
-    async def go(shop):
+def test_a_call_waits_for_the_next_window() -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(2):
             await shop.buy()
         assert shop.loop.passed == 0
@@ -60,8 +61,8 @@ def test_a_call_waits_for_the_next_window():
     virtually(go, per_minute())
 
 
-def test_calls_with_room_do_not_wait():
-    async def go(shop):
+def test_calls_with_room_do_not_wait() -> None:
+    async def go(shop: VirtualShop) -> None:
         await asyncio.gather(*(shop.buy() for _ in range(50)))
         assert shop.loop.passed == 0
         assert shop.guard.waits.calls == 0
@@ -70,10 +71,13 @@ def test_calls_with_room_do_not_wait():
 
 
 @pytest.mark.parametrize("unit", ["tokens", "usd"])
-def test_tokens_and_dollars_wait_too(unit):
-    amounts = {"tokens": {"calls": None, "tokens": 2_000}, "usd": {"calls": None, "usd": "0.002"}}
+def test_tokens_and_dollars_wait_too(unit: str) -> None:
+    amounts: dict[str, dict[str, Any]] = {
+        "tokens": {"calls": None, "tokens": 2_000},
+        "usd": {"calls": None, "usd": "0.002"},
+    }
 
-    async def go(shop):
+    async def go(shop: VirtualShop) -> None:
         first, second = await shop.ask(), await shop.ask()
         third = asyncio.create_task(shop.ask())
         await asyncio.sleep(1)
@@ -89,8 +93,8 @@ def test_tokens_and_dollars_wait_too(unit):
     virtually(go, per_minute(**amounts[unit]))
 
 
-def test_a_call_larger_than_the_window_takes_what_is_left_and_then_waits():
-    async def go(shop):
+def test_a_call_larger_than_the_window_takes_what_is_left_and_then_waits() -> None:
+    async def go(shop: VirtualShop) -> None:
         first = await shop.ask(10_000)
         assert first.charge.max_output == 2_000
         shop.pay(first, 1_950)
@@ -101,13 +105,14 @@ def test_a_call_larger_than_the_window_takes_what_is_left_and_then_waits():
     virtually(go, per_minute(calls=None, tokens=2_000))
 
 
-def test_the_bound_refuses_as_without_waiting():
-    async def go(shop):
+def test_the_bound_refuses_as_without_waiting() -> None:
+    async def go(shop: VirtualShop) -> Any:
         for _ in range(2):
             await shop.buy()
         asked = await shop.ask()
         assert not asked.leave
         assert asked.decision.action is Action.STOP
+        assert asked.decision.trip is not None
         return shop.loop.passed, asked.decision.trip.message
 
     waited, message = virtually(go, per_minute(), max_wait_seconds=30)
@@ -116,27 +121,28 @@ def test_the_bound_refuses_as_without_waiting():
     assert message == plain
 
 
-def test_the_line_is_longer_than_the_bound():
-    async def go(shop):
+def test_the_line_is_longer_than_the_bound() -> None:
+    async def go(shop: VirtualShop) -> Any:
         asked = await asyncio.gather(*(shop.ask(run=run) for run in ["run"] * 4 + ["other"]))
         return [one.leave for one in asked], shop.loop.passed
 
     assert virtually(go, per_minute(), max_wait_seconds=60) == ([True, True, True, True, False], 60)
 
 
-def test_the_deadline_of_the_run_bounds_the_wait():
-    async def go(shop):
+def test_the_deadline_of_the_run_bounds_the_wait() -> None:
+    async def go(shop: VirtualShop) -> Any:
         for _ in range(2):
             await shop.buy()
         asked = await shop.ask()
         assert not asked.leave
+        assert asked.decision.trip is not None
         return asked.decision.trip.rule, shop.loop.passed
 
     assert virtually(go, per_minute(), max_seconds=45) == ("budget", 0)
 
 
-def test_a_cancelled_call_holds_nothing_and_lets_the_next_one_go():
-    async def go(shop):
+def test_a_cancelled_call_holds_nothing_and_lets_the_next_one_go() -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(2):
             await shop.buy()
         first, second = (asyncio.create_task(shop.ask()) for _ in range(2))
@@ -157,23 +163,23 @@ def test_a_cancelled_call_holds_nothing_and_lets_the_next_one_go():
 
 
 @pytest.mark.parametrize("scope", ["run:run", "all"])
-def test_the_kill_switch_ends_a_wait_at_once(scope):
-    async def go(shop):
+def test_the_kill_switch_ends_a_wait_at_once(scope: str) -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(2):
             await shop.buy()
         asks = [asyncio.create_task(shop.ask()) for _ in range(3)]
         await asyncio.sleep(7.25)
         shop.guard.throw_switch(scope, "ops", None)
         asked = await asyncio.gather(*asks)
-        assert [one.decision.trip.rule for one in asked] == ["kill_switch"] * 3
+        assert [present(one.decision.trip).rule for one in asked] == ["kill_switch"] * 3
         assert shop.loop.passed == 7.25
         assert shop.nothing_is_held
 
     virtually(go, per_minute())
 
 
-def test_an_extension_lets_waiting_calls_go():
-    async def go(shop):
+def test_an_extension_lets_waiting_calls_go() -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(2):
             await shop.buy()
         ask = asyncio.create_task(shop.ask())
@@ -185,10 +191,10 @@ def test_an_extension_lets_waiting_calls_go():
     virtually(go, per_minute())
 
 
-def test_a_user_without_room_does_not_hold_up_others():
+def test_a_user_without_room_does_not_hold_up_others() -> None:
     budgets = per_minute(10), Budget(calls=1, per="user", window="1h", on_exhausted="wait")
 
-    async def go(shop):
+    async def go(shop: VirtualShop) -> None:
         shop.open("bob's", user="bob")
         await shop.buy()
         ask = asyncio.create_task(shop.ask())
@@ -201,8 +207,8 @@ def test_a_user_without_room_does_not_hold_up_others():
     virtually(go, *budgets, max_wait_seconds=3_600)
 
 
-def test_a_budget_that_refuses_still_refuses():
-    async def go(shop):
+def test_a_budget_that_refuses_still_refuses() -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(2):
             await shop.buy()
         asked = await shop.ask()
@@ -213,8 +219,8 @@ def test_a_budget_that_refuses_still_refuses():
     virtually(go, per_minute(5), Budget(calls=2, per="model", window="1m"))
 
 
-def test_shadow_mode_does_not_wait_and_reports_it(caplog):
-    async def go(shop):
+def test_shadow_mode_does_not_wait_and_reports_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(4):
             await shop.buy()
         assert shop.loop.passed == 0
@@ -228,8 +234,8 @@ def test_shadow_mode_does_not_wait_and_reports_it(caplog):
     ]
 
 
-def test_a_wait_is_logged(caplog):
-    async def go(shop):
+def test_a_wait_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def go(shop: VirtualShop) -> None:
         for _ in range(3):
             await shop.buy()
 
@@ -245,20 +251,20 @@ def test_a_wait_is_logged(caplog):
     cap=st.integers(1, 4),
     arrivals=st.lists(st.tuples(st.integers(0, 150), st.integers(0, 40), st.booleans()), min_size=1, max_size=14),
 )
-def test_order_and_cap_hold_in_every_window(cap, arrivals):
+def test_order_and_cap_hold_in_every_window(cap: int, arrivals: list[tuple[int, int, bool]]) -> None:
     """First come, first served, and never more calls in a window than it allows; cancelled ones take no room."""
     came: list[int] = []
     admitted: list[tuple[float, int]] = []
     cancelled: set[int] = set()
 
-    async def ask_in_order(shop, number) -> Asked:
+    async def ask_in_order(shop: VirtualShop, number: int) -> Asked:
         came.append(number)
         asked = await shop.ask()
         assert asked.leave
         admitted.append((shop.loop.clock(), number))
         return asked
 
-    async def call(shop, number, begin, takes, is_cancelled) -> None:
+    async def call(shop: VirtualShop, number: int, begin: float, takes: float, is_cancelled: bool) -> None:
         await asyncio.sleep(begin)
         ask: asyncio.Task[Asked] = asyncio.create_task(ask_in_order(shop, number))
         if is_cancelled:
@@ -272,7 +278,7 @@ def test_order_and_cap_hold_in_every_window(cap, arrivals):
         await asyncio.sleep(takes)
         shop.pay(asked)
 
-    async def go(shop):
+    async def go(shop: VirtualShop) -> None:
         await asyncio.gather(*(call(shop, n, *arrival) for n, arrival in enumerate(arrivals)))
         assert shop.nothing_is_held
         assert len(shop.accounts.ledger.line) == 0
@@ -284,12 +290,12 @@ def test_order_and_cap_hold_in_every_window(cap, arrivals):
 
 
 @pytest.mark.parametrize("window", [None, "2h", "1d", "month"])
-def test_only_windows_of_at_most_an_hour_can_wait(window):
+def test_only_windows_of_at_most_an_hour_can_wait(window: str | None) -> None:
     with pytest.raises(PolicyError, match="on_exhausted='wait'"):
         Budget(calls=1, per="user", window=window, on_exhausted="wait")
 
 
-def test_other_words_are_rejected():
+def test_other_words_are_rejected() -> None:
     with pytest.raises(PolicyError, match="give 'refuse' or 'wait'"):
-        Budget(calls=1, window="1m", on_exhausted="queue")
+        Budget(calls=1, window="1m", on_exhausted="queue")  # type: ignore[arg-type]
     assert per_minute().to_dict()["on_exhausted"] == "wait"

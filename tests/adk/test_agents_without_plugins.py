@@ -191,7 +191,7 @@ async def test_what_the_caller_asks_between_two_events_is_not_the_runs(
     )
     await service.create_session(app_name="app", user_id="u1", session_id="s1")
     await ask(own)
-    options = {"run_config": SSE} if streamed else {}
+    options: dict[str, Any] = {"run_config": SSE} if streamed else {}
     async for _ in runner.run_async(user_id="u1", session_id="s1", new_message=HELLO, **options):
         await ask(own)
     await ask(own)
@@ -234,7 +234,7 @@ async def test_a_call_that_began_in_a_run_is_the_runs_also_when_it_ends_later() 
             async for response in super().generate_content_async(llm_request, stream):
                 yield response
 
-    slow = Slow([text("own")])
+    slow = Slow([text("own")])  # type: ignore[call-arg]
 
     async def start(q: int) -> str:
         tasks.append(asyncio.create_task(ask(slow)))

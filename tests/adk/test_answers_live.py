@@ -25,6 +25,8 @@ from runguard.testing import (
     text,
 )
 from tests.kit.adk_runs import observe, play, told
+from tests.kit.contents import parts
+from tests.kit.optional import present
 from tests.kit.rule_agents import Tool, agent, ask_new
 
 # ---- special answers ------------------------------------------------------------------------------------------------
@@ -256,9 +258,9 @@ async def test_a_nudge_rides_on_the_answer_that_the_model_sees() -> None:
     seen = await observe(agent(model, look))
     assert seen.rules == [("nudge", "repetition")]
     answers = [
-        part.function_response.response
+        present(part.function_response.response)
         for content in model.requests[-1].contents
-        for part in content.parts
+        for part in parts(content)
         if part.function_response
     ]
     assert [set(answer) for answer in answers] == [{"name"}, {"name"}, {"name"}, {"name", "runguard_notice"}]

@@ -54,6 +54,7 @@ async def test_the_answer_is_capped_to_what_the_rest_of_the_budget_pays() -> Non
     plugin.extend("session:app/u1/s1", usd=1)
     await play(root, plugins=[plugin], session_service=service, run_config=RunConfig(max_llm_calls=1))
     assert limits[3] == 2_000, "the agent's own configuration is as it was"
+    assert root.generate_content_config is not None
     assert root.generate_content_config.max_output_tokens == 2_000
     assert_nothing_reserved(plugin)
 

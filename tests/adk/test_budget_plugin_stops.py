@@ -21,6 +21,7 @@ from runguard.testing import ScriptedModel, assert_calls_answered, assert_stoppe
 from tests.kit.adk_runs import play, prompts, told
 from tests.kit.agents import stepping as worker
 from tests.kit.budget_plugins import CALL, of, says, stops_at
+from tests.kit.contents import parts
 from tests.kit.topologies import (
     TOPOLOGIES,
     Team,
@@ -201,7 +202,7 @@ async def test_the_model_is_told_once_and_nothing_is_stored() -> None:
         [
             part.text
             for content in request.contents
-            for part in content.parts
+            for part in parts(content)
             if part.text and "token budget" in part.text
         ]
         for request in model.requests

@@ -49,7 +49,7 @@ async def test_a_budget_that_will_not_last_is_reported_once_per_period(caplog: p
     assert app.kinds() == []  # the slow window does not burn yet
     await app.spend(11, 22)
     assert app.kinds() == ["burn_rate"]
-    facts = app.alerts[0].facts
+    facts: dict[str, Any] = dict(app.alerts[0].facts)
     assert (facts["scope"], facts["unit"], facts["window"], facts["estimated"]) == ("app:app", "usd", "1d", True)
     assert facts["used_up_at"] < facts["ends"] == MIDNIGHT + DAY
     assert facts["fast"] > facts["slow"] > 1

@@ -53,7 +53,7 @@ async def test_a_cap_of_0_lets_no_paid_call_through() -> None:
     result = await play(agent("a", model, tools=[step]), plugins=[plugin], user_id="bob")
     assert model.calls == 0
     trip = assert_stopped(result, "budget")
-    assert (trip.scope_id, trip.limit, trip.spent_usd) == ("user:app/bob", 0, 0)
+    assert (trip.scope_id, trip.limit, trip.spent_usd) == ("user:app/bob", Decimal(0), Decimal(0))
     (status,) = plugin.budgets("user:app/bob")
     assert (status.limit, status.spent, status.utilization, status.remaining) == (0, 0, 0.0, 0)
     allowed = await play(agent("a", steps(5), tools=[step]), plugins=[plugin], user_id="ann")
@@ -76,7 +76,8 @@ async def test_under_a_cap_of_0_a_free_model_still_runs_and_no_threshold_fires(
 @pytest.mark.parametrize("unit", ["tokens", "calls"])
 async def test_a_cap_of_0_tokens_or_calls_lets_nothing_through(unit: str) -> None:
     model = steps(3)
-    plugin = RunGuardPlugin(budgets=[Budget(**{unit: lambda scope: 0}, per="user")], prices=FREE)
+    cap: dict[str, Any] = {unit: lambda scope: 0}
+    plugin = RunGuardPlugin(budgets=[Budget(**cap, per="user")], prices=FREE)
     assert_stopped(await play(agent("a", model, tools=[step]), plugins=[plugin]), "budget")
     assert model.calls == 0
 

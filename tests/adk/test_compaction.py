@@ -15,6 +15,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.alerts import Alert
 from runguard.testing import ScriptedModel, text
 from tests.kit.adk_runs import play
+from tests.kit.contents import parts
 from tests.kit.money import CALL_USD, agent, assert_nothing_reserved
 from tests.kit.outside_calls import PRICES, SMALL_USD, booked, small, two_prices
 
@@ -83,7 +84,7 @@ async def test_a_refused_summary_harms_nothing(policy: dict[str, Any]) -> None:
     second = await play(runner.agent, "and?", runner=runner)
     assert "x" in second.texts
     assert model.calls == 2
-    sent = [part.text for content in model.requests[-1].contents for part in content.parts]
+    sent = [part.text for content in model.requests[-1].contents for part in parts(content)]
     assert sent == ["go", "x", "and?"], "our refusal is no part of the conversation"
     assert_nothing_reserved(plugin)
 

@@ -23,6 +23,7 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play
+from tests.kit.contents import parts
 from tests.kit.money import CALL_USD, agent, assert_nothing_reserved, guard
 from tests.kit.outside_calls import HELLO, SMALL_USD, Asking, ask, booked, consulting, small, two_prices
 from tests.kit.tools import step
@@ -97,7 +98,7 @@ class Stubborn(BaseAgent):
 
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         while not any(
-            response.content and response.content.parts[0].text == "good" for response in await ask(self.llm)
+            response.content and parts(response.content)[0].text == "good" for response in await ask(self.llm)
         ):
             pass
         yield Event(author=self.name, invocation_id=ctx.invocation_id)
@@ -109,7 +110,7 @@ def _stubborn_agent(model: Any) -> Any:
 
 def _stubborn_tool(model: Any) -> Any:
     async def consult(q: int) -> str:
-        while not any(response.content and response.content.parts[0].text == "good" for response in await ask(model)):
+        while not any(response.content and parts(response.content)[0].text == "good" for response in await ask(model)):
             pass
         return "good"
 
@@ -204,7 +205,8 @@ async def test_a_callback_that_consults_a_model_pays_its_own_price(moment: str) 
         await ask(checker)
 
     plugin = two_prices(max_usd=1)
-    await play(agent("a", model, **{moment: check}), plugins=[plugin])
+    callbacks: dict[str, Any] = {moment: check}
+    await play(agent("a", model, **callbacks), plugins=[plugin])
     assert (model.calls, checker.calls) == (1, 1)
     spent = plugin.spend()
     assert {name: figures["usd"] for name, figures in spent["by_model"].items()} == {
@@ -257,7 +259,7 @@ def _sync_runner(plugin: RunGuardPlugin, advisor: BaseLlm, model: BaseLlm) -> Ru
 def test_the_synchronous_run_is_billed_like_the_other() -> None:
     plugin, advisor, model = two_prices(max_usd=1), small(), ScriptedModel([call("consult", q=1), text("done")])
     events = list(_sync_runner(plugin, advisor, model).run(user_id="u1", session_id="s1", new_message=HELLO))
-    assert events[-1].content.parts[0].text == "done"
+    assert parts(events[-1].content)[0].text == "done"
     assert booked(plugin) == (4, 2 * CALL_USD + 2 * SMALL_USD)
     assert_nothing_reserved(plugin)
 

@@ -37,7 +37,7 @@ def steps(until: int = 10**9) -> Any:
 
 
 def worker(script: Any = None, **options: Any) -> tuple[LlmAgent, Family]:
-    model = Family(script or steps(11), model="big-1", **options)
+    model = Family(script or steps(11), model="big-1", **options)  # type: ignore[misc]
     return agent(model, Tool("work", lambda n: {"done": n})), model
 
 
@@ -97,7 +97,7 @@ async def test_shadow_mode_reports_and_switches_nothing() -> None:
 
 
 async def test_only_the_named_agents_are_switched() -> None:
-    models = [Family([text("done")], model="big-1") for _ in range(3)]
+    models = [Family([text("done")], model="big-1") for _ in range(3)]  # type: ignore[misc]
     team = [
         LlmAgent(name=name, model=model)
         for name, model in zip(("writer", "research_a", "research_b"), models, strict=True)
@@ -213,12 +213,12 @@ def test_invalid_models_are_rejected_at_construction(options: dict[str, Any], me
 def test_invalid_thresholds_are_rejected() -> None:
     for wrong in ({"action": "stop", "model": "x"}, {"agents": ["a"]}, {"model": ""}, {"model": "x", "agents": "a"}):
         with pytest.raises(PolicyError):
-            Threshold(0.8, **wrong)  # type: ignore[arg-type]
+            Threshold(0.8, **wrong)
 
 
 def test_a_guarded_model_rejects_the_setting() -> None:
     with pytest.raises(PolicyError, match="the model cannot be switched here"):
-        GuardedLlm(Family([text("done")], model="big-1"), budgets=[budget()], prices=PRICES, models=MODELS)
+        GuardedLlm(Family([text("done")], model="big-1"), budgets=[budget()], prices=PRICES, models=MODELS)  # type: ignore[misc]
 
 
 async def test_a_last_answer_comes_from_the_cheaper_model() -> None:

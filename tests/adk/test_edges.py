@@ -155,7 +155,7 @@ async def test_once_holds_within_one_response_and_a_failure_frees_it() -> None:
         await asyncio.sleep(0.01)
         return {"error": "try later"} if n == 2 and done.count(2) == 1 else {"sent": n}
 
-    script = [
+    script: list[Any] = [
         calls(call("send", n=1), call("send", n=1)),
         call("send", n=2),
         call("send", n=2),

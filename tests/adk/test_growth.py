@@ -202,6 +202,7 @@ async def test_a_session_goes_on_after_its_history_was_cut() -> None:
     turns = await chat.turns(24)
     assert (chat.model.calls, len(turns[-1].trips)) == (22, 1)
     service = chat.runners[0].session_service
+    assert isinstance(service, InMemorySessionService)
     service.sessions["app"]["u1"]["s1"].events.clear()
     turns = await chat.turns(12)
     assert (chat.model.calls, turns[-1].trips) == (34, [])

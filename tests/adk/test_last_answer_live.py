@@ -16,6 +16,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.conductor.last_answer import INSTRUCTION
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play
+from tests.kit.contents import parts
 from tests.kit.rule_agents import Tool, agent
 
 # 100 tokens of every prompt and 50 of every answer: 100 * 10 + 50 * 40 millionths of a dollar
@@ -89,7 +90,7 @@ async def test_the_limit_on_calls_keeps_one_for_the_answer() -> None:
     result = await play(worker(model), plugins=[plugin])
     assert assert_stopped(result, "model_calls").limit == 5
     assert (model.calls, said(result)) == (5, ["sum"])
-    assert model.requests[-1].contents[-1].parts[0].text == "Stop here and sum up."
+    assert parts(model.requests[-1].contents[-1])[0].text == "Stop here and sum up."
 
 
 async def test_a_loop_ends_with_an_answer() -> None:

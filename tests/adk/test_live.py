@@ -20,6 +20,7 @@ from runguard import BudgetExceededError
 from runguard.adk import RunGuardPlugin
 from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, text
+from tests.kit.optional import present
 
 
 class Talk(BaseLlmConnection):
@@ -55,7 +56,7 @@ class LiveModel(ScriptedModel):
     reports: tuple[dict[str, int], ...] = ({"prompt_token_count": 700, "total_token_count": 1_000},)
 
     @asynccontextmanager
-    async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:  # type: ignore[override]
+    async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:
         yield Talk(self.reports)
 
 
@@ -64,7 +65,7 @@ ZEROS = {"prompt_token_count": 0, "candidates_token_count": 0, "total_token_coun
 
 async def talk(plugin: RunGuardPlugin, *reports: dict[str, int]) -> tuple[list[str], dict[str, Any]]:
     """One turn of a live session: what was said, and the run as the guard sees it at its end."""
-    agent = LlmAgent(name="talker", model=LiveModel([text("unused")], **({"reports": reports} if reports else {})))
+    agent = LlmAgent(name="talker", model=LiveModel([text("unused")], **({"reports": reports} if reports else {})))  # type: ignore[call-arg]
     service = InMemorySessionService()
     session = await service.create_session(app_name="app", user_id="u", session_id="s")
     runner = Runner(app=App(name="app", root_agent=agent, plugins=[plugin]), session_service=service)
@@ -134,7 +135,7 @@ class SlowModel(ScriptedModel):
     _go_on: asyncio.Event
 
     @asynccontextmanager
-    async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:  # type: ignore[override]
+    async def connect(self, llm_request: Any) -> AsyncGenerator[Talk, None]:
         yield Slow(self._go_on)
 
 
@@ -176,13 +177,17 @@ class Call:
     async def stored_stops(self) -> list[str]:
         session = await self.service.get_session(app_name="app", user_id="u", session_id="s")
         assert session is not None
-        return [event.custom_metadata["runguard"]["id"] for event in session.events if event.error_code == STOP_CODE]
+        return [
+            present(event.custom_metadata)["runguard"]["id"]
+            for event in session.events
+            if event.error_code == STOP_CODE
+        ]
 
 
 @asks_about_contents
 @pytest.mark.parametrize("limit", [{"max_tokens": 1_500}, {"max_usd": "0.02"}], ids=str)
 async def test_a_live_stop_is_stored_once_and_closes_the_connection(limit: dict[str, Any]) -> None:
-    call = Call(LiveModel([text("unused")]), **limit)
+    call = Call(LiveModel([text("unused")]), **limit)  # type: ignore[call-arg]
     call.say()
     async for event in call.listen():
         if event.turn_complete:
@@ -196,7 +201,7 @@ async def test_a_live_stop_is_stored_once_and_closes_the_connection(limit: dict[
 
 @asks_about_contents
 async def test_a_live_session_stops_at_its_limit_of_model_calls() -> None:
-    call = Call(LiveModel([text("unused")]), max_model_calls=2)
+    call = Call(LiveModel([text("unused")]), max_model_calls=2)  # type: ignore[call-arg]
     call.say()
     await call.talk_on()
     (trip,) = call.plugin.trips
@@ -207,7 +212,7 @@ async def test_a_live_session_stops_at_its_limit_of_model_calls() -> None:
 
 @asks_about_contents
 async def test_the_limit_of_adk_does_not_count_live_calls() -> None:
-    call = Call(LiveModel([text("unused")]), max_tokens=3_500)
+    call = Call(LiveModel([text("unused")]), max_tokens=3_500)  # type: ignore[call-arg]
     call.max_llm_calls = 1
     call.say()
     await call.talk_on()
@@ -216,7 +221,7 @@ async def test_the_limit_of_adk_does_not_count_live_calls() -> None:
 
 @asks_about_contents
 async def test_a_live_stop_raises_where_the_policy_says_so() -> None:
-    call = Call(LiveModel([text("unused")]), max_tokens=1_500, on_stop="raise")
+    call = Call(LiveModel([text("unused")]), max_tokens=1_500, on_stop="raise")  # type: ignore[call-arg]
     call.say()
     with pytest.raises(BudgetExceededError):
         await call.talk_on()
@@ -226,7 +231,7 @@ async def test_a_live_stop_raises_where_the_policy_says_so() -> None:
 
 @asks_about_contents
 async def test_a_live_stop_lets_the_model_finish_its_answer() -> None:
-    model = SlowModel([text("unused")])
+    model = SlowModel([text("unused")])  # type: ignore[call-arg]
     model._go_on = asyncio.Event()
     call = Call(model, max_tokens=500)
     call.say()

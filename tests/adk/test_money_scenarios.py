@@ -25,7 +25,9 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play
+from tests.kit.contents import parts
 from tests.kit.money import CALL_TOKENS, CALL_USD, PRICES, SSE, agent, assert_nothing_reserved, guard
+from tests.kit.optional import present
 from tests.kit.tools import step
 
 DAY = 86_400
@@ -90,7 +92,12 @@ async def test_v6_branches_that_race_for_a_budget_spend_it_and_not_a_cent_more()
     ][1:] == ["x"] * 10
     assert sum(event.error_code == "RUNGUARD_STOP" for event in result.session.events) == 30
     (trip,) = plugin.trips
-    assert (trip.rule, trip.spent_usd, trip.reserved_usd, trip.limit) == ("budget", Decimal("0.20"), 0, Decimal("0.20"))
+    assert (trip.rule, trip.spent_usd, trip.reserved_usd, trip.limit) == (
+        "budget",
+        Decimal("0.20"),
+        Decimal(0),
+        Decimal("0.20"),
+    )
     assert trip.observed == Decimal("0.22"), "what the refused call would have made of it"
     assert_nothing_reserved(plugin)
 
@@ -255,7 +262,7 @@ async def test_v10_a_dollar_cap_and_a_model_without_a_price_cost_nothing() -> No
     assert "acme-unknown-1" in trip.message
     assert 'prices={"acme-unknown-1": {"input": …, "output": …}}' in trip.message
     assert trip.model == "acme-unknown-1"
-    assert (trip.spent_usd, len(plugin.trips)) == (0, 1)
+    assert (trip.spent_usd, len(plugin.trips)) == (Decimal(0), 1)
     assert_nothing_reserved(plugin)
 
 
@@ -332,7 +339,7 @@ def _service(plugin: RunGuardPlugin, script: Any = None, latency_s: float = 0.0)
     answered: dict[str, int] = {}
 
     def five(n: int, request: LlmRequest) -> types.Part:
-        who = request.contents[0].parts[0].text  # the user's first words name the run
+        who = parts(request.contents[0])[0].text or ""  # the user's first words name the run
         answered[who] = answered.get(who, 0) + 1
         return call("step", q=answered[who]) if answered[who] % 5 else text("done")
 
@@ -408,7 +415,10 @@ def _eight_steps() -> tuple[LlmAgent, ScriptedModel, list[int]]:
     def script(n: int, request: LlmRequest) -> types.Part:
         """Goes on behind the last step that the session has."""
         answered = [
-            p.function_response.response["done"] for c in request.contents for p in c.parts or [] if p.function_response
+            present(p.function_response.response)["done"]
+            for c in request.contents
+            for p in c.parts or []
+            if p.function_response
         ]
         following = max(answered, default=0) + 1
         return call("work", q=following) if following <= 8 else text("all eight")

@@ -195,7 +195,8 @@ async def test_agents_below_each_other_are_as_deep_as_they_stand(mode: str) -> N
 
 
 async def _untouched(make: Callable[[Team], Any], **policy: Any) -> None:
-    bare, guarded, heard = Team(endless=False), Team(endless=False), []
+    bare, guarded = Team(endless=False), Team(endless=False)
+    heard: list[Any] = []
     without = await play(make(bare), catch=True)
     plugin = RunGuardPlugin(on_decision=heard.append, **policy)
     with_guard = await play(make(guarded), plugins=[plugin], catch=True)

@@ -42,7 +42,7 @@ async def paid(tool: Any, *args: dict[str, Any], one_response: bool = False, **p
     """How often the tool ran, when the model calls it with these arguments one after the other."""
     received.clear()
     asked = [call("pay", **given) for given in args]
-    script = [calls(*asked), text("done")] if one_response else [*asked, text("done")]
+    script: list[Any] = [calls(*asked), text("done")] if one_response else [*asked, text("done")]
     seen = await observe(LlmAgent(name="a", model=ScriptedModel(script), tools=[tool]), **{"tools": ONCE, **policy})
     assert seen.result.texts == ["done"]
     return len(received)
@@ -86,7 +86,7 @@ async def test_a_call_that_is_spelled_in_another_way_is_not_done_again(
 
 
 async def test_what_another_invoice_is_stays_another_invoice() -> None:
-    others = [
+    others: list[dict[str, Any]] = [
         {"invoice": "A1"},
         {"invoice": "a1"},
         {"invoice": "A1 "},
@@ -184,7 +184,7 @@ async def test_a_model_as_a_parameter() -> None:
         {"id": "A1", "before": None},
     ]
     assert await paid(pay, *({"order": order} for order in orders)) == 1
-    others = [
+    others: list[dict[str, Any]] = [
         {"id": "A1"},
         {"id": "A1", "amount": 6},
         {"id": "A1", "tags": ["x"]},
@@ -251,7 +251,11 @@ def unresolved(
     ids=["object", "decorated", "partial"],
 )
 async def test_functions_of_every_make(tool: Any) -> None:
-    spelled = [{"invoice": "A1"}, {"invoice": "A1", "amount": 5}, {"invoice": "A1", "amount": "5", "x": 1}]
+    spelled: list[dict[str, Any]] = [
+        {"invoice": "A1"},
+        {"invoice": "A1", "amount": 5},
+        {"invoice": "A1", "amount": "5", "x": 1},
+    ]
     assert await paid(tool, *spelled, {"invoice": "A1", "amount": 6}) == 2
 
 
@@ -332,7 +336,7 @@ WITH_SCHEMA = [Remote(parameters_json_schema=SCHEMA), Remote(parameters=ADK_SCHE
     "tool", [OwnWay(pay), *WITH_SCHEMA, Remote()], ids=["own way", "schema", "schema of ADK", "unknown"]
 )
 async def test_elsewhere_every_argument_counts(tool: Any) -> None:
-    others = [
+    others: list[dict[str, Any]] = [
         {"invoice": "A1"},
         {"invoice": "A1", "x": 1},
         {"invoice": "A1", "x": 2},
@@ -391,7 +395,7 @@ async def test_a_long_running_tool_that_failed_may_be_tried_again() -> None:
 async def test_two_confirmed_calls_of_one_side_effect_are_one() -> None:
     service = InMemorySessionService()
     await service.create_session(app_name="app", user_id="u1", session_id="s1")
-    script = [
+    script: list[Any] = [
         calls(call("pay", invoice="A1"), call("pay", invoice="A2")),
         text("asked"),
         call("pay", invoice="A1", amount="5"),

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
@@ -143,7 +143,8 @@ async def test_a_callback_that_raises_changes_nothing(wanted: str) -> None:
     def broken(_: Any) -> None:
         raise FaultError("not the run's business")
 
-    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4, **{wanted: broken})
+    callbacks: dict[str, Any] = {wanted: broken}
+    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4, **callbacks)
     result = await play(single(team), plugins=[plugin])
     assert plugin.flush()
     assert_stopped(result, "model_calls")
@@ -180,7 +181,8 @@ async def test_a_callback_that_sleeps_holds_up_nobody(slow: str) -> None:
 
 @everywhere
 async def test_shadow_records_what_would_have_happened_and_changes_nothing(topology: Topology) -> None:
-    bare, team, heard = Team(endless=False), Team(endless=False), []
+    bare, team = Team(endless=False), Team(endless=False)
+    heard: list[Any] = []
     plugin = RunGuardPlugin(mode="shadow", max_model_calls=1, on_trip=heard.append)
     without, result = await play(topology(bare)), await play(topology(team), plugins=[plugin])
     assert told(result.events) == told(without.events)
@@ -217,7 +219,8 @@ async def test_shadow_does_not_raise() -> None:
 
 
 async def test_shadow_neither_queues_nor_refuses_a_crowd() -> None:
-    for policy in ({}, {"max_concurrent_agents": 5}, {"max_fan_out": 5}):
+    policies: list[dict[str, Any]] = [{}, {"max_concurrent_agents": 5}, {"max_fan_out": 5}]
+    for policy in policies:
         model = ScriptedModel([text("x")], latency_s=0.05)
         root = ParallelAgent(name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model) for n in range(40)])
         result = await play(root, plugins=[RunGuardPlugin(mode="shadow", **policy)])
@@ -239,7 +242,7 @@ async def test_off_does_nothing_at_all(topology: Topology) -> None:
 @pytest.mark.parametrize(("mode", "trips", "calls"), [("off", 0, 3), ("shadow", 1, 3), ("enforce", 1, 1)])
 @pytest.mark.parametrize("keyword", ["off", "shadow", "enforce"])
 async def test_the_environments_mode_wins_over_the_keyword(
-    mode: str, trips: int, calls: int, keyword: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, trips: int, calls: int, keyword: Literal["off", "shadow", "enforce"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNGUARD_MODE", mode)
     team, plugin = Team(endless=False), RunGuardPlugin(mode=keyword, max_model_calls=1)

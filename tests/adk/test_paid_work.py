@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
@@ -233,7 +233,7 @@ SHAPES: list[Callable[[], Any]] = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 @pytest.mark.parametrize("on_stop", ["stop", "raise"])
-async def test_answers_on_their_way_are_kept(shape: Callable[[], Any], on_stop: str) -> None:
+async def test_answers_on_their_way_are_kept(shape: Callable[[], Any], on_stop: Literal["stop", "raise"]) -> None:
     plugin = RunGuardPlugin(max_model_calls=SLOW + 5, on_stop=on_stop)
     result = await play(shape(), plugins=[plugin], catch=on_stop == "raise")
     assert kept(result) == SLOW
@@ -248,7 +248,7 @@ async def test_answers_on_their_way_are_kept(shape: Callable[[], Any], on_stop: 
 @pytest.mark.parametrize("shape", [beside_in_parallel, workflow_join], ids=lambda shape: shape.__name__)
 async def test_streamed_answers_on_their_way_are_kept(shape: Callable[[], Any]) -> None:
     root = shape()
-    members = (
+    members: list[Any] = (
         root.sub_agents
         if isinstance(root, ParallelAgent)
         else [node for node in root.graph.nodes if isinstance(node, LlmAgent)]

@@ -16,6 +16,7 @@ import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import assert_calls_answered, assert_stopped, call, calls, text, transfer
 from tests.kit.adk_runs import play, prompts
+from tests.kit.optional import present
 from tests.kit.topologies import Again, Team, step
 
 SEEDS = [3, 66, 102, 123, 124, 132, *range(200, 212)]
@@ -155,7 +156,7 @@ async def test_a_random_tree_ends_exactly_and_without_harm(seed: int) -> None:
 def _ends_when_calm(agent: Any) -> bool:
     """A LoopAgent without a limit goes on however calm its members are."""
     if isinstance(agent, Workflow):
-        return all(_ends_when_calm(node) for node in agent.graph.nodes)
+        return all(_ends_when_calm(node) for node in present(agent.graph).nodes)
     tools = [tool.agent for tool in getattr(agent, "tools", []) if isinstance(tool, AgentTool)]
     below = [*(getattr(agent, "sub_agents", None) or []), *tools]
     return not isinstance(agent, LoopAgent) and all(_ends_when_calm(part) for part in below)
@@ -163,7 +164,8 @@ def _ends_when_calm(agent: Any) -> bool:
 
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_healthy_random_tree_is_left_alone(seed: int) -> None:
-    bare, tree, heard = Tree(seed, endless=False), Tree(seed, endless=False), []
+    bare, tree = Tree(seed, endless=False), Tree(seed, endless=False)
+    heard: list[Any] = []
     plugin = RunGuardPlugin(on_decision=heard.append)
     without, result = await play(bare.root), await play(tree.root, plugins=[plugin])
     assert sorted(result.texts) == sorted(without.texts)

@@ -162,7 +162,7 @@ async def test_a_server_without_runguard_ignores_the_budget() -> None:
 async def test_only_what_the_user_sends_is_sent_without_the_option() -> None:
     sent: list[Any] = []
     with a2a_server(far_agent(steps(1)), _Spy(sent)) as card:
-        provider = {"a2a_request_meta_provider": lambda _context, _message: {"tenant": "acme"}}
+        provider: dict[str, Any] = {"a2a_request_meta_provider": lambda _context, _message: {"tenant": "acme"}}
         await play(remote(card, **provider), RunGuardPlugin(max_tokens=10_000))
         await play(remote(card, **provider), near(max_tokens=10_000))
         await play(remote(card), near(max_tokens=10_000))

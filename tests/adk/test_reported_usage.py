@@ -21,6 +21,7 @@ from runguard.replay.engine import Judge
 from runguard.replay.steps import RecordedRun
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play
+from tests.kit.agents import scripted
 from tests.kit.money import SSE
 from tests.kit.tools import step
 
@@ -126,14 +127,14 @@ async def test_calls_that_report_nothing_use_up_a_budget(report: Any) -> None:
     assert assert_stopped(result, "budget").estimated
     spent = plugin.spend()
     assert Decimal("0.03") < spent["usd"] <= Decimal("0.05")
-    assert spent["calls"] == spent["estimated_calls"] == agent.model.calls <= 5  # a prompt of a cent each
+    assert spent["calls"] == spent["estimated_calls"] == scripted(agent).calls <= 5  # a prompt of a cent each
 
 
 async def test_a_stream_that_ends_in_zeros_is_paid_in_full() -> None:
     agent, plugin = looping(usage(4_000, 1_000, 5_000), ZERO), guard(prices=PLAIN, max_usd="0.25", max_model_calls=50)
     await play(agent, plugins=[plugin], run_config=SSE)
-    assert plugin.spend()["usd"] == Decimal("0.08") * agent.model.calls
-    assert agent.model.calls == 3
+    assert plugin.spend()["usd"] == Decimal("0.08") * scripted(agent).calls
+    assert scripted(agent).calls == 3
     assert plugin.spend()["estimated_calls"] == 0
 
 
@@ -163,7 +164,7 @@ async def test_a_report_replaces_the_estimate_that_was_booked_before() -> None:
             yield LlmResponse(usage_metadata=usage(500, 50, 550), partial=True)
 
     plugin = guard()
-    await play(LlmAgent(name="a", model=Late([text(WORDS)])), plugins=[plugin], run_config=SSE)
+    await play(LlmAgent(name="a", model=Late([text(WORDS)])), plugins=[plugin], run_config=SSE)  # type: ignore[call-arg]
     assert (plugin.spend()["input_tokens"], plugin.spend()["output_tokens"], plugin.spend()["estimated_calls"]) == (
         500,
         50,

@@ -161,7 +161,8 @@ async def test_branches_that_end_in_every_way_at_once_leave_nothing_behind() -> 
         ScriptedModel([text("fine")]),
     ]
     root = _branches(models)
-    for branch in root.sub_agents[2:4]:
+    branches: list[Any] = root.sub_agents
+    for branch in branches[2:4]:
         branch.on_model_error_callback = recover
     cache = Meddler(lambda: said("cached"))
 
@@ -169,7 +170,7 @@ async def test_branches_that_end_in_every_way_at_once_leave_nothing_behind() -> 
         act, cache.act = cache.act, None
         return act() if act is not None else None
 
-    root.sub_agents[4].before_model_callback = once
+    branches[4].before_model_callback = once
     result = await play(root, plugins=[plugin], session_service=service)
     assert sorted(result.texts) == sorted(["fine", "x" * 400, "never mind", "never mind", "cached"])
     assert figures(plugin) == (4, 2, CALL_USD + Decimal("0.014") + CALL_USD)

@@ -68,10 +68,11 @@ async def test_a_call_answered_from_a_cache_costs_nothing(where: str, shape: Cal
         return act() if act is not None else None
 
     behind = [cache] if where == "plugin" else []
-    root = shape(agent("a", model, **({} if behind else {"before_model_callback": once})))
+    callbacks: dict[str, Any] = {} if behind else {"before_model_callback": once}
+    root = shape(agent("a", model, **callbacks))
     result = await play(root, plugins=[plugin, *behind], session_service=service)
     assert result.texts == ["from the cache"]
-    assert (model.calls, figures(plugin)) == (0, (0, 0, 0))
+    assert (model.calls, figures(plugin)) == (0, (0, 0, Decimal(0)))
     # The one call that the session may make is still there.
     await assert_usable(plugin, root, service, plugins=behind)
 
@@ -103,10 +104,11 @@ async def test_a_call_that_failed_before_it_left_costs_nothing(where: str) -> No
             act()
 
     behind = [meddler] if where == "plugin" else []
-    root = agent("a", model, **({} if behind else {"before_model_callback": once}))
+    callbacks: dict[str, Any] = {} if behind else {"before_model_callback": once}
+    root = agent("a", model, **callbacks)
     result = await play(root, plugins=[plugin, *behind], session_service=service, catch=True)
     assert "not today" in str(result.error)
-    assert (model.calls, figures(plugin)) == (0, (0, 0, 0))
+    assert (model.calls, figures(plugin)) == (0, (0, 0, Decimal(0)))
     await assert_usable(plugin, root, service, plugins=behind)
 
 
@@ -141,7 +143,7 @@ async def test_a_call_cancelled_before_it_left_costs_nothing() -> None:
     playing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await playing
-    assert (model.calls, figures(plugin)) == (0, (0, 0, 0))
+    assert (model.calls, figures(plugin)) == (0, (0, 0, Decimal(0)))
     await assert_usable(plugin, root, service)
 
 
@@ -195,7 +197,8 @@ async def test_a_call_that_failed_is_booked_as_what_it_can_have_cost(
     error: Exception, booked: tuple[int, int, Decimal], recovers: str
 ) -> None:
     model, plugin, service = Chunks(error), guard(max_usd="0.10"), InMemorySessionService()
-    root = agent("a", model, **({"on_model_error_callback": recover} if recovers == "agent" else {}))
+    callbacks: dict[str, Any] = {"on_model_error_callback": recover} if recovers == "agent" else {}
+    root = agent("a", model, **callbacks)
     behind = [Recovery(name="recovery")] if recovers == "plugin" else []
     result = await play(root, plugins=[plugin, *behind], session_service=service, catch=True)
     assert (result.error is None) is (recovers != "nobody")
@@ -211,7 +214,7 @@ async def test_a_status_on_the_errors_response_counts_too() -> None:
 
     model, plugin = Chunks(HttpError()), guard()
     await play(agent("a", model), plugins=[plugin], catch=True)
-    assert figures(plugin) == (1, 0, 0)
+    assert figures(plugin) == (1, 0, Decimal(0))
 
 
 async def test_every_attempt_of_a_retried_agent_is_a_call_of_its_own() -> None:

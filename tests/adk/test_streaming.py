@@ -52,11 +52,8 @@ async def test_usage_is_counted_once_however_often_it_is_told(usage_on: str, tok
         pytest.skip("one response has no last chunk before it")
     plugin = RunGuardPlugin(max_model_calls=3)
     model = ScriptedModel(lambda n, _: call("look", n=n), chunks=7, usage_on=usage_on)
-    result = await play(
-        LlmAgent(name="worker", model=model, tools=[look]),
-        plugins=[plugin],
-        **({"run_config": SSE} if streaming else {}),
-    )
+    options: dict[str, Any] = {"run_config": SSE} if streaming else {}
+    result = await play(LlmAgent(name="worker", model=model, tools=[look]), plugins=[plugin], **options)
     trip = assert_stopped(result, "model_calls")
     if tokens:
         assert seen == [(n, n * 1_000, n * 250) for n in (1, 2, 3)]

@@ -65,7 +65,8 @@ async def test_a_limit_stops_it_before_its_next_model_call(guard: str) -> None:
 
 
 async def test_the_error_of_a_stop_is_raised_to_the_caller_of_the_run_and_not_to_the_tool() -> None:
-    plugin, raised = runguard.install(max_model_calls=3, on_stop="raise"), []
+    plugin = runguard.install(max_model_calls=3, on_stop="raise")
+    raised: list[Any] = []
     with pytest.raises(RunStoppedError):
         await play(await orchestrator(ScriptedModel([text("sell")] * 5), 5, raised))
     assert len(plugin.trips) == 1

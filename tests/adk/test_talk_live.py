@@ -13,6 +13,7 @@ from google.adk.workflow import Workflow
 
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import observe
+from tests.kit.agents import scripted
 
 _SAID = ["I think the plan is good", "the plan seems fine to me", "we agree that the plan is good", "yes, a fine plan"]
 ROUNDS = 60
@@ -43,7 +44,7 @@ async def test_two_agents_that_paraphrase_each_other_are_nudged_and_stopped() ->
     assert assert_stopped(seen.result).rule == "talk"
     assert seen.rules[0] == ("nudge", "talk")
     assert calls_of(a, b) <= 50
-    assert "nothing was done" in str([request.contents for request in [*a.model.requests, *b.model.requests]])
+    assert "nothing was done" in str([request.contents for request in [*scripted(a).requests, *scripted(b).requests]])
 
 
 async def test_words_under_an_output_key_are_still_words() -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from google.adk.events import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins import BasePlugin
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import Workflow
 from google.genai import types
@@ -32,6 +33,8 @@ from runguard.termination import (
 )
 from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, text, transfer
 from tests.kit.adk_runs import play
+from tests.kit.agents import scripted
+from tests.kit.optional import present
 from tests.kit.terminating_agents import CALL, PRICES, SSE, assert_ended, is_third, message, runner_of, speaker, worker
 
 # ---- branches -------------------------------------------------------------------------------------------------------
@@ -67,7 +70,7 @@ async def test_siblings_make_no_further_call_once_it_has_fired_however_slow_the_
     first, sibling = speaker("first", say=lambda n: "DONE"), worker("sibling", latency_s=0.02)
 
     async def not_before_the_sibling(callback_context: Any, llm_request: Any) -> None:
-        while sibling.model.calls < 2:  # noqa: ASYNC110 - the model has no event to wait for
+        while scripted(sibling).calls < 2:  # noqa: ASYNC110 - the model has no event to wait for
             await asyncio.sleep(0.005)
 
     first.before_model_callback = not_before_the_sibling
@@ -77,9 +80,9 @@ async def test_siblings_make_no_further_call_once_it_has_fired_however_slow_the_
     async for event in runner.run_async(user_id="u1", session_id="s1", new_message=message()):
         events.append(event)
         if event.author == "first":
-            made = sibling.model.calls
+            made = scripted(sibling).calls
             await asyncio.sleep(0.3)  # time enough for the sibling to go on
-    assert sibling.model.calls <= made + 1, "one may have been on its way"
+    assert scripted(sibling).calls <= made + 1, "one may have been on its way"
     assert termination_reason(events[-1])
 
 
@@ -92,7 +95,7 @@ async def test_tokens_of_agents_behind_tools_count_once() -> None:
             tools=[AgentTool(inner, include_plugins=include_plugins)],
         )
         result = await play(outer, plugins=[TerminationPlugin(TokenUsageTermination(max_total=6 * CALL))])
-        assert (outer.model.calls, inner.model.calls) == (3, 3)
+        assert (scripted(outer).calls, scripted(inner).calls) == (3, 3)
         assert_ended(result, f"total token count: {6 * CALL}")
 
 
@@ -102,7 +105,7 @@ async def test_cost_of_agents_behind_tools_counts() -> None:
         name="outer", model=ScriptedModel(lambda n, _: call("inner", request=f"{n}")), tools=[AgentTool(inner)]
     )
     result = await play(outer, plugins=[TerminationPlugin(CostTermination("0.006", PRICES, model="scripted-1"))])
-    assert (outer.model.calls, inner.model.calls) == (2, 2)
+    assert (scripted(outer).calls, scripted(inner).calls) == (2, 2)
     assert_ended(result, "0.006")
 
 
@@ -119,7 +122,7 @@ async def test_a_model_that_a_tool_consults_counts(guarded: bool) -> None:
     agent = LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("consult", n=n)), tools=[consult])
     plugins = [*([RunGuardPlugin()] if guarded else []), TerminationPlugin(TokenUsageTermination(max_total=6 * CALL))]
     result = await play(agent, plugins=plugins)
-    assert (agent.model.calls, adviser.calls) == (3, 3)
+    assert (scripted(agent).calls, adviser.calls) == (3, 3)
     assert_ended(result, f"total token count: {6 * CALL}")
 
 
@@ -131,7 +134,12 @@ async def test_events_that_an_agent_holds_back_and_gives_later_count_once() -> N
                 yield event
 
     seen: list[int] = []
-    spy = FunctionalTermination(lambda events: bool(seen.extend(len(events) for _ in events)))
+
+    def look(events: Sequence[Any]) -> bool:
+        seen.extend(len(events) for _ in events)
+        return False
+
+    spy = FunctionalTermination(look)
     for limit, fires in ((3 * CALL, True), (3 * CALL + 2, False)):
         writer = speaker()
         root = SequentialAgent(
@@ -139,7 +147,7 @@ async def test_events_that_an_agent_holds_back_and_gives_later_count_once() -> N
             sub_agents=[Later(name="later", sub_agents=[writer]), speaker("last", prompt_tokens=1, output_tokens=0)],
         )
         result = await play(root, plugins=[TerminationPlugin(TokenUsageTermination(max_total=limit) | spy)])
-        assert writer.model.calls == 3
+        assert scripted(writer).calls == 3
         assert any(termination_reason(event) for event in result.events) is fires
         assert ("last 1" in result.texts) is not fires
     assert seen, "the function is told of events all the same"
@@ -152,16 +160,16 @@ async def test_a_runner_inside_of_a_tool_has_a_condition_of_its_own() -> None:
     async def delegate(n: int) -> dict[str, Any]:
         """Runs an agent."""
         runner, condition = await runner_of(inner), TokenUsageTermination(max_total=3 * CALL)
-        stream = runner.run_async(user_id="u1", session_id="s1", new_message=message(), termination_condition=condition)
+        stream = runner.run_async(user_id="u1", session_id="s1", new_message=message(), termination_condition=condition)  # type: ignore[call-arg]
         return {"why": termination_reason([event async for event in stream][-1])}
 
     result = await play(
         LlmAgent(name="outer", model=ScriptedModel([call("delegate", n=1), text("done")]), tools=[delegate])
     )
-    assert inner.model.calls == 3
+    assert scripted(inner).calls == 3
     assert result.texts == ["done"], "the run around it goes on"
     (answer,) = [response.response for event in result.events for response in event.get_function_responses()]
-    assert f"total token count: {3 * CALL}" in answer["why"]
+    assert f"total token count: {3 * CALL}" in present(answer)["why"]
 
 
 # ---- signals and clocks ---------------------------------------------------------------------------------------------
@@ -234,7 +242,10 @@ KINDS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("guarded", [False, True])
 async def test_a_signal_ends_all_runs_under_way(guarded: bool) -> None:
     stop = ExternalTermination()
-    plugins = lambda: [*([RunGuardPlugin()] if guarded else []), TerminationPlugin(stop)]  # noqa: E731
+
+    def plugins() -> list[BasePlugin]:
+        return [*([RunGuardPlugin()] if guarded else []), TerminationPlugin(stop)]
+
     runs = [asyncio.create_task(play(make(), plugins=plugins(), run_config=SSE)) for make in KINDS.values()]
     await asyncio.sleep(1.0)
     assert not any(run.done() for run in runs)
@@ -247,7 +258,7 @@ async def test_a_signal_ends_all_runs_under_way(guarded: bool) -> None:
         assert (kind, termination_reason(last), last.actions.escalate) == (kind, "External termination requested", True)
         assert last.invocation_id == result.session.events[-1].invocation_id == result.session.events[0].invocation_id
         assert_calls_answered(result.session)
-    assert asyncio.current_task().cancelling() == 0
+    assert present(asyncio.current_task()).cancelling() == 0
 
 
 @pytest.mark.parametrize("kind", ["model", "tool", "parallel", "workflow", "behind a tool", "custom"])
@@ -317,9 +328,9 @@ async def test_a_tool_that_swallows_its_end_does_not_save_the_run() -> None:
         )
         asyncio.get_running_loop().call_later(0.1, stop.set)
         result = await play(root(agent), plugins=[TerminationPlugin(stop)], seconds=5)
-        assert agent.model.calls == 1
+        assert scripted(agent).calls == 1
         assert_ended(result, "External termination requested")
-        assert asyncio.current_task().cancelling() == 0
+        assert present(asyncio.current_task()).cancelling() == 0
 
 
 async def test_an_agent_that_swallows_its_end_leaves_no_trace_of_it() -> None:
@@ -332,7 +343,7 @@ async def test_an_agent_that_swallows_its_end_leaves_no_trace_of_it() -> None:
 
     result = await play(Stubborn(name="stubborn"), plugins=[TerminationPlugin(TimeoutTermination(0.1))])
     assert_ended(result, "Timeout of 0.1 seconds")
-    assert asyncio.current_task().cancelling() == 0
+    assert present(asyncio.current_task()).cancelling() == 0
 
 
 async def test_a_callers_own_cancellation_is_passed_on() -> None:
@@ -363,7 +374,7 @@ async def test_one_instance_serves_runs_at_once_without_mixing_them() -> None:
             for n, w in enumerate(writers)
         )
     )
-    assert [writer.model.calls for writer in writers] == [4] * 12
+    assert [scripted(writer).calls for writer in writers] == [4] * 12
     for result in results:
         assert_ended(result, f"total token count: {4 * CALL}")
 
@@ -373,7 +384,7 @@ async def test_one_instance_serves_several_loops_of_one_run() -> None:
     writers = [speaker(f"w{n}", latency_s=0.01) for n in range(3)]
     loops = [terminate(LoopAgent(name=f"loop{n}", sub_agents=[writer]), condition) for n, writer in enumerate(writers)]
     result = await play(ParallelAgent(name="par", sub_agents=loops))
-    assert [writer.model.calls for writer in writers] == [3, 3, 3]
+    assert [scripted(writer).calls for writer in writers] == [3, 3, 3]
     ended = [event for event in result.events if termination_reason(event)]
     assert sorted(event.author for event in ended) == ["loop0", "loop1", "loop2"]
     assert all(event.actions.escalate for event in ended)

@@ -129,7 +129,7 @@ ANSWER = answered("look", 1, {"rows": 3})
         ),
     ],
 )
-def test_every_condition_reads_adk_events(condition, events, at):
+def test_every_condition_reads_adk_events(condition: Any, events: list[Any], at: int | None) -> None:
     assert first_fired(condition, events) == at
 
 
@@ -150,7 +150,7 @@ def test_every_condition_reads_adk_events(condition, events, at):
         (types.GenerateContentResponseUsageMetadata(prompt_token_count=10), 10, 0),
     ],
 )
-def test_tokens_are_those_that_the_bill_has(told, prompt, completion):
+def test_tokens_are_those_that_the_bill_has(told: Any, prompt: int, completion: int) -> None:
     events = [say("x", usage_metadata=told)]
     assert first_fired(TokenUsageTermination(max_prompt=prompt), events) == 1
     assert first_fired(TokenUsageTermination(max_prompt=prompt + 1), events) is None
@@ -159,7 +159,7 @@ def test_tokens_are_those_that_the_bill_has(told, prompt, completion):
     assert first_fired(TokenUsageTermination(max_total=prompt + completion + 1), events) is None
 
 
-def test_a_tool_that_waits_for_confirmation_was_not_executed():
+def test_a_tool_that_waits_for_confirmation_was_not_executed() -> None:
     from google.adk.tools.tool_confirmation import ToolConfirmation
 
     asks = EventActions(requested_tool_confirmations={"c1": ToolConfirmation(hint="sure?")})
@@ -169,7 +169,7 @@ def test_a_tool_that_waits_for_confirmation_was_not_executed():
     assert first_fired(NoProgressTermination(), again) is None
 
 
-def test_events_without_anything_break_nothing():
+def test_events_without_anything_break_nothing() -> None:
     bare = [
         Event(author="x"),
         Event(author="x", content=types.Content(role="model")),
@@ -204,7 +204,7 @@ def agent(name: str, *script: Any, **options: Any) -> LlmAgent:
     return LlmAgent(name=name, model=ScriptedModel(list(script), **options.pop("model", {})), **options)
 
 
-async def test_a_run_that_repeats_itself_fires_at_an_answer_and_leaves_no_call_open():
+async def test_a_run_that_repeats_itself_fires_at_an_answer_and_leaves_no_call_open() -> None:
     recording = await run(agent("worker", *[call("look", q="x")] * 10, text("gave up"), tools=[look]))
     at = first_fired(RuleTermination("repetition", stop=3), recording.events)
     assert at == 6
@@ -214,7 +214,7 @@ async def test_a_run_that_repeats_itself_fires_at_an_answer_and_leaves_no_call_o
     assert first_fired(FunctionCallTermination("look"), recording.events) == 2
 
 
-async def test_different_questions_are_progress():
+async def test_different_questions_are_progress() -> None:
     recording = await run(
         agent("worker", *[call("look", q=f"page {'x' * n}") for n in range(8)], text("done"), tools=[look])
     )
@@ -222,7 +222,7 @@ async def test_different_questions_are_progress():
 
 
 @pytest.mark.parametrize("told_on", ["all", "last", "final"])
-async def test_streamed_and_whole_runs_take_the_same_tokens_and_money(told_on):
+async def test_streamed_and_whole_runs_take_the_same_tokens_and_money(told_on: str) -> None:
     for streaming in (StreamingMode.NONE, StreamingMode.SSE):
         worker = agent(
             "worker", call("look", q="x"), text("done"), tools=[look], model={"chunks": 4, "usage_on": told_on}
@@ -239,7 +239,7 @@ async def test_streamed_and_whole_runs_take_the_same_tokens_and_money(told_on):
         assert first_fired(MaxMessageTermination(1), recording.events) == len(recording.events)
 
 
-async def test_parallel_branches_are_all_counted_and_kept_apart():
+async def test_parallel_branches_are_all_counted_and_kept_apart() -> None:
     workers = [agent(f"w{n}", call("look", q="x"), text("done"), tools=[look], model={"chunks": 3}) for n in range(3)]
     recording = await run(
         ParallelAgent(name="fan", sub_agents=workers), run_config=RunConfig(streaming_mode=StreamingMode.SSE)
@@ -251,7 +251,7 @@ async def test_parallel_branches_are_all_counted_and_kept_apart():
     assert first_fired(RuleTermination("repetition", stop=2), recording.events) is None
 
 
-async def test_a_transfer_is_seen_once():
+async def test_a_transfer_is_seen_once() -> None:
     helper = agent("helper", text("solved"))
     recording = await run(agent("desk", transfer("helper"), sub_agents=[helper]))
     assert first_fired(HandoffTermination("helper"), recording.events) is not None
@@ -260,14 +260,14 @@ async def test_a_transfer_is_seen_once():
     assert first_fired(TextMentionTermination("solved", sources="helper"), recording.events) == len(recording.events)
 
 
-async def test_the_state_that_an_agent_writes_is_seen():
+async def test_the_state_that_an_agent_writes_is_seen() -> None:
     recording = await run(agent("writer", text("final draft"), output_key="draft"))
     assert first_fired(StateTermination("draft"), recording.events) == 1
     assert first_fired(StateTermination("draft", "final draft"), recording.events) == 1
     assert first_fired(StateTermination("draft", "other"), recording.events) is None
 
 
-async def test_each_round_of_a_loop_is_a_call_of_its_own_although_its_usage_is_equal():
+async def test_each_round_of_a_loop_is_a_call_of_its_own_although_its_usage_is_equal() -> None:
     loop = LoopAgent(
         name="loop", sub_agents=[agent("writer", text("draft"), include_contents="none")], max_iterations=4
     )
@@ -276,7 +276,7 @@ async def test_each_round_of_a_loop_is_a_call_of_its_own_although_its_usage_is_e
     assert first_fired(MaxMessageTermination(3), recording.events) == 3
 
 
-async def test_awaited_on_a_stream_it_ends_where_check_does():
+async def test_awaited_on_a_stream_it_ends_where_check_does() -> None:
     recording = await run(agent("worker", *[call("look", q="x")] * 10, text("gave up"), tools=[look]))
     condition = NoProgressTermination() | TimeoutTermination(60)
     copy = condition.for_run()

@@ -29,6 +29,8 @@ from runguard.termination import (
 )
 from runguard.testing import ScriptedModel, call, transfer
 from tests.kit.adk_runs import play, told
+from tests.kit.agents import scripted
+from tests.kit.contents import parts
 from tests.kit.terminating_agents import CALL, PRICES, assert_ended, is_third, message, runner_of, speaker, worker
 from tests.kit.topologies import (
     Team,
@@ -42,8 +44,8 @@ from tests.kit.topologies import (
 async def test_a_loop_agents_condition_stops_the_loop() -> None:
     runguard.install()
     writer = speaker()
-    result = await play(LoopAgent(name="loop", sub_agents=[writer], termination_condition=MaxIterationsTermination(3)))
-    assert writer.model.calls == 3
+    result = await play(LoopAgent(name="loop", sub_agents=[writer], termination_condition=MaxIterationsTermination(3)))  # type: ignore[call-arg]
+    assert scripted(writer).calls == 3
     assert result.texts == ["writer 1", "writer 2", "writer 3"]
     assert_ended(result, "Maximum of 3 events reached", "loop")
 
@@ -52,7 +54,7 @@ async def test_a_loop_agents_condition_hears_a_keyword() -> None:
     runguard.install()
     writer = speaker(say=lambda n: "TERMINATE" if n == 4 else "go on")
     result = await play(
-        LoopAgent(name="loop", sub_agents=[writer], termination_condition=TextMentionTermination("TERMINATE"))
+        LoopAgent(name="loop", sub_agents=[writer], termination_condition=TextMentionTermination("TERMINATE"))  # type: ignore[call-arg]
     )
     assert result.texts == ["go on"] * 3 + ["TERMINATE"]
     assert_ended(result, "Text 'TERMINATE' mentioned", "loop")
@@ -61,10 +63,10 @@ async def test_a_loop_agents_condition_hears_a_keyword() -> None:
 async def test_a_loop_agents_condition_begins_anew_with_every_run() -> None:
     runguard.install()
     writer, condition, service = speaker(), MaxIterationsTermination(3), InMemorySessionService()
-    root = LoopAgent(name="loop", sub_agents=[writer], termination_condition=condition)
+    root = LoopAgent(name="loop", sub_agents=[writer], termination_condition=condition)  # type: ignore[call-arg]
     for turn in (1, 2, 3):
         result = await play(root, session_service=service)
-        assert writer.model.calls == 3 * turn
+        assert scripted(writer).calls == 3 * turn
         assert_ended(result, "current count: 3")
     assert not condition.terminated, "the instance that was given is nobody's run"
 
@@ -73,7 +75,7 @@ async def test_a_loop_that_ends_by_itself_does_so_with_a_condition_too() -> None
     runguard.install()
     bare, watched = Team(endless=False), Team(endless=False)
     without = await play(loop(bare))
-    root = LoopAgent(
+    root = LoopAgent(  # type: ignore[call-arg]
         name="loop",
         sub_agents=[loop(watched).sub_agents[0].clone()],
         termination_condition=MaxIterationsTermination(100),
@@ -85,16 +87,16 @@ async def test_a_loop_keeps_its_own_limit_beside_a_condition() -> None:
     runguard.install()
     writer = speaker()
     result = await play(
-        LoopAgent(name="loop", sub_agents=[writer], max_iterations=2, termination_condition=MaxIterationsTermination(5))
+        LoopAgent(name="loop", sub_agents=[writer], max_iterations=2, termination_condition=MaxIterationsTermination(5))  # type: ignore[call-arg]
     )
-    assert writer.model.calls == 2
+    assert scripted(writer).calls == 2
     assert not any(termination_reason(event) for event in result.events)
 
 
 async def test_the_loops_after_callback_still_runs() -> None:
     runguard.install()
     ended: list[str] = []
-    root = LoopAgent(
+    root = LoopAgent(  # type: ignore[call-arg]
         name="loop",
         sub_agents=[speaker()],
         termination_condition=MaxIterationsTermination(2),
@@ -108,7 +110,7 @@ def test_the_keyword_comes_and_goes_with_install() -> None:
     runguard.uninstall()
     plain = LoopAgent.__init__
     runguard.install()
-    LoopAgent(name="loop", sub_agents=[], termination_condition=MaxIterationsTermination(3))
+    LoopAgent(name="loop", sub_agents=[], termination_condition=MaxIterationsTermination(3))  # type: ignore[call-arg]
     runguard.uninstall()
     assert LoopAgent.__init__ is plain
     assert not hasattr(LoopAgent, "termination_condition")
@@ -118,10 +120,10 @@ def test_without_install_the_keyword_says_what_to_do() -> None:
     condition = MaxIterationsTermination(3)
     for error in (PolicyError, ValueError):  # ADK's own error about keywords is a ValueError
         with pytest.raises(error, match=r"call runguard\.install\(\) before .*terminate\(loop_agent, condition\)"):
-            LoopAgent(name="loop", sub_agents=[], termination_condition=condition)
-    LoopAgent(name="loop", sub_agents=[], termination_condition=None)
+            LoopAgent(name="loop", sub_agents=[], termination_condition=condition)  # type: ignore[call-arg]
+    LoopAgent(name="loop", sub_agents=[], termination_condition=None)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="Extra inputs are not permitted"):
-        LoopAgent(name="loop", sub_agents=[], terminationcondition=condition)
+        LoopAgent(name="loop", sub_agents=[], terminationcondition=condition)  # type: ignore[call-arg]
 
 
 def test_a_field_of_this_name_in_a_class_of_ones_own_is_left_alone() -> None:
@@ -135,7 +137,7 @@ def test_a_field_of_this_name_in_a_class_of_ones_own_is_left_alone() -> None:
 async def test_the_condition_can_be_read_and_assigned() -> None:
     runguard.install()
     first, second = MaxIterationsTermination(2), MaxIterationsTermination(4)
-    root = LoopAgent(name="loop", sub_agents=[speaker()], max_iterations=6, termination_condition=first)
+    root: Any = LoopAgent(name="loop", sub_agents=[speaker()], max_iterations=6, termination_condition=first)  # type: ignore[call-arg]
     assert root.termination_condition is first
     assert root.clone().termination_condition is first
     assert len((await play(root)).texts) == 2
@@ -145,7 +147,7 @@ async def test_the_condition_can_be_read_and_assigned() -> None:
     root.termination_condition = None
     assert root.termination_condition is None
     assert len((await play(root)).texts) == 6
-    plain = LoopAgent(name="plain", sub_agents=[])
+    plain: Any = LoopAgent(name="plain", sub_agents=[])
     assert plain.termination_condition is None
     with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         plain.termination_condition = "TERMINATE"
@@ -154,7 +156,7 @@ async def test_the_condition_can_be_read_and_assigned() -> None:
 
 async def test_an_assigned_condition_of_a_new_loop_ends_it() -> None:
     runguard.install()
-    root = LoopAgent(name="loop", sub_agents=[speaker()])
+    root: Any = LoopAgent(name="loop", sub_agents=[speaker()])
     root.termination_condition = MaxIterationsTermination(3)
     assert_ended(await play(root), "3", "loop")
 
@@ -168,9 +170,9 @@ async def test_reading_final_responses_does_not_meet_the_terminating_event(where
         name="loop", sub_agents=[speaker()], **({"termination_condition": condition} if where == "loop" else {})
     )
     runner = await runner_of(root)
-    options = {"termination_condition": condition} if where == "run" else {}
+    options: dict[str, Any] = {"termination_condition": condition} if where == "run" else {}
     events = runner.run_async(user_id="u1", session_id="s1", new_message=message(), **options)
-    read = [event.content.parts[0].text async for event in events if event.is_final_response()]
+    read = [parts(event.content)[0].text async for event in events if event.is_final_response()]
     assert read == ["writer 1", "writer 2", "writer 3"]
 
 
@@ -178,16 +180,16 @@ async def test_reading_final_responses_does_not_meet_the_terminating_event(where
 async def test_what_is_no_condition_is_refused_at_once(nonsense: Any) -> None:
     runguard.install()
     with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
-        LoopAgent(name="loop", sub_agents=[], termination_condition=nonsense)
+        LoopAgent(name="loop", sub_agents=[], termination_condition=nonsense)  # type: ignore[call-arg]
     with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         TerminationPlugin(nonsense)
     with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
         terminate(speaker(), nonsense)
     runner = await runner_of(speaker())
     with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
-        runner.run_async(user_id="u1", session_id="s1", new_message=message(), termination_condition=nonsense)
+        runner.run_async(user_id="u1", session_id="s1", new_message=message(), termination_condition=nonsense)  # type: ignore[call-arg]
     with pytest.raises(PolicyError, match=r"(no|not a) termination condition"):
-        list(runner.run(user_id="u1", session_id="s1", new_message=message(), termination_condition=nonsense))
+        list(runner.run(user_id="u1", session_id="s1", new_message=message(), termination_condition=nonsense))  # type: ignore[call-arg]
 
 
 def test_terminate_says_what_it_takes() -> None:
@@ -206,7 +208,7 @@ async def test_a_run_without_a_condition_goes_on_to_its_own_end() -> None:
     runguard.install()
     writer = speaker()
     result = await play(LoopAgent(name="loop", sub_agents=[writer], max_iterations=6))
-    assert (writer.model.calls, len(result.events)) == (6, 6)
+    assert (scripted(writer).calls, len(result.events)) == (6, 6)
     assert not any(termination_reason(event) or event.actions.escalate for event in result.events)
 
 
@@ -216,7 +218,7 @@ async def test_a_condition_stops_the_run() -> None:
     result = await play(
         LoopAgent(name="loop", sub_agents=[writer], max_iterations=6), termination_condition=MaxIterationsTermination(2)
     )
-    assert writer.model.calls == 2
+    assert scripted(writer).calls == 2
     assert_ended(result, "Maximum of 2 events reached", "loop")
 
 
@@ -228,7 +230,7 @@ async def test_a_keyword_stops_the_run_where_it_is_said_and_nowhere_else(keyword
         LoopAgent(name="loop", sub_agents=[writer], max_iterations=6),
         termination_condition=TextMentionTermination(keyword),
     )
-    assert writer.model.calls == turns
+    assert scripted(writer).calls == turns
     assert any(termination_reason(event) for event in result.events) is (turns < 6)
 
 
@@ -242,7 +244,7 @@ async def test_a_runs_condition_begins_anew_with_every_run() -> None:
     root = LoopAgent(name="loop", sub_agents=[writer], max_iterations=6)
     for turn in (1, 2, 3):
         result = await play(root, session_service=service, termination_condition=condition)
-        assert writer.model.calls == 2 * turn
+        assert scripted(writer).calls == 2 * turn
         assert_ended(result, "Maximum of 2 events reached, current count: 2")
     assert not condition.terminated
 
@@ -253,13 +255,13 @@ def test_the_synchronous_runner_takes_a_condition_too() -> None:
     runner = asyncio.run(runner_of(LoopAgent(name="loop", sub_agents=[writer])))
     for turn in (1, 2):
         events = list(
-            runner.run(
+            runner.run(  # type: ignore[call-arg]
                 user_id="u1", session_id="s1", new_message=message(), termination_condition=MaxIterationsTermination(3)
             )
         )
-        assert writer.model.calls == 3 * turn
+        assert scripted(writer).calls == 3 * turn
         assert termination_reason(events[-1]) == "Maximum of 3 events reached, current count: 3"
-        assert (events[-1].actions.escalate, events[-1].actions.termination_reason) == (
+        assert (events[-1].actions.escalate, events[-1].actions.termination_reason) == (  # type: ignore[attr-defined]
             True,
             termination_reason(events[-1]),
         )
@@ -275,7 +277,7 @@ def test_synchronous_runs_with_the_same_message_do_not_mix_their_conditions() ->
     def one(number: int) -> None:
         gate.wait()
         list(
-            runners[number].run(
+            runners[number].run(  # type: ignore[call-arg]
                 user_id="u1",
                 session_id="s1",
                 new_message=shared,
@@ -288,7 +290,7 @@ def test_synchronous_runs_with_the_same_message_do_not_mix_their_conditions() ->
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert [writer.model.calls for writer in writers] == [2, 3, 4, 5]
+    assert [scripted(writer).calls for writer in writers] == [2, 3, 4, 5]
 
 
 async def test_a_condition_given_with_the_call_and_one_of_a_plugin_hold_both() -> None:
@@ -301,7 +303,7 @@ async def test_a_condition_given_with_the_call_and_one_of_a_plugin_hold_both() -
             plugins=[plugin],
             termination_condition=MaxIterationsTermination(given),
         )
-        assert writer.model.calls == turns
+        assert scripted(writer).calls == turns
         assert_ended(result, f"Maximum of {turns} events")
 
 

@@ -30,6 +30,8 @@ from runguard.termination import (
 )
 from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, text
 from tests.kit.adk_runs import play, prompts, told
+from tests.kit.agents import scripted
+from tests.kit.contents import parts
 from tests.kit.terminating_agents import CALL, PRICES, SSE, assert_ended, is_third, speaker, worker
 from tests.kit.topologies import (
     TOPOLOGIES,
@@ -63,7 +65,7 @@ everywhere = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology
 
 
 # Calls may be on their way together: the last ones have left before the first of them is counted.
-AT_ONCE = {
+AT_ONCE: dict[Topology, int] = {
     single_turn_two_at_once: 2,
     agent_tools_at_once: 2,
     agent_tool_of_parallel: 3,
@@ -203,12 +205,12 @@ async def test_a_guards_stop_and_a_condition_do_not_get_in_each_others_way() -> 
 async def test_an_inner_loop_ends_alone_and_begins_anew_each_time_round() -> None:
     runguard.install()
     writer = speaker()
-    inner = LoopAgent(name="inner", sub_agents=[writer], termination_condition=MaxIterationsTermination(2))
+    inner = LoopAgent(name="inner", sub_agents=[writer], termination_condition=MaxIterationsTermination(2))  # type: ignore[call-arg]
     result = await play(LoopAgent(name="outer", sub_agents=[inner, speaker("judge")], max_iterations=3))
-    assert writer.model.calls == 6
+    assert scripted(writer).calls == 6
     ended = [event for event in result.events if termination_reason(event)]
     assert [event.author for event in ended] == ["inner"] * 3
-    assert [(event.actions.escalate, event.actions.termination_reason) for event in ended] == [
+    assert [(event.actions.escalate, event.actions.termination_reason) for event in ended] == [  # type: ignore[attr-defined]
         (True, "Maximum of 2 events reached, current count: 2")
     ] * 3
     assert [event.author for event in result.events].count("judge") == 3
@@ -233,17 +235,17 @@ def _around(shape: str, inner: Any, after: LlmAgent, slow: LlmAgent) -> Any:
 async def test_the_scope_says_whether_the_run_ends_with_the_agent(shape: str, kind: str) -> None:
     for scope in ("loop", "run"):
         writer, after, slow = speaker(), speaker("after"), speaker("slow", latency_s=0.1)
-        inner = LoopAgent(name="inner", sub_agents=[writer]) if kind == "loop" else worker("inner")
+        asked = writer if kind == "loop" else worker("inner")
+        inner = LoopAgent(name="inner", sub_agents=[writer]) if kind == "loop" else asked
         terminate(inner, MaxIterationsTermination(2), scope=scope)
         root = _around(shape, inner, after, slow)
         result = await play(root)
-        made = writer.model.calls if kind == "loop" else inner.model.calls
-        assert made == {"loop": 2, "llm": 1}[kind] * (2 if (shape, scope) == ("loop", "loop") else 1)
+        assert scripted(asked).calls == {"loop": 2, "llm": 1}[kind] * (2 if (shape, scope) == ("loop", "loop") else 1)
         assert_calls_answered(result.session)
         if shape == "agent_tool":
             assert ("root is done" in result.texts) is (scope == "loop")
         else:
-            assert (after.model.calls > 0) is (scope == "loop")
+            assert (scripted(after).calls > 0) is (scope == "loop")
         if shape == "parallel":
             assert "slow 1" in result.texts, "a sibling's paid answer is kept"
         if scope == "run":
@@ -252,17 +254,17 @@ async def test_the_scope_says_whether_the_run_ends_with_the_agent(shape: str, ki
                 "Maximum of 2 events reached, current count: 2",
                 True,
             )
-            assert last.actions.termination_reason == termination_reason(last)
+            assert last.actions.termination_reason == termination_reason(last)  # type: ignore[attr-defined]
 
 
 async def test_the_same_condition_on_a_loop_and_on_the_run() -> None:
     runguard.install()
     condition, writer = MaxIterationsTermination(3), speaker()
-    inner = LoopAgent(name="inner", sub_agents=[writer], termination_condition=condition)
+    inner = LoopAgent(name="inner", sub_agents=[writer], termination_condition=condition)  # type: ignore[call-arg]
     result = await play(
         SequentialAgent(name="root", sub_agents=[inner, speaker("after")]), termination_condition=condition
     )
-    assert writer.model.calls == 3
+    assert scripted(writer).calls == 3
     assert termination_reason(result.events[-1])
     assert "after 1" not in result.texts
 
@@ -292,9 +294,9 @@ async def test_open_calls_are_answered_together_and_the_next_prompt_is_balanced(
     await play(agent, "and now?", plugins=[plugin], session_service=service)
     contents = model.requests[-1].contents
     asked = next(
-        position for position, content in enumerate(contents) if any(part.function_call for part in content.parts)
+        position for position, content in enumerate(contents) if any(part.function_call for part in parts(content))
     )
-    assert len([part for part in contents[asked + 1].parts if part.function_response]) == 2, (
+    assert len([part for part in parts(contents[asked + 1]) if part.function_response]) == 2, (
         "the answers follow the calls at once"
     )
 
@@ -344,7 +346,7 @@ async def test_chunks_of_a_stream_count_once(usage_on: str) -> None:
     writer = speaker(chunks=5, usage_on=usage_on)
     root = LoopAgent(name="loop", sub_agents=[writer])
     result = await play(root, plugins=[TerminationPlugin(TokenUsageTermination(max_total=3 * CALL))], run_config=SSE)
-    assert writer.model.calls == 3
+    assert scripted(writer).calls == 3
     assert_ended(result, f"total token count: {3 * CALL}")
     writer = speaker(chunks=5, usage_on=usage_on)
     result = await play(
@@ -352,7 +354,7 @@ async def test_chunks_of_a_stream_count_once(usage_on: str) -> None:
         plugins=[TerminationPlugin(MaxIterationsTermination(2))],
         run_config=SSE,
     )
-    assert writer.model.calls == 2
+    assert scripted(writer).calls == 2
 
 
 # ---- before the next paid call --------------------------------------------------------------------------------------
@@ -366,7 +368,7 @@ async def test_time_that_is_up_during_a_tool_spares_the_next_call() -> None:
 
     agent = LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("slow", n=n)), tools=[slow])
     result = await play(agent, plugins=[TerminationPlugin(TimeoutTermination(0.5))])
-    assert agent.model.calls == 1
+    assert scripted(agent).calls == 1
     assert_ended(result, "Timeout of 0.5 seconds")
 
 
@@ -381,7 +383,7 @@ async def test_a_signal_given_before_the_first_call_of_a_run_is_not_for_it_and_o
 
     pressing = LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("press", n=n)), tools=[press])
     result = await play(pressing, plugins=[TerminationPlugin(stop)])
-    assert pressing.model.calls == 1
+    assert scripted(pressing).calls == 1
     assert_ended(result, "External termination requested")
     result = await play(agent, plugins=[TerminationPlugin(stop | MaxIterationsTermination(4))])
     assert_ended(result, "Maximum of 4")

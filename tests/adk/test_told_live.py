@@ -47,8 +47,16 @@ def agent(model: Any) -> LlmAgent:
 # ---- alerts ---------------------------------------------------------------------------------------------------------
 
 
+class Receiving(ThreadingHTTPServer):
+    """A server that keeps the headers and the body of every message."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.heard: list[tuple[dict[str, str], bytes]] = []
+
+
 @pytest.fixture
-def receiver() -> Iterator[ThreadingHTTPServer]:
+def receiver() -> Iterator[Receiving]:
     class Receiver(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -59,15 +67,14 @@ def receiver() -> Iterator[ThreadingHTTPServer]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    server.heard = []  # type: ignore[attr-defined]
+    server = Receiving(("127.0.0.1", 0), Receiver)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
 
 
-async def test_a_stop_on_adk_reaches_a_webhook_once_signed_and_without_contents(receiver):
+async def test_a_stop_on_adk_reaches_a_webhook_once_signed_and_without_contents(receiver: Receiving) -> None:
     url = f"http://127.0.0.1:{receiver.server_address[1]}/hook"
     plugin = RunGuardPlugin(alerts={"webhook": {"url": url, "secret": SECRET}})
     for session in ("s1", "s2", "s3"):
@@ -83,7 +90,7 @@ async def test_a_stop_on_adk_reaches_a_webhook_once_signed_and_without_contents(
     assert plugin.snapshot()["alerts"]["webhook"]["sent"] == 1
 
 
-async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions():
+async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions() -> None:
     heard: list[Any] = []
     plugin = RunGuardPlugin(budgets=[Budget(usd="0.10", per="user", window="1d")], alerts=heard.append, **MONEY)
     for session in ("s1", "s2", "s3"):
@@ -95,7 +102,7 @@ async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions(
     ]
 
 
-async def test_a_healthy_run_alerts_nobody():
+async def test_a_healthy_run_alerts_nobody() -> None:
     heard: list[Any] = []
     plugin = RunGuardPlugin(max_usd=5, alerts=heard.append, **MONEY)
     await run(agent(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
@@ -107,7 +114,7 @@ async def test_a_healthy_run_alerts_nobody():
 
 
 @pytest.fixture
-def reader(monkeypatch) -> Iterator[InMemoryMetricReader]:
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
     monkeypatch.setattr(telemetry, "_telemetry", Telemetry(meters.get_meter("runguard"), None))
@@ -124,10 +131,13 @@ def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("kind", ["plugin", "model"])
-async def test_a_run_on_adk_is_counted(reader, kind):
+async def test_a_run_on_adk_is_counted(reader: InMemoryMetricReader, kind: str) -> None:
     keywords: dict[str, Any] = {"budgets": [Budget(usd=5, per="user")], **MONEY}
     guard = RunGuardPlugin(on_stop="raise", **keywords) if kind == "plugin" else GuardedLlm(stuck(), **keywords)
-    root, plugins = (agent(stuck()), [guard]) if kind == "plugin" else (agent(guard), [])
+    if isinstance(guard, GuardedLlm):
+        root, plugins = agent(guard), []
+    else:
+        root, plugins = agent(stuck()), [guard]
     with pytest.raises(RunStoppedError):
         await run(root, plugins=plugins)
     assert guard.flush(10)
@@ -144,7 +154,7 @@ async def test_a_run_on_adk_is_counted(reader, kind):
     assert CANARY not in metrics
 
 
-async def test_a_healthy_run_counts_no_decision(reader):
+async def test_a_healthy_run_counts_no_decision(reader: InMemoryMetricReader) -> None:
     plugin = RunGuardPlugin(max_usd=5, **MONEY)
     await run(agent(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
     assert plugin.flush(10)
@@ -175,7 +185,7 @@ print(json.dumps([dict(e.attributes) for e in events if e.name == "runguard.deci
 """
 
 
-def test_a_decision_is_an_event_on_the_span_that_adk_has_open():
+def test_a_decision_is_an_event_on_the_span_that_adk_has_open() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", SPANS], capture_output=True, text=True, check=True, timeout=50
     )

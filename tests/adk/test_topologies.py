@@ -55,6 +55,7 @@ async def test_a_limit_stops_exactly_there_and_harms_nothing(topology: Topology,
     assert [t.id for t in plugin.trips] == [trip.id]
     assert (trip.limit, trip.model_calls, trip.scope, trip.enforced) == (limit, limit, "run", True)
     for stop in (event for event in result.events if event.error_code == "RUNGUARD_STOP"):
+        assert stop.custom_metadata is not None
         assert stop.custom_metadata["runguard"] == trip.to_dict()
         assert stop.error_message
     assert_calls_answered(result.session, open_calls=open_calls(topology, limit))
@@ -169,7 +170,8 @@ async def test_an_agent_that_was_stopped_as_a_tool_answers_with_a_refusal(topolo
 
 @everywhere
 async def test_a_healthy_run_is_the_same_with_and_without_the_guard(topology: Topology) -> None:
-    bare, guarded, heard = Team(endless=False), Team(endless=False), []
+    bare, guarded = Team(endless=False), Team(endless=False)
+    heard: list[Any] = []
     plugin = RunGuardPlugin(max_model_calls=50, max_seconds=60, max_tool_result_chars=10_000, on_decision=heard.append)
     without = await play(topology(bare))
     with_guard = await play(topology(guarded), plugins=[plugin])

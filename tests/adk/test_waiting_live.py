@@ -25,7 +25,7 @@ def steps(calls: int, **options: Any) -> ScriptedModel:
     return ScriptedModel(lambda n, _: call("step", q=n) if n < calls else text("done"), **options)
 
 
-def test_a_run_waits_and_finishes():
+def test_a_run_waits_and_finishes() -> None:
     loop = VirtualLoop()
     plugin, model = guard(**settings(loop)), steps(5)
     result = run_virtually(loop, run(agent("a", model, tools=[step]), plugins=[plugin]))
@@ -35,7 +35,7 @@ def test_a_run_waits_and_finishes():
     assert_nothing_reserved(plugin)
 
 
-def test_without_waiting_the_same_run_is_stopped():
+def test_without_waiting_the_same_run_is_stopped() -> None:
     loop = VirtualLoop()
     refusing = Budget(calls=2, per="model", window="1m")
     plugin, model = guard(**settings(loop, budgets=[refusing])), steps(5)
@@ -44,14 +44,14 @@ def test_without_waiting_the_same_run_is_stopped():
     assert (model.calls, loop.passed) == (2, 0)
 
 
-def test_a_run_with_room_never_waits():
+def test_a_run_with_room_never_waits() -> None:
     loop = VirtualLoop()
     plugin = guard(**settings(loop, budgets=[Budget(calls=9, per="model", window="1m", on_exhausted="wait")]))
     result = run_virtually(loop, run(agent("a", steps(5), tools=[step]), plugins=[plugin]))
     assert (result.texts, loop.passed, plugin.guard.waits.calls) == (["done"], 0, 0)
 
 
-def test_branches_wait_in_line_and_all_finish():
+def test_branches_wait_in_line_and_all_finish() -> None:
     loop = VirtualLoop()
     starts: list[float] = []
 
@@ -67,7 +67,7 @@ def test_branches_wait_in_line_and_all_finish():
     assert_nothing_reserved(plugin)
 
 
-def test_the_deadline_of_the_run_ends_with_the_refusal():
+def test_the_deadline_of_the_run_ends_with_the_refusal() -> None:
     loop = VirtualLoop()
     plugin, model = guard(**settings(loop, max_seconds=100)), steps(9)
     result = run_virtually(loop, run(agent("a", model, tools=[step]), plugins=[plugin]))
@@ -76,7 +76,7 @@ def test_the_deadline_of_the_run_ends_with_the_refusal():
     assert loop.passed < 61
 
 
-def test_the_kill_switch_ends_a_wait():
+def test_the_kill_switch_ends_a_wait() -> None:
     loop = VirtualLoop()
     plugin, model = guard(**settings(loop)), steps(9)
 
@@ -93,7 +93,7 @@ def test_the_kill_switch_ends_a_wait():
     assert (model.calls, loop.passed) == (2, 10)
 
 
-def test_a_cancelled_run_lets_the_next_one_go():
+def test_a_cancelled_run_lets_the_next_one_go() -> None:
     loop = VirtualLoop()
     plugin, model = guard(**settings(loop)), steps(2)
 
@@ -113,7 +113,7 @@ def test_a_cancelled_run_lets_the_next_one_go():
     assert status.spent == 1
 
 
-def test_shadow_mode_does_not_wait():
+def test_shadow_mode_does_not_wait() -> None:
     loop = VirtualLoop()
     plugin, model = guard(**settings(loop, mode="shadow")), steps(5)
     result = run_virtually(loop, run(agent("a", model, tools=[step]), plugins=[plugin]))
@@ -121,7 +121,7 @@ def test_shadow_mode_does_not_wait():
     assert (plugin.guard.waits.calls, plugin.guard.waits.waited_s) == (3, 180)
 
 
-def test_a_guarded_model_waits():
+def test_a_guarded_model_waits() -> None:
     loop = VirtualLoop()
     model = steps(3)
     guarded = GuardedLlm(model, **settings(loop))
@@ -131,7 +131,7 @@ def test_a_guarded_model_waits():
 
 
 @pytest.mark.parametrize("amount", [{"tokens": 2_500}, {"usd": "0.04"}])
-def test_tokens_and_dollars_wait(amount: dict[str, Any]):
+def test_tokens_and_dollars_wait(amount: dict[str, Any]) -> None:
     loop = VirtualLoop()
     budget = Budget(per="model", window="1m", on_exhausted="wait", **amount)
     plugin, model = guard(**settings(loop, budgets=[budget])), steps(3)

@@ -2,7 +2,7 @@
 
 import io
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,13 @@ from runguard.errors import PolicyError
 from tests.kit.alert_servers import (
     CANARY,
     PATIENT,
+    Server,
     alert,
     alerts,
     sent,
     short_pauses_and_no_leftovers,  # noqa: F401 - an autouse fixture
 )
+from tests.kit.optional import present
 
 # ---- where alerts do not go -----------------------------------------------------------------------------------------
 
@@ -65,7 +67,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("address", "word"), REFUSED.items())
-def test_addresses_that_are_not_public_are_refused(address, word):
+def test_addresses_that_are_not_public_are_refused(address: str, word: str) -> None:
     assert refusal(ip_address(address)) == word
 
 
@@ -82,7 +84,7 @@ def test_addresses_that_are_not_public_are_refused(address, word):
         "64:ff9b::8.8.8.8",
     ],
 )
-def test_public_addresses_are_not(address):
+def test_public_addresses_are_not(address: str) -> None:
     assert refusal(ip_address(address)) == ""
 
 
@@ -130,7 +132,9 @@ def no_connection(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize(
     "bad", ["127.0.0.1", "169.254.169.254", "10.0.0.1", "0.0.0.0", "::1", "::ffff:10.0.0.1", "64:ff9b::7f00:1"]
 )
-def test_a_name_that_leads_inside_is_never_connected_to(monkeypatch, no_connection, caplog, bad):
+def test_a_name_that_leads_inside_is_never_connected_to(
+    monkeypatch: pytest.MonkeyPatch, no_connection: list[Any], caplog: pytest.LogCaptureFixture, bad: str
+) -> None:
     point(monkeypatch, "93.184.215.14", bad)  # one good address does not excuse a bad one
     told = alerts(webhook=f"https://alerts.example/{CANARY}")
     told.send(alert())
@@ -140,9 +144,12 @@ def test_a_name_that_leads_inside_is_never_connected_to(monkeypatch, no_connecti
     assert CANARY not in caplog.text
 
 
-def test_the_connection_goes_to_the_checked_address_and_the_name_is_looked_up_once(monkeypatch, no_connection):
+def test_the_connection_goes_to_the_checked_address_and_the_name_is_looked_up_once(
+    monkeypatch: pytest.MonkeyPatch, no_connection: list[Any]
+) -> None:
     asked = point(monkeypatch, "93.184.215.14", "2606:4700::1111")
     endpoint = AlertSettings.parse({"webhook": "https://alerts.example:8443/x"}).receivers[0].endpoint
+    assert endpoint is not None
     with pytest.raises(transport.UndeliveredError):
         transport.post(endpoint, {}, b"{}", 1)
     assert asked == ["alerts.example"]
@@ -157,17 +164,17 @@ def test_the_connection_goes_to_the_checked_address_and_the_name_is_looked_up_on
         ("http://[::1]:80/", "[::1]"),
     ],
 )
-def test_the_host_header_is_the_name_as_it_is_written(monkeypatch, url, host):
+def test_the_host_header_is_the_name_as_it_is_written(monkeypatch: pytest.MonkeyPatch, url: str, host: str) -> None:
     said: list[bytes] = []
     wire = SimpleNamespace(
         sendall=said.append, makefile=lambda _: io.BytesIO(b"HTTP/1.1 204 No Content\r\n\r\n"), close=lambda: None
     )
     monkeypatch.setattr(transport._Pinned, "connect", lambda connection: setattr(connection, "sock", wire))
-    transport.post(AlertSettings.parse({"webhook": url}).receivers[0].endpoint, {}, b"{}", 1)
+    transport.post(present(AlertSettings.parse({"webhook": url}).receivers[0].endpoint), {}, b"{}", 1)
     assert f"\r\nHost: {host}\r\n".encode() in b"".join(said)
 
 
-def test_a_name_that_changes_its_mind_gains_nothing(monkeypatch, no_connection):
+def test_a_name_that_changes_its_mind_gains_nothing(monkeypatch: pytest.MonkeyPatch, no_connection: list[Any]) -> None:
     """DNS rebinding: public when it is checked, inside when it is asked again."""
     answers = iter(["93.184.215.14", "169.254.169.254", "169.254.169.254"])
 
@@ -181,7 +188,9 @@ def test_a_name_that_changes_its_mind_gains_nothing(monkeypatch, no_connection):
     assert no_connection == [("93.184.215.14", 443)]
 
 
-def test_private_places_are_reached_when_that_is_meant(monkeypatch, no_connection):
+def test_private_places_are_reached_when_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch, no_connection: list[Any]
+) -> None:
     point(monkeypatch, "10.0.0.7")
     told = alerts(webhook="https://alerts.internal/x", allow_private=True, deadline_seconds=0.1)
     told.send(alert())
@@ -189,7 +198,9 @@ def test_private_places_are_reached_when_that_is_meant(monkeypatch, no_connectio
     assert no_connection[0] == ("10.0.0.7", 443)
 
 
-def test_localhost_must_be_loopback(monkeypatch, no_connection, caplog):
+def test_localhost_must_be_loopback(
+    monkeypatch: pytest.MonkeyPatch, no_connection: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     point(monkeypatch, "93.184.215.14")
     told = alerts(webhook="http://localhost/x")
     told.send(alert())
@@ -198,7 +209,7 @@ def test_localhost_must_be_loopback(monkeypatch, no_connection, caplog):
     assert "not loopback on this machine" in caplog.text
 
 
-def test_localhost_is_reached(serve):
+def test_localhost_is_reached(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(webhook=server.url(host="localhost"))
     told.send(alert())
@@ -206,7 +217,9 @@ def test_localhost_is_reached(serve):
     assert server.requests[0][1]["host"] == f"localhost:{server.port}"
 
 
-def test_a_name_that_cannot_be_looked_up_is_tried_again(monkeypatch, caplog):
+def test_a_name_that_cannot_be_looked_up_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = []
 
     def away(host: str, port: int, **_: Any) -> None:
@@ -263,7 +276,7 @@ BAD_URLS = {
 
 @pytest.mark.parametrize(("url", "message"), BAD_URLS.items())
 @pytest.mark.parametrize("setting", ["slack_webhook", "webhook"])
-def test_urls_that_cannot_be_meant_are_refused_when_they_are_read(setting, url, message):
+def test_urls_that_cannot_be_meant_are_refused_when_they_are_read(setting: str, url: str, message: str) -> None:
     with pytest.raises(PolicyError) as raised:
         AlertSettings.parse({setting: url})
     assert str(raised.value).startswith(f"alerts.{setting}: ")
@@ -282,11 +295,11 @@ def test_urls_that_cannot_be_meant_are_refused_when_they_are_read(setting, url, 
         "https://8.8.8.8/",
     ],
 )
-def test_urls_that_can_be_meant_are_taken(url):
+def test_urls_that_can_be_meant_are_taken(url: str) -> None:
     assert len(AlertSettings.parse({"webhook": url}).receivers) == 1
 
 
-def test_plain_http_stays_refused_where_private_places_are_allowed():
+def test_plain_http_stays_refused_where_private_places_are_allowed() -> None:
     with pytest.raises(PolicyError, match="must begin with https"):
         AlertSettings.parse({"webhook": "http://10.0.0.1/", "allow_private": True})
     assert AlertSettings.parse({"webhook": "https://10.0.0.1/", "allow_private": True})
@@ -303,7 +316,9 @@ def trusting(monkeypatch: pytest.MonkeyPatch, certificate: str) -> Iterator[None
     transport._trust.cache_clear()
 
 
-def test_an_unverified_certificate_is_refused_and_not_tried_again(tls, caplog):
+def test_an_unverified_certificate_is_refused_and_not_tried_again(
+    tls: tuple[Server, list[str | None]], caplog: pytest.LogCaptureFixture
+) -> None:
     server, _ = tls
     told = alerts(webhook=server.url(scheme="https"), deadline_seconds=PATIENT, timeout_seconds=PATIENT)
     told.send(alert())
@@ -312,7 +327,9 @@ def test_an_unverified_certificate_is_refused_and_not_tried_again(tls, caplog):
     assert "the certificate is not trusted (self-signed certificate)" in caplog.text
 
 
-def test_a_trusted_certificate_is_checked_against_the_name_on_a_pinned_connection(tls, trusting, monkeypatch):
+def test_a_trusted_certificate_is_checked_against_the_name_on_a_pinned_connection(
+    tls: tuple[Server, list[str | None]], trusting: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server, names = tls
     point(monkeypatch, "127.0.0.1")
     told = alerts(
@@ -324,7 +341,12 @@ def test_a_trusted_certificate_is_checked_against_the_name_on_a_pinned_connectio
     assert server.requests[0][1]["host"] == f"alerts.example:{server.port}"
 
 
-def test_a_trusted_certificate_of_another_name_is_refused(tls, trusting, monkeypatch, caplog):
+def test_a_trusted_certificate_of_another_name_is_refused(
+    tls: tuple[Server, list[str | None]],
+    trusting: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     server, _ = tls
     point(monkeypatch, "127.0.0.1")
     told = alerts(webhook=server.url(scheme="https", host="other.example"), allow_private=True, timeout_seconds=PATIENT)

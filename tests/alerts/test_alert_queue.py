@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,10 @@ from runguard.alerts import (
     AlertSettings,
     sending,
 )
+from runguard.alerts.alert import Parcel
 from tests.kit.alert_servers import (
     PATIENT,
+    Server,
     alert,
     alerts,
     hang,
@@ -26,7 +30,9 @@ from tests.kit.alert_servers import (
 from tests.kit.waiting import until
 
 
-def test_send_returns_while_the_receiver_hangs_and_a_slow_one_does_not_delay_a_fast_one(serve):
+def test_send_returns_while_the_receiver_hangs_and_a_slow_one_does_not_delay_a_fast_one(
+    serve: Callable[..., Server],
+) -> None:
     slow, fast = serve(hang), serve()
     patient = {"timeout_seconds": PATIENT, "deadline_seconds": PATIENT}
     told = Alerts(AlertSettings.parse([{"webhook": slow.url(), **patient}, {"webhook": fast.url()}]))
@@ -40,7 +46,9 @@ def test_send_returns_while_the_receiver_hangs_and_a_slow_one_does_not_delay_a_f
     assert sent(told) == {"sent": 5}
 
 
-def test_a_full_queue_drops_counts_and_tells_again_later(caplog, monkeypatch):
+def test_a_full_queue_drops_counts_and_tells_again_later(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sending._ReceiverQueue, "capacity", 3)
     go, heard, busy = threading.Event(), [], threading.Event()
 
@@ -64,17 +72,17 @@ def test_a_full_queue_drops_counts_and_tells_again_later(caplog, monkeypatch):
     assert heard == ["first", "key 0", "key 1", "key 2", "key 7"]
 
 
-def test_what_waited_beyond_its_deadline_is_still_tried_once(serve, monkeypatch):
+def test_what_waited_beyond_its_deadline_is_still_tried_once(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = serve()
     told = alerts(webhook=server.url(), deadline_seconds=0.5)
-    monkeypatch.setattr(
-        sending, "parcel_of", lambda *given: sending.Parcel(alert(), "topic", "event", time.monotonic() - 100)
-    )
+    monkeypatch.setattr(sending, "parcel_of", lambda *given: Parcel(alert(), "topic", "event", time.monotonic() - 100))
     told.send(alert())
     assert sent(told) == {"sent": 1}
 
 
-def test_a_thread_starts_with_the_first_alert_and_ends_when_idle(monkeypatch):
+def test_a_thread_starts_with_the_first_alert_and_ends_when_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_IDLE_S", 0.05)
     heard: list[threading.Thread] = []
     told = Alerts(AlertSettings.parse(lambda _: heard.append(threading.current_thread())))
@@ -89,12 +97,15 @@ def test_a_thread_starts_with_the_first_alert_and_ends_when_idle(monkeypatch):
     assert heard[1] is not heard[0]
 
 
-def test_many_threads_send_and_nothing_is_lost():
+def test_many_threads_send_and_nothing_is_lost() -> None:
     heard: list[str] = []
     told = Alerts(AlertSettings.parse(lambda one: heard.append(one.key)))
-    senders = [
-        threading.Thread(target=lambda n=n: [told.send(alert(f"{n} {i % 10}")) for i in range(20)]) for n in range(8)
-    ]
+
+    def send(n: int) -> None:
+        for i in range(20):
+            told.send(alert(f"{n} {i % 10}"))
+
+    senders = [threading.Thread(target=send, args=(n,)) for n in range(8)]
     for sender in senders:
         sender.start()
     for sender in senders:
@@ -104,7 +115,7 @@ def test_many_threads_send_and_nothing_is_lost():
     assert told.counts["call"] == {"sent": 80, "failed": 0, "dropped": 0, "suppressed": 80}
 
 
-def test_no_thread_to_be_had_is_no_error(monkeypatch, caplog):
+def test_no_thread_to_be_had_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Alert] = []
     told = Alerts(AlertSettings.parse(heard.append))
 
@@ -122,7 +133,7 @@ def test_no_thread_to_be_had_is_no_error(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("wrong", [None, "text", 7])
-def test_send_never_raises(caplog, wrong):
+def test_send_never_raises(caplog: pytest.LogCaptureFixture, wrong: Any) -> None:
     heard: list[Alert] = []
     told = Alerts(AlertSettings.parse(heard.append))
     told.send(wrong)
@@ -174,14 +185,14 @@ print(os.waitstatus_to_exitcode(status), heard)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_sends_its_own_alerts_and_only_these():
+def test_a_forked_child_sends_its_own_alerts_and_only_these() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _FORK], capture_output=True, text=True, timeout=50, check=False
     )
     assert done.stdout.strip() == "0 ['in flight', 'waiting']", done.stderr
 
 
-def test_a_process_that_ends_sends_what_is_waiting(serve):
+def test_a_process_that_ends_sends_what_is_waiting(serve: Callable[..., Server]) -> None:
     server = serve()
     script = f"""
 from runguard.alerts import Alert, Alerts, AlertSettings

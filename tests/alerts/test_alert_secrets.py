@@ -5,6 +5,7 @@ import json
 import logging
 import pickle
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -61,7 +62,7 @@ SECRETS = {
 
 
 @pytest.mark.parametrize(("text", "masked"), SECRETS.items())
-def test_secrets_are_masked(text, masked):
+def test_secrets_are_masked(text: str, masked: str) -> None:
     assert mask(f"before {text} after") == f"before {masked} after"
 
 
@@ -79,11 +80,11 @@ def test_secrets_are_masked(text, masked):
         "digest 0123456789abcdef0123456789abcdef",
     ],
 )
-def test_ordinary_texts_stay_as_they_are(text):
+def test_ordinary_texts_stay_as_they_are(text: str) -> None:
     assert mask(text) == text
 
 
-def test_a_text_becomes_one_line_without_tricks():
+def test_a_text_becomes_one_line_without_tricks() -> None:
     assert mask("a\r\nb\x00c\x1b[31m \u202egnp.exe\u2028d") == "a b c [31m gnp.exe d"
 
 
@@ -106,7 +107,7 @@ def test_a_text_becomes_one_line_without_tricks():
         "xox",
     ],
 )
-def test_a_megabyte_of_anything_is_cut_and_done(piece):
+def test_a_megabyte_of_anything_is_cut_and_done(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     begin = time.process_time()
     assert len(mask(text)) <= 1_000
@@ -117,7 +118,7 @@ def test_a_megabyte_of_anything_is_cut_and_done(piece):
 
 
 @pytest.mark.parametrize("start", [*range(60, 104, 3), *range(570, 615, 3)])
-def test_a_key_that_crosses_a_cut_does_not_show_its_first_half(start):
+def test_a_key_that_crosses_a_cut_does_not_show_its_first_half(start: int) -> None:
     """At the end of what is shown, and at the end of what is looked at,
     which is shown when much before it was masked.
     """
@@ -145,7 +146,9 @@ def flat(body: bytes) -> list[str]:
     return found
 
 
-def test_the_canary_is_in_no_message_no_log_and_no_repr(serve, caplog):
+def test_the_canary_is_in_no_message_no_log_and_no_repr(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever an alert holds, and whatever the receivers' own secrets look like, they do not leave."""
     hook, failing = serve(), serve(400)
     failing.body = f"{{'error': 'bad {SIGNING} for /hook/{CANARY}'}}".encode()
@@ -203,7 +206,9 @@ def test_the_canary_is_in_no_message_no_log_and_no_repr(serve, caplog):
     assert leaks == ["routing" + CANARY]  # where it belongs: the routing key, once
 
 
-def test_settings_from_the_environment_are_pickled_by_name_and_others_are_not(monkeypatch, serve):
+def test_settings_from_the_environment_are_pickled_by_name_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Server]
+) -> None:
     server = serve()
     monkeypatch.setenv("HOOK", server.url())
     monkeypatch.setenv("SIGN", SIGNING)
@@ -225,7 +230,7 @@ def test_settings_from_the_environment_are_pickled_by_name_and_others_are_not(mo
     assert copy.deepcopy(settings) == settings
 
 
-def test_a_secret_shows_itself_to_nobody():
+def test_a_secret_shows_itself_to_nobody() -> None:
     secret = Secret(CANARY)
     assert CANARY not in f"{secret} {secret!r} {[secret]} {secret!s:>40}" % ()
     assert secret.reveal() == CANARY
@@ -236,7 +241,7 @@ def test_a_secret_shows_itself_to_nobody():
     assert CANARY not in repr(endpoint)
 
 
-def test_secrets_come_from_the_environment(monkeypatch, serve):
+def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, serve: Callable[..., Server]) -> None:
     server = serve()
     monkeypatch.setenv("ALERT_HOOK", server.url("/from/env") + "\n")  # as from a mounted file
     monkeypatch.setenv("ALERT_AUTH", "Bearer from-env")
@@ -249,7 +254,7 @@ def test_secrets_come_from_the_environment(monkeypatch, serve):
 
 
 @pytest.mark.parametrize("setting", ["slack_webhook", "pagerduty_key", "webhook"])
-def test_a_variable_that_is_not_set_is_named(monkeypatch, setting):
+def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     monkeypatch.delenv("NO_SUCH_THING", raising=False)
     with pytest.raises(PolicyError, match=rf"^alerts\.{setting}: the environment variable NO_SUCH_THING is not set$"):
         AlertSettings.parse({setting: "env:NO_SUCH_THING"})
@@ -261,7 +266,7 @@ def test_a_variable_that_is_not_set_is_named(monkeypatch, setting):
 # ---- signatures -----------------------------------------------------------------------------------------------------
 
 
-def test_a_signature_is_what_anybody_can_compute():
+def test_a_signature_is_what_anybody_can_compute() -> None:
     """Fixed, because receivers in other languages rely on it; computed with ``openssl dgst -sha256 -hmac``."""
     expected = "v1=6cee4736a889a04e2d81c8397febddeb6db6f8b60d7eacee906bb482211159be"
     assert message_formats.signature("a-secret-of-16-chars", "1700000000", b'{"v":1}') == expected
@@ -279,7 +284,7 @@ def verified(**over: Any) -> bool:
     return verify_signature(**{**good, **over})
 
 
-def test_a_good_signature_is_verified():
+def test_a_good_signature_is_verified() -> None:
     assert verified()
     assert verified(timestamp=1_700_000_000)
     assert verified(now=1_700_000_300.0)
@@ -306,10 +311,10 @@ def test_a_good_signature_is_verified():
         {"now": 1_699_999_699.0},
     ],
 )
-def test_anything_else_is_not(wrong):
+def test_anything_else_is_not(wrong: dict[str, Any]) -> None:
     assert verified(**wrong) is False
 
 
-def test_an_empty_secret_is_no_secret():
+def test_an_empty_secret_is_no_secret() -> None:
     with pytest.raises(ValueError, match="empty"):
         verified(secret="")

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from runguard.errors import PolicyError
 from tests.kit.alert_servers import (
     CANARY,
     HOOK,
+    Server,
     alert,
     alerts,
     sent,
@@ -82,7 +84,7 @@ BAD_SETTINGS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS, ids=[message[:60] for _, message in BAD_SETTINGS])
-def test_bad_settings_are_named_and_no_secret_is_shown(settings, message):
+def test_bad_settings_are_named_and_no_secret_is_shown(settings: Any, message: str) -> None:
     with pytest.raises(PolicyError) as raised:
         AlertSettings.parse(settings)
     assert message in str(raised.value)
@@ -90,7 +92,7 @@ def test_bad_settings_are_named_and_no_secret_is_shown(settings, message):
     assert raised.value.__context__ is None or CANARY not in repr(raised.value.__context__)
 
 
-def test_settings_have_defaults_and_names():
+def test_settings_have_defaults_and_names() -> None:
     settings = AlertSettings.parse(
         [
             {"slack_webhook": HOOK, "pagerduty_key": CANARY, "webhook": HOOK, "log": True, "call": print},
@@ -113,7 +115,7 @@ def test_settings_have_defaults_and_names():
 
 
 @pytest.mark.parametrize("nothing", [None, {}, [], {"log": False}, {"slack_webhook": None}])
-def test_nobody_to_tell_is_fine(nothing):
+def test_nobody_to_tell_is_fine(nothing: dict[str, Any] | list[Any] | None) -> None:
     settings = AlertSettings.parse(nothing)
     assert not settings
     told = Alerts(settings)
@@ -122,14 +124,14 @@ def test_nobody_to_tell_is_fine(nothing):
     assert told.counts == {}
 
 
-def test_settings_and_alerts_are_frozen():
+def test_settings_and_alerts_are_frozen() -> None:
     with pytest.raises(AttributeError):
         AlertSettings().receivers = ()  # type: ignore[misc]
     with pytest.raises(AttributeError):
         alert().text = "other"  # type: ignore[misc]
 
 
-def test_an_alert_keeps_its_facts_to_itself():
+def test_an_alert_keeps_its_facts_to_itself() -> None:
     facts = {"calls": 1}
     one = alert(facts=facts)
     facts["calls"] = 2
@@ -139,7 +141,7 @@ def test_an_alert_keeps_its_facts_to_itself():
 
 
 @pytest.mark.parametrize("wrong", [{"kind": "other"}, {"severity": "loud"}, {"key": ""}, {"key": 7}, {"text": None}])
-def test_an_alert_that_cannot_be_meant_is_refused(wrong):
+def test_an_alert_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         alert(**wrong)
 
@@ -154,7 +156,7 @@ class Hostile:
     __repr__ = __str__
 
 
-def test_every_fact_becomes_bounded_json(serve):
+def test_every_fact_becomes_bounded_json(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(webhook=server.url())
     facts: dict[Any, Any] = {

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def flood(server: Server, handler: BaseHTTPRequestHandler) -> None:
 # ---- what arrives ---------------------------------------------------------------------------------------------------
 
 
-def test_a_webhook_gets_a_versioned_signed_json(serve):
+def test_a_webhook_gets_a_versioned_signed_json(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(webhook={"url": server.url("/a?b=c"), "secret": SIGNING, "headers": {"Authorization": "Bearer mine"}})
     told.send(alert(facts={"tool": "parse", "calls": 6, "usd": 1.5, "enforced": True, "model": None}))
@@ -96,7 +97,7 @@ def test_a_webhook_gets_a_versioned_signed_json(serve):
     assert verify_signature(SIGNING, headers["x-runguard-timestamp"], body, headers["x-runguard-signature"])
 
 
-def test_without_a_secret_nothing_pretends_to_be_signed(serve):
+def test_without_a_secret_nothing_pretends_to_be_signed(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(webhook=server.url())
     told.send(alert())
@@ -104,7 +105,7 @@ def test_without_a_secret_nothing_pretends_to_be_signed(serve):
     assert "x-runguard-signature" not in server.requests[0][1]
 
 
-def test_slack_gets_text_and_blocks_that_call_nobody(serve):
+def test_slack_gets_text_and_blocks_that_call_nobody(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(slack_webhook=server.url("/services/T/B/X"))
     told.send(
@@ -129,7 +130,7 @@ def test_slack_gets_text_and_blocks_that_call_nobody(serve):
     assert "<" not in body.decode()
 
 
-def test_a_slack_text_fits_and_ends_in_no_half_entity(serve):
+def test_a_slack_text_fits_and_ends_in_no_half_entity(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(slack_webhook=server.url())
     told.send(alert(text="&" * 5_000, facts={f"name{n}": "<" * 500 for n in range(40)}))
@@ -141,7 +142,7 @@ def test_a_slack_text_fits_and_ends_in_no_half_entity(serve):
     assert texts[2].endswith("&lt;…")
 
 
-def test_pagerduty_gets_a_trigger_and_its_resolve_under_one_key(serve):
+def test_pagerduty_gets_a_trigger_and_its_resolve_under_one_key(serve: Callable[..., Server]) -> None:
     server = serve(202)
     told = alerts(pagerduty_key=CANARY, pagerduty_url=server.url("/v2/enqueue"))
     key = "budget user:docs/alice " * 50
@@ -165,7 +166,7 @@ def test_pagerduty_gets_a_trigger_and_its_resolve_under_one_key(serve):
     assert payload["custom_details"]["share"] == 0.8
 
 
-def test_different_keys_are_different_incidents(serve):
+def test_different_keys_are_different_incidents(serve: Callable[..., Server]) -> None:
     server = serve(202)
     told = alerts(pagerduty_key=CANARY, pagerduty_url=server.url())
     told.send(alert("a" * 500 + "1", facts={}))
@@ -186,7 +187,9 @@ def test_different_keys_are_different_incidents(serve):
         ("ERROR", "info", "ERROR"),
     ],
 )
-def test_the_log_says_it_in_one_line(caplog, setting, severity, level):
+def test_the_log_says_it_in_one_line(
+    caplog: pytest.LogCaptureFixture, setting: bool | str, severity: str, level: str
+) -> None:
     told = alerts(log=setting)
     with caplog.at_level(logging.DEBUG, "runguard"):
         told.send(alert(severity=severity, text="first\nsecond\x1b[31m"))
@@ -194,10 +197,10 @@ def test_the_log_says_it_in_one_line(caplog, setting, severity, level):
     [record] = caplog.records
     assert record.getMessage() == "runguard.alert: first second [31m"
     assert record.levelname == level
-    assert record.runguard_alert["facts"] == {"tool": "parse", "calls": 6}
+    assert record.__dict__["runguard_alert"]["facts"] == {"tool": "parse", "calls": 6}
 
 
-def test_functions_are_called_off_the_path_sync_and_async():
+def test_functions_are_called_off_the_path_sync_and_async() -> None:
     heard: list[tuple[str, Alert, str]] = []
 
     def plain(told: Alert) -> None:
@@ -216,7 +219,7 @@ def test_functions_are_called_off_the_path_sync_and_async():
     assert told.counts == {name: {"sent": 1, "failed": 0, "dropped": 0, "suppressed": 0} for name in ("call", "call-2")}
 
 
-def test_a_bare_function_is_enough():
+def test_a_bare_function_is_enough() -> None:
     heard: list[Alert] = []
     told = Alerts(AlertSettings.parse(heard.append))
     told.send(alert())
@@ -224,7 +227,7 @@ def test_a_bare_function_is_enough():
     assert [one.kind for one in heard] == ["trip"]
 
 
-def test_a_function_that_fails_is_counted_and_told_without_its_secrets(caplog):
+def test_a_function_that_fails_is_counted_and_told_without_its_secrets(caplog: pytest.LogCaptureFixture) -> None:
     def fail(_: Alert) -> None:
         raise ValueError(f"cannot reach https://hooks.example/{CANARY} with password={CANARY}")
 
@@ -240,15 +243,15 @@ def test_a_function_that_fails_is_counted_and_told_without_its_secrets(caplog):
     assert CANARY not in caplog.text
 
 
-def test_an_async_function_that_never_ends_is_ended():
+def test_an_async_function_that_never_ends_is_ended() -> None:
     told = alerts(call=lambda _: asyncio.sleep(PATIENT * 2), deadline_seconds=0.1)
     told.send(alert())
     assert sent(told, "call") == {"failed": 1}
 
 
-def test_a_function_may_flush_without_waiting_for_itself():
-    done = []
-    told = Alerts(AlertSettings.parse(lambda _: done.append(told.flush(PATIENT))))
+def test_a_function_may_flush_without_waiting_for_itself() -> None:
+    done: list[bool] = []
+    told: Alerts = Alerts(AlertSettings.parse(lambda _: done.append(told.flush(PATIENT))))
     told.send(alert())
     assert told.flush(PATIENT)
     assert done == [True]
@@ -257,7 +260,7 @@ def test_a_function_may_flush_without_waiting_for_itself():
 # ---- once, and again ------------------------------------------------------------------------------------------------
 
 
-def test_the_same_thing_is_told_once_until_it_is_over(serve):
+def test_the_same_thing_is_told_once_until_it_is_over(serve: Callable[..., Server]) -> None:
     server = serve()
     told = alerts(webhook=server.url())
     for _ in range(3):
@@ -275,7 +278,7 @@ def test_the_same_thing_is_told_once_until_it_is_over(serve):
     ]
 
 
-def test_what_did_not_arrive_was_not_told(serve):
+def test_what_did_not_arrive_was_not_told(serve: Callable[..., Server]) -> None:
     server = serve(400, 200)
     told = alerts(webhook=server.url())
     told.send(alert())
@@ -284,7 +287,7 @@ def test_what_did_not_arrive_was_not_told(serve):
     assert sent(told) == {"failed": 1, "sent": 1}
 
 
-def test_only_the_most_recent_keys_are_remembered(monkeypatch):
+def test_only_the_most_recent_keys_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sending, "_KEYS", 3)
     heard: list[Alert] = []
     told = Alerts(AlertSettings.parse(heard.append))
@@ -297,7 +300,9 @@ def test_only_the_most_recent_keys_are_remembered(monkeypatch):
 @pytest.mark.parametrize(
     "failure", [500, 503, 599, 429, (429, {"Retry-After": "0"}), (503, {"Retry-After": "soon"}), reset]
 )
-def test_what_may_pass_is_tried_again_under_the_same_name(serve, failure):
+def test_what_may_pass_is_tried_again_under_the_same_name(
+    serve: Callable[..., Server], failure: Callable[..., Any] | int | tuple[int, dict[str, Any]]
+) -> None:
     server = serve(failure, failure, 200)
     told = alerts(webhook={"url": server.url(), "secret": SIGNING})
     told.send(alert())
@@ -311,7 +316,7 @@ def test_what_may_pass_is_tried_again_under_the_same_name(serve, failure):
     )
 
 
-def test_a_server_that_is_away_is_tried_again():
+def test_a_server_that_is_away_is_tried_again() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         port = taken.getsockname()[1]
@@ -327,7 +332,9 @@ def test_a_server_that_is_away_is_tried_again():
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 410, 422])
-def test_what_the_server_refuses_is_not_tried_again(serve, caplog, status):
+def test_what_the_server_refuses_is_not_tried_again(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture, status: int
+) -> None:
     server = serve(status)
     server.body = f"no such hook: /hook/{CANARY} password={CANARY}\nsecond line {'x' * 5000}".encode()
     told = alerts(webhook=server.url())
@@ -340,7 +347,7 @@ def test_what_the_server_refuses_is_not_tried_again(serve, caplog, status):
     assert len(caplog.text) < 600
 
 
-def test_the_deadline_ends_all_attempts(serve, caplog):
+def test_the_deadline_ends_all_attempts(serve: Callable[..., Server], caplog: pytest.LogCaptureFixture) -> None:
     server = serve(500)
     told = alerts(webhook=server.url(), deadline_seconds=1)
     told.send(alert())
@@ -349,7 +356,7 @@ def test_the_deadline_ends_all_attempts(serve, caplog):
     assert "runguard.alert_failed: webhook" in caplog.text  # the last attempt may have been cut short
 
 
-def test_retry_after_is_waited_for(serve):
+def test_retry_after_is_waited_for(serve: Callable[..., Server]) -> None:
     server = serve((429, {"Retry-After": "1"}), 200)
     told = alerts(slack_webhook=server.url())
     told.send(alert())
@@ -363,7 +370,9 @@ def in_an_hour() -> str:
 
 
 @pytest.mark.parametrize("later", [lambda: "3600", in_an_hour], ids=["seconds", "date"])
-def test_retry_after_beyond_the_deadline_is_given_up_at_once(serve, caplog, later):
+def test_retry_after_beyond_the_deadline_is_given_up_at_once(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture, later: Callable[..., Any]
+) -> None:
     server = serve((429, {"Retry-After": later()}))
     told = alerts(webhook=server.url(), deadline_seconds=PATIENT * 10)
     told.send(alert())
@@ -373,7 +382,9 @@ def test_retry_after_beyond_the_deadline_is_given_up_at_once(serve, caplog, late
 
 
 @pytest.mark.parametrize("answer", [hang, drip])
-def test_one_time_limit_holds_for_an_attempt(serve, caplog, answer):
+def test_one_time_limit_holds_for_an_attempt(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture, answer: Any
+) -> None:
     server = serve(answer)
     told = alerts(webhook=server.url(), timeout_seconds=0.2, deadline_seconds=0.2)
     told.send(alert())
@@ -381,14 +392,15 @@ def test_one_time_limit_holds_for_an_attempt(serve, caplog, answer):
     assert "no answer within 0.2 s" in caplog.text
 
 
-def test_an_answer_without_end_is_left(serve):
+def test_an_answer_without_end_is_left(serve: Callable[..., Server]) -> None:
     server = serve(flood)
     endpoint = AlertSettings.parse({"webhook": server.url()}).receivers[0].endpoint
+    assert endpoint is not None
     with pytest.raises(transport.UndeliveredError, match="the connection failed"):
         transport.post(endpoint, {}, b"{}", PATIENT)
 
 
-def test_a_yes_is_a_yes_whatever_becomes_of_the_body(serve):
+def test_a_yes_is_a_yes_whatever_becomes_of_the_body(serve: Callable[..., Server]) -> None:
     server = serve(hang_in_the_body(200))
     told = alerts(webhook=server.url(), timeout_seconds=PATIENT, deadline_seconds=PATIENT)
     told.send(alert())
@@ -396,7 +408,7 @@ def test_a_yes_is_a_yes_whatever_becomes_of_the_body(serve):
     assert not server.release.is_set()
 
 
-def test_a_no_is_a_no_whatever_becomes_of_the_body(serve):
+def test_a_no_is_a_no_whatever_becomes_of_the_body(serve: Callable[..., Server]) -> None:
     server = serve(hang_in_the_body(400))
     told = alerts(webhook=server.url(), timeout_seconds=1)
     told.send(alert())
@@ -405,7 +417,9 @@ def test_a_no_is_a_no_whatever_becomes_of_the_body(serve):
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_a_failure_and_nobody_goes_there(serve, caplog, status):
+def test_a_redirect_is_a_failure_and_nobody_goes_there(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture, status: int
+) -> None:
     elsewhere = serve()
     server = serve((status, {"Location": elsewhere.url("/internal")}))
     told = alerts(webhook=server.url())
@@ -417,7 +431,7 @@ def test_a_redirect_is_a_failure_and_nobody_goes_there(serve, caplog, status):
     assert "/internal" not in caplog.text
 
 
-def test_proxies_of_the_environment_are_not_used(serve, monkeypatch):
+def test_proxies_of_the_environment_are_not_used(serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
     proxy, server = serve(), serve()
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, proxy.url(""))

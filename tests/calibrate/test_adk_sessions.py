@@ -1,5 +1,7 @@
 """Limits from what real runs have written: a session database, and a store of RunGuard's."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("google.adk")
@@ -25,7 +27,7 @@ def limit(made: Proposal, setting: str) -> tuple[float, float | None]:
     return found.quantile.value, found.value
 
 
-async def test_limits_of_real_runs(tmp_path):
+async def test_limits_of_real_runs(tmp_path: Path) -> None:
     service = SqliteSessionService(str(tmp_path / "sessions.db"))
     plugin = RunGuardPlugin(store=f"sqlite:///{tmp_path}/guard.db", store_timeout=30, mode="shadow")
     for number in range(75):

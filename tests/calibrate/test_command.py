@@ -34,7 +34,7 @@ def recorded(tmp_path: Path) -> Path:
     return write(tmp_path / "runs.jsonl", *fine, *rest, "{broken")
 
 
-def test_the_table_and_the_file_are_printed(recorded):
+def test_the_table_and_the_file_are_printed(recorded: Path) -> None:
     done = command("calibrate", recorded)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
@@ -51,7 +51,7 @@ def test_the_table_and_the_file_are_printed(recorded):
     assert "max_tokens = " in toml
 
 
-def test_the_written_file_loads_and_replay_agrees_with_what_was_said(recorded, tmp_path):
+def test_the_written_file_loads_and_replay_agrees_with_what_was_said(recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "proposed.toml"
     done = command("calibrate", recorded, "--write", target, "--json")
     assert done.exit_code == 0, done.output
@@ -80,7 +80,7 @@ def test_the_written_file_loads_and_replay_agrees_with_what_was_said(recorded, t
     }
 
 
-def test_replay_agrees_on_each_limit_alone(recorded, tmp_path):
+def test_replay_agrees_on_each_limit_alone(recorded: Path, tmp_path: Path) -> None:
     told = json.loads(command("calibrate", recorded, "--json").stdout)["limits"]
     rules = {
         "max_usd": "budget",
@@ -105,7 +105,7 @@ def test_replay_agrees_on_each_limit_alone(recorded, tmp_path):
         assert [run["id"] for run, _ in stops if run["success"]] == limit["cut"]["successful"]
 
 
-def test_a_file_is_replaced_only_when_forced(tmp_path):
+def test_a_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
     stopped = [repeating(f"fine-{n}", int(rungs_of("repetition").stop or 0), success=True) for n in range(8)]
     recorded = write(tmp_path / "runs.jsonl", *stopped)
     target = tmp_path / "kept.toml"
@@ -117,14 +117,16 @@ def test_a_file_is_replaced_only_when_forced(tmp_path):
     assert "# Proposed by" in target.read_text()
 
 
-def test_a_place_that_cannot_be_written_is_told_before_the_work(recorded, monkeypatch):
+def test_a_place_that_cannot_be_written_is_told_before_the_work(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("runguard.calibrate.printing.calibrate", lambda *_, **__: pytest.fail("it has begun"))
     missing = command("calibrate", recorded, "--write", "absent/x.toml")
     assert (missing.exit_code, missing.stdout) == (2, "")
     assert missing.stderr == "absent/x.toml: cannot be written: the folder absent does not exist; create it first\n"
 
 
-def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_path):
+def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_path: Path) -> None:
     recorded = write(tmp_path / "runs.jsonl", *(sized(f"run-{n}", prompt=100) for n in range(75)))
     now = tmp_path / "now.toml"
     now.write_text(
@@ -145,7 +147,7 @@ def test_what_the_policy_said_before_is_kept_and_secrets_are_not_printed(tmp_pat
     assert "store and alerts are not copied" in target.read_text()
 
 
-def test_names_in_the_recordings_cannot_become_settings(tmp_path):
+def test_names_in_the_recordings_cannot_become_settings(tmp_path: Path) -> None:
     runs = [sized(f"run-{n}", prompt=100) for n in range(73)]
     evil = 'evil\nmax_model_calls = 1\r\n[rules]\u2028mode = "off"\x00[red]'
     target = tmp_path / "out.toml"
@@ -159,7 +161,7 @@ def test_names_in_the_recordings_cannot_become_settings(tmp_path):
     assert "evil" in target.read_text()
 
 
-def test_nothing_to_advise_is_exit_code_1_and_no_file(tmp_path):
+def test_nothing_to_advise_is_exit_code_1_and_no_file(tmp_path: Path) -> None:
     target = tmp_path / "out.toml"
     done = command("calibrate", write(tmp_path / "runs.jsonl", *good(20)), "--write", target)
     assert done.exit_code == 1
@@ -171,7 +173,7 @@ def test_nothing_to_advise_is_exit_code_1_and_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "{broken\n[1, 2]\n"])
-def test_an_empty_or_broken_recording_advises_nothing(tmp_path, content):
+def test_an_empty_or_broken_recording_advises_nothing(tmp_path: Path, content: str) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(content)
     done = command("calibrate", path)
@@ -190,7 +192,7 @@ def test_an_empty_or_broken_recording_advises_nothing(tmp_path, content):
         ["runs.jsonl", "--max-false-stops", "few"],
     ],
 )
-def test_what_cannot_be_used_is_said_with_exit_code_2(tmp_path, args):
+def test_what_cannot_be_used_is_said_with_exit_code_2(tmp_path: Path, args: list[str]) -> None:
     write(tmp_path / "runs.jsonl", *good(3))
     (tmp_path / "x.db").write_bytes(b"SQLite format 3\x00 and nothing more")
     done = command("calibrate", *args)
@@ -199,7 +201,7 @@ def test_what_cannot_be_used_is_said_with_exit_code_2(tmp_path, args):
     assert "Traceback" not in done.output
 
 
-def test_false_stops_may_be_a_number_or_a_share(tmp_path):
+def test_false_stops_may_be_a_number_or_a_share(tmp_path: Path) -> None:
     often = int(rungs_of("repetition").stop or 0)
     runs = write(tmp_path / "runs.jsonl", *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(8)))
 
@@ -212,7 +214,7 @@ def test_false_stops_may_be_a_number_or_a_share(tmp_path):
     assert proposed("--max-false-stops", "50%") is None
 
 
-def test_several_processes_say_the_same(recorded, monkeypatch):
+def test_several_processes_say_the_same(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runguard.replay.sources._PART", 30_000)
     # fewer are worked on here
     assert len([piece for source in open_sources(str(recorded)) for piece in source.pieces()]) > 2

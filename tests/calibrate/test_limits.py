@@ -1,7 +1,9 @@
 """Limits on recordings whose answers are known."""
 
 import math
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -17,12 +19,12 @@ def limits(made: Proposal) -> dict[str, Limit]:
     return {limit.setting: limit for limit in made.settings.limits}
 
 
-def hundred(**facts):
+def hundred(**facts: Any) -> list[dict[str, Any]]:
     """A prompt of 100 to 10,000 tokens, one to a hundred model calls."""
     return [sized(f"run-{n}", prompt=100 * n, calls=1, **facts) for n in range(1, 101)]
 
 
-def test_a_limit_is_two_and_a_half_times_the_95th_percentile(tmp_path):
+def test_a_limit_is_two_and_a_half_times_the_95th_percentile(tmp_path: Path) -> None:
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred()))
     found = limits(made)
     tokens = found["max_tokens"]
@@ -34,20 +36,21 @@ def test_a_limit_is_two_and_a_half_times_the_95th_percentile(tmp_path):
     assert usd.quantile is not None
     assert usd.quantile.value == pytest.approx(9_500 * 2.5e-6 + 10 * 10e-6)  # gpt-4o
     assert usd.value == pytest.approx(2.5 * usd.quantile.value, rel=0.01)
+    assert usd.value is not None
     assert usd.value >= 2.5 * usd.quantile.value
     assert (found["max_model_calls"].value, found["max_tool_calls"].value) == (3, 3)
     assert found["max_seconds"].value == 25  # each took ten seconds
     assert made.changes["max_tokens"] == 23_800
 
 
-def test_the_order_of_recordings_does_not_matter(tmp_path):
+def test_the_order_of_recordings_does_not_matter(tmp_path: Path) -> None:
     runs = [*hundred()[:75], *(sized(f"away-{n}", prompt=90_000, success=False) for n in range(5))]
     first = calibrate(write(tmp_path / "runs.jsonl", *runs)).to_dict()
     Random(3).shuffle(runs)
     assert calibrate(write(tmp_path / "runs.jsonl", *runs)).to_dict() == first
 
 
-def test_too_few_runs_are_refused_with_their_number(tmp_path):
+def test_too_few_runs_are_refused_with_their_number(tmp_path: Path) -> None:
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred()[:71]))
     assert made.changes == {}
     for limit in made.settings.limits:
@@ -59,7 +62,7 @@ def test_too_few_runs_are_refused_with_their_number(tmp_path):
     assert limits(calibrate(write(tmp_path / "more.jsonl", *hundred()[:72])))["max_tokens"].value is not None
 
 
-def test_failed_runaways_do_not_raise_a_limit(tmp_path):
+def test_failed_runaways_do_not_raise_a_limit(tmp_path: Path) -> None:
     runaways = [sized(f"away-{n}", prompt=1_000_000, success=False) for n in range(5)]
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred(), *runaways))
     assert limits(made)["max_tokens"].value == 23_800
@@ -68,7 +71,7 @@ def test_failed_runaways_do_not_raise_a_limit(tmp_path):
     assert cut.by_label == {"success": 0, "failure": 5, "unlabelled": 0}
 
 
-def test_what_a_limit_cuts_is_told_with_the_successful_ones_by_name(tmp_path):
+def test_what_a_limit_cuts_is_told_with_the_successful_ones_by_name(tmp_path: Path) -> None:
     giants = [sized(f"giant-{n}", prompt=20_000, calls=3) for n in range(3)]
     made = calibrate(
         write(tmp_path / "runs.jsonl", *hundred(), *giants, sized("away", prompt=20_000, calls=10, success=False))
@@ -82,7 +85,7 @@ def test_what_a_limit_cuts_is_told_with_the_successful_ones_by_name(tmp_path):
     assert made.now.by_label["success"].stopped == 0
 
 
-def test_without_labels_all_runs_are_the_basis_and_it_is_said(tmp_path):
+def test_without_labels_all_runs_are_the_basis_and_it_is_said(tmp_path: Path) -> None:
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred(success=None)))
     assert made.settings.basis.kind == "unlabelled"
     assert limits(made)["max_tokens"].value == 23_800
@@ -90,7 +93,7 @@ def test_without_labels_all_runs_are_the_basis_and_it_is_said(tmp_path):
     assert "runaways among them raise the limits" in " ".join(made.to_toml().replace("#", " ").split())
 
 
-def test_where_too_few_are_labelled_the_unlabelled_join_them_and_failures_never(tmp_path):
+def test_where_too_few_are_labelled_the_unlabelled_join_them_and_failures_never(tmp_path: Path) -> None:
     runs = hundred()
     for number, run in enumerate(runs):
         run["success"] = True if number < 30 else None if number < 80 else False
@@ -103,7 +106,7 @@ def test_where_too_few_are_labelled_the_unlabelled_join_them_and_failures_never(
     assert alone.changes == {}
 
 
-def test_models_without_a_price_are_named_and_no_dollars_proposed(tmp_path):
+def test_models_without_a_price_are_named_and_no_dollars_proposed(tmp_path: Path) -> None:
     runs = hundred()[:75]
     runs[5]["model"] = "in-house-7b"
     made = calibrate(write(tmp_path / "runs.jsonl", *runs))
@@ -116,7 +119,7 @@ def test_models_without_a_price_are_named_and_no_dollars_proposed(tmp_path):
     assert limits(priced)["max_usd"].value is not None
 
 
-def test_of_a_conversation_the_largest_run_counts(tmp_path):
+def test_of_a_conversation_the_largest_run_counts(tmp_path: Path) -> None:
     talks = []
     for n in range(1, 101):
         talk = sized(f"talk-{n}", prompt=100)
@@ -130,7 +133,7 @@ def test_of_a_conversation_the_largest_run_counts(tmp_path):
     assert "the largest of the 300 runs in them" in " ".join(made.to_toml().replace("#", " ").split())
 
 
-def test_without_times_there_is_no_limit_in_seconds(tmp_path):
+def test_without_times_there_is_no_limit_in_seconds(tmp_path: Path) -> None:
     runs = hundred()[:75]
     for run in runs:
         for step in run["steps"]:
@@ -140,7 +143,7 @@ def test_without_times_there_is_no_limit_in_seconds(tmp_path):
     assert untimed.why_not.startswith("0 successful recordings contain the seconds, 72 are needed")
 
 
-def test_runs_of_which_nobody_called_a_tool_get_no_limit_on_tools(tmp_path):
+def test_runs_of_which_nobody_called_a_tool_get_no_limit_on_tools(tmp_path: Path) -> None:
     runs = hundred()
     for run in runs:
         run["steps"] = [step for step in run["steps"] if "tool" not in step["kind"]]
@@ -150,7 +153,7 @@ def test_runs_of_which_nobody_called_a_tool_get_no_limit_on_tools(tmp_path):
     assert found["max_tokens"].value == 23_800
 
 
-def test_a_limit_for_large_answers_is_none_for_small_ones(tmp_path):
+def test_a_limit_for_large_answers_is_none_for_small_ones(tmp_path: Path) -> None:
     """An answer of five characters is the rule, an error of fifty the exception that the model must read."""
     runs = hundred()
     small = limits(calibrate(write(tmp_path / "small.jsonl", *runs)))["max_tool_result_chars"]
@@ -163,7 +166,7 @@ def test_a_limit_for_large_answers_is_none_for_small_ones(tmp_path):
     assert limits(calibrate(write(tmp_path / "large.jsonl", *runs)))["max_tool_result_chars"].value == 20_100
 
 
-def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
+def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path: Path) -> None:
     small = [sized(f"small-{n}", prompt=100, source="clerk") for n in range(155)]  # enough for either half
     large = [working(f"large-{n}", 6, source="coder") for n in range(3)]
     made = calibrate(write(tmp_path / "runs.jsonl", *small, *large))
@@ -184,7 +187,7 @@ def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path):
     assert one.cuts["max_model_calls"].successes == [f"large-{n}" for n in range(3)]
 
 
-def test_limits_fitted_on_one_half_are_counted_on_the_other(tmp_path):
+def test_limits_fitted_on_one_half_are_counted_on_the_other(tmp_path: Path) -> None:
     runs = [sized(f"run-{n}", prompt=100 * (n % 100 + 1)) for n in range(155)]
     made = calibrate(write(tmp_path / "runs.jsonl", *runs, sized("away", prompt=1_000_000, success=False)))
     assert made.held_out.by_label["success"] == [155, 0, 0]
@@ -210,11 +213,11 @@ def test_limits_fitted_on_one_half_are_counted_on_the_other(tmp_path):
         (100, True, 100),
     ],
 )
-def test_a_proposed_number_has_three_digits_and_is_never_rounded_down(value, is_whole, up):
+def test_a_proposed_number_has_three_digits_and_is_never_rounded_down(value: float, is_whole: bool, up: float) -> None:
     assert rounded_up(value, is_whole) == up
 
 
-def test_beyond_its_room_a_sample_stays_uniform_and_small():
+def test_beyond_its_room_a_sample_stays_uniform_and_small() -> None:
     sample = Sample(most=500)
     for n in range(50_000):
         sample.add(Usages(tokens=n))

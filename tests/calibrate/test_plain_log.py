@@ -44,7 +44,7 @@ def test_each_total_gives_its_limit(tmp_path: Path) -> None:
     ],
     ids=["usd", "tokens", "calls", "usd and tokens"],
 )
-def test_what_a_log_does_not_tell_is_not_zero(tmp_path: Path, untold: dict[str, None], settings: set[str]) -> None:
+def test_what_a_log_does_not_tell_is_not_zero(tmp_path: Path, untold: dict[str, Any], settings: set[str]) -> None:
     proposal = calibrate(log(tmp_path / "costs.jsonl", **untold))
     assert set(proposal.changes) == settings
     for limit in proposal.settings.limits:

@@ -3,6 +3,7 @@
 import pickle
 import tomllib
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def reloaded(made: Proposal) -> Policy:
     [{}, {"on_trip": lambda trip: None, "clock": lambda: 0.0, "store": "redis://host", "alerts": print}],
     ids=["plain", "with code"],
 )
-def test_a_policy_reaches_another_process_as_it_is(code):
+def test_a_policy_reaches_another_process_as_it_is(code: dict[str, Any]) -> None:
     policy = harmless(
         Policy.validated(
             {
@@ -79,7 +80,9 @@ def test_a_policy_reaches_another_process_as_it_is(code):
 
 
 @pytest.mark.parametrize("given", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_functions_that_no_other_process_can_find_keep_the_work_here(tmp_path, monkeypatch, given):
+def test_functions_that_no_other_process_can_find_keep_the_work_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any
+) -> None:
     monkeypatch.setattr("runguard.replay.sources._PART", 10_000)
     recorded = write(tmp_path / "runs.jsonl", *runs())
     assert len([piece for source in open_sources(str(recorded)) for piece in source.pieces()]) > 2
@@ -89,7 +92,7 @@ def test_functions_that_no_other_process_can_find_keep_the_work_here(tmp_path, m
     assert reloaded(calibrate(write(tmp_path / "none.jsonl"), policy)).tool_rule("look") in (None, ToolRule())
 
 
-def test_functions_of_the_script_itself_keep_the_work_here(monkeypatch):
+def test_functions_of_the_script_itself_keep_the_work_here(monkeypatch: pytest.MonkeyPatch) -> None:
     import __main__
 
     def mine(value: Any) -> bool:
@@ -102,7 +105,7 @@ def test_functions_of_the_script_itself_keep_the_work_here(monkeypatch):
     assert workers_for([policy], 2) == 1
 
 
-def test_functions_are_asked(tmp_path, monkeypatch):
+def test_functions_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runguard.replay.sources._PART", 10_000)
     recorded = write(
         tmp_path / "runs.jsonl", *(sized(f"run-{n}", prompt=100, calls=8 if n < 3 else 1) for n in range(75))
@@ -120,7 +123,7 @@ def test_functions_are_asked(tmp_path, monkeypatch):
     assert reloaded(made).max_tokens == 275
 
 
-def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(tmp_path):
+def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(tmp_path: Path) -> None:
     recorded = write(tmp_path / "runs.jsonl")
     again = reloaded(calibrate(recorded, Policy.validated({"budgets": BUDGETS}, ""))).budgets
     assert [(budget.to_dict(), budget.thresholds) for budget in again] == [
@@ -139,10 +142,10 @@ def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(t
     kept = reloaded(made)
     assert (kept.tools, kept.budgets) == ({"l*": ToolRule(once=True)}, (Budget(calls=90),))
     called = reloaded(calibrate(recorded, Policy.validated(FUNCTIONS["callback"], "")))
-    assert called.budgets == (Budget(calls=90, thresholds=[0.5, 0.8]),)
+    assert called.budgets == (Budget(calls=90, thresholds=[Threshold(0.5), Threshold(0.8)]),)
 
 
-def test_a_change_leaves_the_rest_of_a_policy_alone():
+def test_a_change_leaves_the_rest_of_a_policy_alone() -> None:
     policy = Policy.validated(
         {"rules": {"stall": False, "empty": {"nudge": 3}}, "budgets": BUDGETS, "tool_result_normalizer": HEADS}, ""
     )
@@ -159,7 +162,7 @@ def test_a_change_leaves_the_rest_of_a_policy_alone():
 
 
 @pytest.mark.parametrize("tokens", [10**15, 10**25])
-def test_a_limit_beyond_what_a_policy_takes_is_refused_with_the_reason(tmp_path, tokens):
+def test_a_limit_beyond_what_a_policy_takes_is_refused_with_the_reason(tmp_path: Path, tokens: int) -> None:
     recorded = [sized(f"run-{n}", prompt=tokens) for n in range(75)]
     for run in recorded:
         run["steps"][0]["ts"] = 1
@@ -175,13 +178,13 @@ def test_a_limit_beyond_what_a_policy_takes_is_refused_with_the_reason(tmp_path,
     assert reloaded(made).max_model_calls == 3
 
 
-def test_a_number_that_no_float_holds_spoils_its_own_recording_alone(tmp_path):
+def test_a_number_that_no_float_holds_spoils_its_own_recording_alone(tmp_path: Path) -> None:
     made = calibrate(write(tmp_path / "runs.jsonl", *runs(), sized("absurd", prompt=10**400, model="in-house")))
     assert (made.faults.count, "absurd" in made.faults.first[0]) == (1, True)
     assert limit(made, "max_tokens").value == 275
 
 
-def test_rungs_at_the_bound_are_tried_only_within_it(tmp_path):
+def test_rungs_at_the_bound_are_tried_only_within_it(tmp_path: Path) -> None:
     policy = Policy.validated({"rules": {"stall": {"stop": 10**9}}}, "")
     stops = [dict(variant.rungs)["stop"] for variant in variants(policy) if variant.rule == "stall" and variant.rungs]
     assert stops == [500_000_000, 750_000_000]
@@ -207,12 +210,12 @@ def largest_in_journal(*chars: int) -> float:
     return measured.usages.largest_answer
 
 
-def test_of_a_journal_only_sizes_that_were_measured_count():
+def test_of_a_journal_only_sizes_that_were_measured_count() -> None:
     assert largest_in_journal(0, 700, 0, 300) == 700
     assert largest_in_journal(0, 0) != largest_in_journal(0, 0)  # not a number: not known
 
 
-def test_answers_that_were_not_recorded_have_no_size(tmp_path):
+def test_answers_that_were_not_recorded_have_no_size(tmp_path: Path) -> None:
     silent = runs()
     for run in silent:
         for step in run["steps"]:
@@ -235,11 +238,11 @@ def test_answers_that_were_not_recorded_have_no_size(tmp_path):
     )
 )
 @settings(max_examples=60, deadline=None)
-def test_what_is_written_is_read_back(value):
+def test_what_is_written_is_read_back(value: Any) -> None:
     assert tomllib.loads(f"it = {value_of(value)}")["it"] == value
 
 
-def test_texts_beyond_the_first_plane_are_carried_over(tmp_path):
+def test_texts_beyond_the_first_plane_are_carried_over(tmp_path: Path) -> None:
     policy = Policy.validated(
         {"stop_text": "Sorry \U0001f600 \x7f\x00\u2028", "tools": {"t\U0001f600": ToolRule(polling=True)}}, ""
     )

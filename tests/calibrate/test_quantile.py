@@ -1,8 +1,10 @@
 """The interval of a quantile covers what it says, whatever the distribution."""
 
+from collections.abc import Callable
 from fractions import Fraction
 from math import comb, exp, log
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ def chance(share: float, runs: int, low: int, high: int) -> float:
 
 @given(st.integers(1, 400), SHARES, LEVELS)
 @settings(max_examples=40, deadline=None)
-def test_the_ranks_enclose_the_quantile_at_least_as_often_as_they_say(runs, share, level):
+def test_the_ranks_enclose_the_quantile_at_least_as_often_as_they_say(runs: int, share: float, level: float) -> None:
     found = ranks(runs, share, level)
     if found is None:
         assert runs < runs_needed(share, level)
@@ -36,7 +38,7 @@ def test_the_ranks_enclose_the_quantile_at_least_as_often_as_they_say(runs, shar
     assert chance(share, runs, high - 1, runs + 1) > tail - 1e-9
 
 
-def test_how_many_runs_are_needed_follows_from_the_tails():
+def test_how_many_runs_are_needed_follows_from_the_tails() -> None:
     assert runs_needed(0.95) == 72
     assert 0.95**72 <= 0.025 < 0.95**71
     assert runs_needed(0.95, level=0.9) == 59  # each tail 5 %: the figure for a bound on one side
@@ -45,7 +47,7 @@ def test_how_many_runs_are_needed_follows_from_the_tails():
 
 @given(SHARES, LEVELS)
 @settings(deadline=None)
-def test_one_run_fewer_than_needed_is_too_few(share, level):
+def test_one_run_fewer_than_needed_is_too_few(share: float, level: float) -> None:
     needed = runs_needed(share, level)
     assert ranks(needed, share, level) is not None
     assert ranks(needed - 1, share, level) is None
@@ -53,7 +55,7 @@ def test_one_run_fewer_than_needed_is_too_few(share, level):
 
 @given(st.integers(72, 3_000), SHARES)
 @settings(max_examples=40, deadline=None)
-def test_more_runs_move_the_ranks_on_and_narrow_them(runs, share):
+def test_more_runs_move_the_ranks_on_and_narrow_them(runs: int, share: float) -> None:
     here, next_, later = ranks(runs, share), ranks(runs + 1, share), ranks(4 * runs, share)
     if here is None:
         return
@@ -66,7 +68,7 @@ def test_more_runs_move_the_ranks_on_and_narrow_them(runs, share):
 
 @given(st.lists(st.floats(0, 1e6), min_size=72, max_size=200), st.randoms(use_true_random=False))
 @settings(max_examples=20, deadline=None)
-def test_order_does_not_matter_and_the_value_lies_within(values, random):
+def test_order_does_not_matter_and_the_value_lies_within(values: list[float], random: Random) -> None:
     found = quantile(values, 0.95)
     assert found is not None
     shuffled = list(values)
@@ -79,7 +81,7 @@ def test_order_does_not_matter_and_the_value_lies_within(values, random):
 
 @given(st.lists(st.floats(0, 1e6), min_size=72, max_size=150), st.floats(0, 1e6))
 @settings(max_examples=20, deadline=None)
-def test_a_larger_run_never_lowers_a_limit(values, more):
+def test_a_larger_run_never_lowers_a_limit(values: list[float], more: float) -> None:
     before, after = quantile(values, 0.95), quantile([*sorted(values)[1:], max(more, max(values))], 0.95)
     assert before is not None
     assert after is not None
@@ -98,7 +100,7 @@ def test_a_larger_run_never_lowers_a_limit(values, more):
     ids=["uniform", "exponential", "lognormal", "pareto", "discrete"],
 )
 @pytest.mark.parametrize("runs", [72, 150])
-def test_it_covers_the_true_quantile_of_known_distributions(draw, true, runs):
+def test_it_covers_the_true_quantile_of_known_distributions(draw: Callable[..., Any], true: Any, runs: int) -> None:
     random = Random(7)
     covered = 0
     for _ in range(1_000):

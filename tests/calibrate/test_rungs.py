@@ -1,5 +1,6 @@
 """Rungs move only where recordings show that it saves something and harms nobody."""
 
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -29,12 +30,12 @@ def bad(many: int, **facts: Any) -> list[dict[str, Any]]:
     return [repeating(f"bad-{n}", BETWEEN, **facts) for n in range(many)]
 
 
-def choice(path, *runs: Any, rule: str = "repetition", **options: Any) -> Choice:
+def choice(path: Path, *runs: dict[str, Any], rule: str = "repetition", **options: Any) -> Choice:
     made = calibrate(write(path / "runs.jsonl", *runs), **options)
     return next(choice for choice in made.settings.choices if choice.rule == rule)
 
 
-def test_a_tighter_setting_that_saves_and_stops_nobody_is_proposed(tmp_path):
+def test_a_tighter_setting_that_saves_and_stops_nobody_is_proposed(tmp_path: Path) -> None:
     assert NOW.stop is not None
     assert NOW.stop > BETWEEN
     found = choice(tmp_path, *good(), *bad(10))
@@ -46,13 +47,13 @@ def test_a_tighter_setting_that_saves_and_stops_nobody_is_proposed(tmp_path):
     assert f"in 10 recordings and stops 0 of {found.after.successes} successful ones" in found.why
 
 
-def test_a_few_recordings_are_chance(tmp_path):
+def test_a_few_recordings_are_chance(tmp_path: Path) -> None:
     found = choice(tmp_path, *good(10), *bad(ENOUGH - 1))
     assert found.rungs is None
     assert f"in {ENOUGH - 1} recordings: too few to tell from chance ({ENOUGH} needed)" in found.why
 
 
-def test_successful_runs_that_do_the_same_keep_it_as_it_is(tmp_path):
+def test_successful_runs_that_do_the_same_keep_it_as_it_is(tmp_path: Path) -> None:
     found = choice(tmp_path, *good(10), *bad(10), *(repeating(f"fine-{n}", BETWEEN, success=True) for n in range(3)))
     assert found.rungs is None
     assert found.why == "no other setting saves more without touching more successful recordings"
@@ -61,20 +62,20 @@ def test_successful_runs_that_do_the_same_keep_it_as_it_is(tmp_path):
     assert tighter.tokens > found.before.tokens
 
 
-def test_few_successful_runs_cannot_rule_out_false_stops(tmp_path):
+def test_few_successful_runs_cannot_rule_out_false_stops(tmp_path: Path) -> None:
     found = choice(tmp_path, *good(30), *bad(10))
     assert found.rungs is None
     assert "30 successful recordings cannot rule out that it stops 5% of them (at most 11.4%)" in found.why
 
 
-def test_without_labels_nothing_is_moved(tmp_path):
+def test_without_labels_nothing_is_moved(tmp_path: Path) -> None:
     runs = [run | {"success": None} for run in [*good(10), *bad(6)]]
     found = choice(tmp_path, *runs)
     assert found.rungs is None
     assert "nothing is labelled a success" in found.why
 
 
-def test_a_saving_that_does_not_matter_moves_nothing(tmp_path):
+def test_a_saving_that_does_not_matter_moves_nothing(tmp_path: Path) -> None:
     spender = working("spender", 30, success=False)
     for step in spender["steps"]:
         if step["kind"] == "model":
@@ -84,7 +85,7 @@ def test_a_saving_that_does_not_matter_moves_nothing(tmp_path):
     assert "less than 1% of what they spent" in found.why
 
 
-def test_false_stops_of_the_present_setting_loosen_it_when_there_are_enough(tmp_path):
+def test_false_stops_of_the_present_setting_loosen_it_when_there_are_enough(tmp_path: Path) -> None:
     assert NOW.stop is not None
     often = int(NOW.stop)
     few = choice(tmp_path, *good(10), *(repeating(f"fine-{n}", often, success=True) for n in range(2)))
@@ -102,7 +103,7 @@ def test_false_stops_of_the_present_setting_loosen_it_when_there_are_enough(tmp_
     assert allowed.rungs is None
 
 
-def test_rules_that_are_off_stay_off_and_settings_can_all_fire():
+def test_rules_that_are_off_stay_off_and_settings_can_all_fire() -> None:
     off = Policy.validated({"rules": {"repetition": False}}, "")
     assert "repetition" not in {variant.rule for variant in variants(off)}
     policy = Policy.validated({}, "")
@@ -122,7 +123,9 @@ CALLS = st.tuples(
 
 @given(st.lists(st.tuples(CALLS, st.integers(1, 9)), min_size=1, max_size=6), st.booleans())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_setting_that_is_not_played_would_have_changed_nothing(stretches, starts_afresh):
+def test_a_setting_that_is_not_played_would_have_changed_nothing(
+    stretches: list[tuple[tuple[str, int, str], int]], starts_afresh: bool
+) -> None:
     """Settings of rules that find nothing to count in a recording are passed over: the outcome must be that of the
     present policy.
     """

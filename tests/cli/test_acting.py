@@ -139,7 +139,7 @@ async def test_an_extension_lets_the_next_run_of_another_process_go_on(place: Pl
         store_timeout=10,
         budgets=[Budget(calls=2, per="session"), Budget(usd=1, per="session", window="1d")],
     )
-    who = {"app_name": "docs", "user_id": "dora", "session_id": "long"}
+    who: dict[str, Any] = {"app_name": "docs", "user_id": "dora", "session_id": "long"}
     assert assert_stopped(await run(looping(), plugins=[plugin], **who), "budget").scope_id == "session:docs/dora/long"
     plugin.flush(20)
     answer = await asyncio.to_thread(

@@ -39,7 +39,7 @@ def test_every_line_in_a_box_could_be_typed(page: Path) -> None:
     assert len(lines) >= 5
     for line in lines:
         _, name, *words = shlex.split(line)
-        command = main.get_command(click.Context(main), name)  # type: ignore[attr-defined]
+        command = main.get_command(click.Context(main), name)
         assert command is not None, line
         below = list(command.commands.values()) if isinstance(command, click.Group) else []
         known = {option for one in (command, *below) for parameter in one.params for option in parameter.opts}

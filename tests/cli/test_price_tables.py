@@ -26,6 +26,7 @@ def installed(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def line(*arguments: str) -> dict[str, str]:
+    found: dict[str, str]
     (found,) = [check for check in told("doctor", *arguments)["checks"] if check["check"] == "price list"]
     return found
 

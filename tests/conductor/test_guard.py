@@ -1,29 +1,33 @@
 """Stops, trips, shadow mode, nudges, sessions, start and end."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from runguard.conductor import lanes, side_effects
+from runguard.conductor.adapter import Question
 from runguard.core.decision import (
     Action,
     Decision,
     trip,
 )
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
+from tests.kit.driver import Driver
 from tests.kit.guards import (
     allow_stays_allow,  # noqa: F401 - an autouse fixture
     loop,
 )
+from tests.kit.optional import present
 
 # ---- stops are sticky and have a scope ------------------------------------------------------------------------------
 
 
-def test_after_a_stop_everything_in_the_run_is_refused_with_the_same_trip(drive):
+def test_after_a_stop_everything_in_the_run_is_refused_with_the_same_trip(drive: type[Driver]) -> None:
     d = drive()
     loop(d)
     (first,) = d.guard.trips
-    events = [
+    events: list[Question] = [
         ModelCall("run", "", "a", d.now),
         ToolCall("run", "", "a", d.now, "other", b"x", "b", "id"),
         AgentEntered("run", "", "a", d.now),
@@ -35,14 +39,14 @@ def test_after_a_stop_everything_in_the_run_is_refused_with_the_same_trip(drive)
     assert len(d.guard.trips) == 1
 
 
-def test_a_stop_in_one_run_is_no_stop_in_another(drive):
+def test_a_stop_in_one_run_is_no_stop_in_another(drive: type[Driver]) -> None:
     d = drive()
     d.start("other")
     loop(d)
     assert d.model(run="other").action is Action.ALLOW
 
 
-def test_a_loop_in_a_parallel_branch_stops_that_branch_alone(drive):
+def test_a_loop_in_a_parallel_branch_stops_that_branch_alone(drive: type[Driver]) -> None:
     d = drive()
     one, two = d.lane("one"), d.lane("two")
     assert loop(d, lane=one)[-1] == "stop"
@@ -53,7 +57,7 @@ def test_a_loop_in_a_parallel_branch_stops_that_branch_alone(drive):
     assert (stopped.scope, stopped.scope_id, stopped.branch) == ("branch", "one", "one")
 
 
-def test_a_loop_in_a_nested_agent_stops_the_run_when_nothing_runs_beside_it(drive):
+def test_a_loop_in_a_nested_agent_stops_the_run_when_nothing_runs_beside_it(drive: type[Driver]) -> None:
     d = drive()
     child = d.lane("child", concurrent=False)
     loop(d, lane=child)
@@ -61,7 +65,7 @@ def test_a_loop_in_a_nested_agent_stops_the_run_when_nothing_runs_beside_it(driv
     assert (d.guard.trips[0].scope, d.guard.trips[0].scope_id, d.guard.trips[0].branch) == ("run", "run", None)
 
 
-def test_a_loop_below_a_parallel_branch_stops_the_branch(drive):
+def test_a_loop_below_a_parallel_branch_stops_the_branch(drive: type[Driver]) -> None:
     d = drive()
     branch = d.lane("branch")
     below = d.lane("branch/below", parent=branch, concurrent=False)
@@ -71,7 +75,7 @@ def test_a_loop_below_a_parallel_branch_stops_the_branch(drive):
     assert d.model().action is Action.ALLOW
 
 
-def test_a_limit_of_the_whole_run_stops_the_run_from_any_branch(drive):
+def test_a_limit_of_the_whole_run_stops_the_run_from_any_branch(drive: type[Driver]) -> None:
     d = drive(max_model_calls=2)
     one, two = d.lane("one"), d.lane("two")
     assert [d.model(lane=lane).action.word for lane in (one, two, one)] == ["allow", "allow", "stop"]
@@ -79,14 +83,14 @@ def test_a_limit_of_the_whole_run_stops_the_run_from_any_branch(drive):
     assert d.guard.trips[0].scope == "run"
 
 
-def test_branches_do_not_share_their_counts(drive):
+def test_branches_do_not_share_their_counts(drive: type[Driver]) -> None:
     d = drive()
     for n in range(3):
         lane = d.lane(f"branch {n}")
         assert loop(d, 2, lane=lane) == ["allow", "allow"]
 
 
-def test_equal_failures_carry_on_in_the_next_call_of_the_same_agent(drive):
+def test_equal_failures_carry_on_in_the_next_call_of_the_same_agent(drive: type[Driver]) -> None:
     d = drive(max_identical_tool_results=3)
     seen = []
     for n in range(3):
@@ -96,12 +100,12 @@ def test_equal_failures_carry_on_in_the_next_call_of_the_same_agent(drive):
     assert seen == ["allow", "allow", "stop"]
 
 
-def test_an_unknown_lane_is_the_root(drive):
+def test_an_unknown_lane_is_the_root(drive: type[Driver]) -> None:
     d = drive()
     assert loop(d, lane="never opened")[-1] == "stop"
 
 
-def test_refused_calls_are_not_counted_as_made(drive):
+def test_refused_calls_are_not_counted_as_made(drive: type[Driver]) -> None:
     d = drive(max_model_calls=3)
     loop(d)
     for _ in range(5):
@@ -113,13 +117,14 @@ def test_refused_calls_are_not_counted_as_made(drive):
 # ---- the trip -------------------------------------------------------------------------------------------------------
 
 
-def test_a_trip_tells_who_what_where_and_how_much(drive):
+def test_a_trip_tells_who_what_where_and_how_much(drive: type[Driver]) -> None:
     d = drive(max_model_calls=1)
     d.start("r1", app="shop", user="ann", session="s1", invocation="i1")
     d.model(run="r1")
     d.bill(100, 20, run="r1")
     decision = d.model(run="r1", agent="writer")
     stopped = decision.trip
+    assert stopped is not None
     assert (stopped.app, stopped.user_id, stopped.session_id, stopped.run_id, stopped.invocation_id) == (
         "shop",
         "ann",
@@ -141,7 +146,7 @@ def test_a_trip_tells_who_what_where_and_how_much(drive):
     assert all(part in stopped.message for part in ("stopped by model_calls", "2 model calls, limit 1", "writer"))
 
 
-def test_a_trip_travels_in_an_event(drive):
+def test_a_trip_travels_in_an_event(drive: type[Driver]) -> None:
     d = drive()
     loop(d)
     (first,) = d.guard.trips
@@ -162,11 +167,11 @@ def test_a_trip_travels_in_an_event(drive):
         object(),
     ],
 )
-def test_an_event_without_a_trip_carries_none(event):
+def test_an_event_without_a_trip_carries_none(event: Any) -> None:
     assert trip(event) is None
 
 
-def test_evidence_is_digests_and_never_what_was_said(drive):
+def test_evidence_is_digests_and_never_what_was_said(drive: type[Driver]) -> None:
     d = drive()
     for _ in range(9):
         d.tool("login", {"password": "hunter2"}, says="token sesame")
@@ -176,7 +181,7 @@ def test_evidence_is_digests_and_never_what_was_said(drive):
     assert "sesame" not in str(first.to_dict())
 
 
-def test_the_last_thousand_trips_are_kept(drive):
+def test_the_last_thousand_trips_are_kept(drive: type[Driver]) -> None:
     d = drive(max_model_calls=1)
     for n in range(1_100):
         d.start(f"r{n}")
@@ -190,7 +195,7 @@ def test_the_last_thousand_trips_are_kept(drive):
 # ---- shadow ---------------------------------------------------------------------------------------------------------
 
 
-def test_shadow_records_the_stop_that_would_have_been_once_and_enforces_nothing(drive):
+def test_shadow_records_the_stop_that_would_have_been_once_and_enforces_nothing(drive: type[Driver]) -> None:
     d = drive(mode="shadow", rules={"no_news": False, "same_call": False})
     steps = [d.tool() for _ in range(30)]
     assert all(step.ran for step in steps)
@@ -213,7 +218,9 @@ def test_shadow_records_the_stop_that_would_have_been_once_and_enforces_nothing(
         pytest.param("model_calls", lambda d, n: d.model(), id="model calls"),
     ],
 )
-def test_whatever_stops_in_enforce_is_recorded_once_in_shadow(drive, rule, step):
+def test_whatever_stops_in_enforce_is_recorded_once_in_shadow(
+    drive: type[Driver], rule: str, step: Callable[..., Any]
+) -> None:
     seen = {}
     for mode in ("enforce", "shadow"):
         d = drive(mode=mode, max_tool_calls=125, max_model_calls=125)
@@ -224,7 +231,7 @@ def test_whatever_stops_in_enforce_is_recorded_once_in_shadow(drive, rule, step)
     assert seen["shadow"].count(rule) == 1
 
 
-def test_shadow_says_every_rung_once(drive):
+def test_shadow_says_every_rung_once(drive: type[Driver]) -> None:
     said: list[Decision] = []
     d = drive(mode="shadow", on_decision=said.append, rules={"no_news": False, "same_call": False})
     for _ in range(20):
@@ -234,7 +241,7 @@ def test_shadow_says_every_rung_once(drive):
     assert not any(decision.enforced for decision in said)
 
 
-def test_off_is_the_adapters_business_and_a_guard_in_shadow_never_stops_by_itself(drive):
+def test_off_is_the_adapters_business_and_a_guard_in_shadow_never_stops_by_itself(drive: type[Driver]) -> None:
     d = drive(mode="shadow", max_model_calls=1, max_tool_calls=1, max_seconds=1)
     d.now += 100
     for n in range(10):
@@ -251,28 +258,28 @@ def nudged(d: Any, tool: str) -> bool:
     return "nudge" in [d.tool(tool).word for _ in range(4)]
 
 
-def test_a_run_is_nudged_twice_and_no_more(drive):
+def test_a_run_is_nudged_twice_and_no_more(drive: type[Driver]) -> None:
     d = drive(rules={"no_news": False})
     assert [nudged(d, tool) for tool in ("a", "b", "c", "d")] == [True, True, False, False]
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
-def test_the_number_of_nudges_can_be_set(drive, budget):
+def test_the_number_of_nudges_can_be_set(drive: type[Driver], budget: int) -> None:
     d = drive(max_nudges=budget, rules={"no_news": False})
     assert [nudged(d, tool) for tool in "abcd"] == [True] * budget + [False] * (4 - budget)
 
 
-def test_a_spent_budget_of_nudges_still_blocks_and_stops(drive):
+def test_a_spent_budget_of_nudges_still_blocks_and_stops(drive: type[Driver]) -> None:
     d = drive(max_nudges=0)
     assert loop(d) == ["allow"] * 7 + ["block", "stop"]
 
 
-def test_the_same_thing_is_said_once(drive):
+def test_the_same_thing_is_said_once(drive: type[Driver]) -> None:
     d = drive(rules={"repetition": {"nudge": 2, "stop": 50}, "no_news": False, "same_call": False}, max_nudges=10)
     assert loop(d, 20).count("nudge") == 1
 
 
-def test_a_warning_does_not_swallow_the_nudge_that_follows(drive):
+def test_a_warning_does_not_swallow_the_nudge_that_follows(drive: type[Driver]) -> None:
     d = drive(rules={"repetition": {"warn": 2, "nudge": 3, "block": 5, "stop": 6}})
     assert loop(d, 6) == ["allow", "warn", "nudge", "allow", "block", "stop"]
 
@@ -280,7 +287,7 @@ def test_a_warning_does_not_swallow_the_nudge_that_follows(drive):
 # ---- once per session -----------------------------------------------------------------------------------------------
 
 
-def test_a_success_with_the_same_arguments_is_not_repeated_in_the_session(drive):
+def test_a_success_with_the_same_arguments_is_not_repeated_in_the_session(drive: type[Driver]) -> None:
     d = drive(tools={"send": {"once": True}})
     who = {"app": "a", "user": "u", "session": "s"}
     d.start("r1", **who)
@@ -288,11 +295,11 @@ def test_a_success_with_the_same_arguments_is_not_repeated_in_the_session(drive)
     d.guard.end("r1")
     d.start("r2", **who)
     refused = d.tool("send", {"to": "ann"}, run="r2")
-    assert (refused.word, refused.before[0].finding.rule) == ("block", "once")
+    assert (refused.word, present(refused.before[0].finding).rule) == ("block", "once")
     assert d.tool("send", {"to": "bob"}, run="r2").ran
 
 
-def test_once_is_per_session_and_user(drive):
+def test_once_is_per_session_and_user(drive: type[Driver]) -> None:
     d = drive(tools={"send": {"once": True}})
     for n, (user, session) in enumerate([("u", "s1"), ("u", "s2"), ("v", "s1")]):
         d.start(f"r{n}", app="a", user=user, session=session)
@@ -302,14 +309,14 @@ def test_once_is_per_session_and_user(drive):
 @pytest.mark.parametrize(
     ("says", "outcome"), [("Error: down", None), ("down", Outcome.ERROR), ("late", Outcome.TIMEOUT)]
 )
-def test_what_failed_may_be_tried_again(drive, says, outcome):
+def test_what_failed_may_be_tried_again(drive: type[Driver], says: str, outcome: Any) -> None:
     d = drive(tools={"send": {"once": True}})
     d.tool("send", {"to": "ann"}, says=says, outcome=outcome)
     assert d.tool("send", {"to": "ann"}, says="sent").ran
     assert not d.tool("send", {"to": "ann"}).ran
 
 
-def test_the_memory_of_sessions_is_bounded(drive, monkeypatch):
+def test_the_memory_of_sessions_is_bounded(drive: type[Driver], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(side_effects, "_SESSIONS_KEPT", 20)
     monkeypatch.setattr(side_effects, "_ONCE_PER_SESSION", 30)
     d = drive(tools={"send": {"once": True}})
@@ -325,7 +332,7 @@ def test_the_memory_of_sessions_is_bounded(drive, monkeypatch):
 # ---- beginning and end ----------------------------------------------------------------------------------------------
 
 
-def test_end_forgets_everything_of_a_run_but_its_trips(drive):
+def test_end_forgets_everything_of_a_run_but_its_trips(drive: type[Driver]) -> None:
     d = drive()
     loop(d)
     d.guard.end("run")
@@ -334,11 +341,11 @@ def test_end_forgets_everything_of_a_run_but_its_trips(drive):
     assert d.guard.snapshot()["runs"] == []
 
 
-def test_ending_an_unknown_run_is_nothing(drive):
+def test_ending_an_unknown_run_is_nothing(drive: type[Driver]) -> None:
     drive().guard.end("never begun")
 
 
-def test_a_run_id_that_is_used_again_begins_afresh(drive):
+def test_a_run_id_that_is_used_again_begins_afresh(drive: type[Driver]) -> None:
     d = drive(max_model_calls=2)
     loop(d)
     d.guard.end("run")
@@ -347,7 +354,7 @@ def test_a_run_id_that_is_used_again_begins_afresh(drive):
     assert [d.model().action.word for _ in range(3)] == ["allow", "allow", "stop"]
 
 
-def test_many_runs_leave_nothing_behind(drive):
+def test_many_runs_leave_nothing_behind(drive: type[Driver]) -> None:
     d = drive(tools={"t*": {"max_calls": 3}})
     for n in range(500):
         d.start(f"r{n}")
@@ -357,7 +364,7 @@ def test_many_runs_leave_nothing_behind(drive):
     assert len(d.guard.tools.known) <= 3
 
 
-def test_many_lanes_of_one_run_are_bounded(drive, monkeypatch):
+def test_many_lanes_of_one_run_are_bounded(drive: type[Driver], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_LANES_KEPT", 50)
     d = drive()
     for n in range(500):

@@ -12,6 +12,7 @@ from runguard.core import exceptions as errors
 from runguard.core.decision import Action, Decision, Finding, Trip
 from runguard.core.wording import text_for_model, text_for_operator, text_for_user
 from runguard.policy.rule_defaults import RULES
+from tests.kit.driver import Driver
 from tests.kit.guards import (
     LADDER,
     allow_stays_allow,  # noqa: F401 - an autouse fixture
@@ -21,7 +22,7 @@ from tests.kit.guards import (
 # ---- callbacks ------------------------------------------------------------------------------------------------------
 
 
-def test_callbacks_run_on_another_thread(drive):
+def test_callbacks_run_on_another_thread(drive: type[Driver]) -> None:
     seen: list[tuple[str, Any]] = []
     d = drive(
         on_trip=lambda trip: seen.append((threading.current_thread().name, trip)),
@@ -34,7 +35,7 @@ def test_callbacks_run_on_another_thread(drive):
     assert [value.action.word for _, value in seen if isinstance(value, Decision)] == ["nudge", "block", "stop"]
 
 
-def test_a_callback_may_be_async(drive):
+def test_a_callback_may_be_async(drive: type[Driver]) -> None:
     seen: list[Trip] = []
 
     async def on_trip(trip: Trip) -> None:
@@ -49,7 +50,7 @@ def test_a_callback_may_be_async(drive):
 
 @pytest.mark.parametrize("error", [ValueError("boom"), KeyError(), asyncio.CancelledError(), SystemExit(1)], ids=repr)
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_callback_that_raises_harms_nothing_and_the_next_one_is_called(drive, error):
+def test_a_callback_that_raises_harms_nothing_and_the_next_one_is_called(drive: type[Driver], error: Any) -> None:
     trips: list[Trip] = []
 
     def on_decision(_: Decision) -> None:
@@ -62,7 +63,9 @@ def test_a_callback_that_raises_harms_nothing_and_the_next_one_is_called(drive, 
     assert d.guard.snapshot()["callbacks_failed"] == 3
 
 
-def test_a_callback_that_hangs_holds_up_nothing_and_what_does_not_fit_is_dropped_and_counted(drive):
+def test_a_callback_that_hangs_holds_up_nothing_and_what_does_not_fit_is_dropped_and_counted(
+    drive: type[Driver],
+) -> None:
     release = threading.Event()
     d = drive(on_trip=lambda _: release.wait(30), max_model_calls=1)
     try:
@@ -78,7 +81,7 @@ def test_a_callback_that_hangs_holds_up_nothing_and_what_does_not_fit_is_dropped
         release.set()
 
 
-def test_a_sticky_stop_is_told_once(drive):
+def test_a_sticky_stop_is_told_once(drive: type[Driver]) -> None:
     said: list[Decision] = []
     d = drive(max_model_calls=1, on_decision=said.append)
     for _ in range(10):
@@ -92,7 +95,7 @@ def test_a_sticky_stop_is_told_once(drive):
 
 @pytest.mark.parametrize("rule", [*RULES, "once", "breaker", "depth", "tool_limit", "fan_out", "result_size"])
 @pytest.mark.parametrize("action", [Action.NUDGE, Action.BLOCK, Action.STOP])
-def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_arguments(rule, action):
+def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_arguments(rule: Any, action: Any) -> None:
     said = text_for_model(Finding(rule, action, 5, 4, "calls", tool="look")).lower()
     assert said
     assert "{" not in said
@@ -105,13 +108,13 @@ def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_argumen
 @pytest.mark.parametrize(
     "rule", [*RULES, "model_calls", "tool_calls", "deadline", "fan_out", "depth", "policy_error", "guard_error"]
 )
-def test_the_end_user_reads_a_plain_sentence(rule):
+def test_the_end_user_reads_a_plain_sentence(rule: Any) -> None:
     said = text_for_user(rule)
     assert said.endswith(".")
     assert not any(word in said.lower() for word in ("$", "usd", "token", "runguard", rule if "_" in rule else "\0"))
 
 
-def test_the_operator_reads_rule_value_limit_and_path():
+def test_the_operator_reads_rule_value_limit_and_path() -> None:
     finding = Finding("stall", Action.STOP, 6, 6, "equal failures", tool="parse")
     said = text_for_operator(
         finding, path=("root", "child"), model_calls=7, tool_calls=6, tokens=800, spent=", $0.02", enforced=True
@@ -128,7 +131,7 @@ def test_the_operator_reads_rule_value_limit_and_path():
     assert sorted(parts, key=said.index) == list(parts)
 
 
-def test_a_text_of_the_users_own_replaces_the_built_in_one(drive):
+def test_a_text_of_the_users_own_replaces_the_built_in_one(drive: type[Driver]) -> None:
     d = drive(stop_text="Please call us.")
     loop(d)
     assert d.guard.stop_text(d.guard.trips[0]) == "Please call us."
@@ -141,13 +144,13 @@ ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and i
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_all_errors_are_runtime_errors_of_one_tree(kind):
+def test_all_errors_are_runtime_errors_of_one_tree(kind: Any) -> None:
     assert issubclass(kind, errors.RunGuardError)
     assert issubclass(kind, RuntimeError)
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_every_error_survives_pickling(drive, kind):
+def test_every_error_survives_pickling(drive: type[Driver], kind: Any) -> None:
     d = drive()
     loop(d)
     (first,) = d.guard.trips
@@ -175,15 +178,16 @@ def test_every_error_survives_pickling(drive, kind):
         ("guard_error", errors.GuardFailedError),
     ],
 )
-def test_the_error_fits_the_rule(drive, rule, kind):
+def test_the_error_fits_the_rule(drive: type[Driver], rule: str, kind: Any) -> None:
     trip = drive().guard.fail("run", rule, "because")
+    assert trip is not None
     error = errors.RunStoppedError.of(trip)
     assert type(error) is kind
     assert str(error) == trip.message
     assert (error.observed, error.limit) == (trip.observed, trip.limit)
 
 
-def test_a_loop_error_shows_the_pattern(drive):
+def test_a_loop_error_shows_the_pattern(drive: type[Driver]) -> None:
     d = drive(rules={"repetition": False})
     for n in range(20):
         d.tool(f"tool {n % 2}")
@@ -196,16 +200,17 @@ def test_a_loop_error_shows_the_pattern(drive):
 # ---- the guard's own faults -----------------------------------------------------------------------------------------
 
 
-def test_a_run_can_be_stopped_for_the_guards_own_sake(drive):
+def test_a_run_can_be_stopped_for_the_guards_own_sake(drive: type[Driver]) -> None:
     d = drive()
     first = d.guard.fail("run", "policy_error", "max_model_cals: no such setting")
+    assert first is not None
     assert "max_model_cals" in first.message
     assert d.model().trip is first
     assert d.guard.fail("run", "guard_error", "again") is first
     assert d.guard.fail("unknown", "guard_error", "x") is None
 
 
-def test_a_call_that_never_left_is_unspent(drive):
+def test_a_call_that_never_left_is_unspent(drive: type[Driver]) -> None:
     d = drive(max_model_calls=2)
     for _ in range(10):
         assert d.model().action is Action.ALLOW

@@ -62,7 +62,7 @@ schedules = st.lists(
 
 @given(limit=st.integers(1, 4), calls=schedules)
 @settings(max_examples=60)
-def test_never_more_than_the_limit_and_everybody_has_a_turn(limit, calls):
+def test_never_more_than_the_limit_and_everybody_has_a_turn(limit: int, calls: list[Any]) -> None:
     async def main() -> None:
         slots, flying, served = Slots(limit), set(), set()
 
@@ -105,7 +105,7 @@ def test_never_more_than_the_limit_and_everybody_has_a_turn(limit, calls):
         inflight._SWEEP_S = before
 
 
-async def test_a_task_that_holds_a_slot_goes_on_with_it():
+async def test_a_task_that_holds_a_slot_goes_on_with_it() -> None:
     slots = Slots(1)
     assert slots.take(me())
     assert slots.take(me())
@@ -113,7 +113,7 @@ async def test_a_task_that_holds_a_slot_goes_on_with_it():
     assert len(slots) == 1
 
 
-async def test_giving_back_what_one_does_not_hold_is_nothing():
+async def test_giving_back_what_one_does_not_hold_is_nothing() -> None:
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     slots.give_back(me())
@@ -124,7 +124,7 @@ async def test_giving_back_what_one_does_not_hold_is_nothing():
 # ---- tasks that end without a word ----------------------------------------------------------------------------------
 
 
-async def test_a_finished_task_gives_its_slot_back():
+async def test_a_finished_task_gives_its_slot_back() -> None:
     slots = Slots(1)
 
     async def careless() -> None:
@@ -135,7 +135,7 @@ async def test_a_finished_task_gives_its_slot_back():
     assert slots.take(me())
 
 
-async def test_a_cancelled_task_gives_its_slot_back():
+async def test_a_cancelled_task_gives_its_slot_back() -> None:
     slots, holder = Slots(1), asyncio.create_task(forever())
     assert slots.take(holder)
     assert not slots.take(me())
@@ -143,7 +143,7 @@ async def test_a_cancelled_task_gives_its_slot_back():
     assert slots.take(me())
 
 
-async def test_a_waiting_call_notices_that_a_holder_ended_without_a_word(monkeypatch):
+async def test_a_waiting_call_notices_that_a_holder_ended_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_SWEEP_S", 0.005)
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
@@ -162,7 +162,7 @@ async def waits_for(slots: Slots) -> None:
 
 
 @pytest.mark.usefixtures("no_second_look")
-async def test_each_slot_given_back_wakes_one_that_waits():
+async def test_each_slot_given_back_wakes_one_that_waits() -> None:
     slots = Slots(3)
     done: list[int] = []
 
@@ -177,7 +177,7 @@ async def test_each_slot_given_back_wakes_one_that_waits():
 
 
 @pytest.mark.usefixtures("no_second_look")
-async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on():
+async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on() -> None:
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(waits_for(slots)) for _ in range(2))
@@ -190,7 +190,7 @@ async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on():
 
 @pytest.mark.usefixtures("no_second_look")
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
-async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(later):
+async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(later: int) -> None:
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(served(slots, [], n)) for n in range(2))
@@ -216,8 +216,9 @@ async def served(slots: Slots, order: list[int], number: int) -> None:
         slots.give_back(me())
 
 
-async def test_waiting_calls_are_served_in_the_order_of_asking():
-    slots, holder, order = Slots(1), asyncio.create_task(forever()), []
+async def test_waiting_calls_are_served_in_the_order_of_asking() -> None:
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    order: list[int] = []
     slots.take(holder)
     tasks = []
     for n in range(10):
@@ -229,9 +230,10 @@ async def test_waiting_calls_are_served_in_the_order_of_asking():
     await end(holder)
 
 
-async def test_the_order_holds_however_long_they_wait(monkeypatch):
+async def test_the_order_holds_however_long_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_SWEEP_S", 0.03)
-    slots, holder, order = Slots(1), asyncio.create_task(forever()), []
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    order: list[int] = []
     slots.take(holder)
     tasks = []
     for n in range(4):
@@ -243,8 +245,9 @@ async def test_the_order_holds_however_long_they_wait(monkeypatch):
     await end(holder)
 
 
-async def test_a_newcomer_does_not_jump_the_queue():
-    slots, holder, order = Slots(1), asyncio.create_task(forever()), []
+async def test_a_newcomer_does_not_jump_the_queue() -> None:
+    slots, holder = Slots(1), asyncio.create_task(forever())
+    order: list[int] = []
     slots.take(holder)
     tasks = [asyncio.create_task(served(slots, order, n)) for n in range(3)]
     await turns(3)
@@ -255,7 +258,7 @@ async def test_a_newcomer_does_not_jump_the_queue():
     await end(holder)
 
 
-async def test_waiting_long_leaves_nothing_behind(monkeypatch):
+async def test_waiting_long_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_SWEEP_S", 0.001)
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
@@ -268,7 +271,7 @@ async def test_waiting_long_leaves_nothing_behind(monkeypatch):
 # ---- several event loops --------------------------------------------------------------------------------------------
 
 
-def test_two_loops_in_two_threads_share_the_slots():
+def test_two_loops_in_two_threads_share_the_slots() -> None:
     slots, lock = Slots(3), threading.Lock()
     flying, most, done = 0, 0, 0
 
@@ -297,7 +300,7 @@ def test_two_loops_in_two_threads_share_the_slots():
     assert most <= 3
 
 
-async def test_a_loop_that_was_closed_while_waiting_holds_nobody_up():
+async def test_a_loop_that_was_closed_while_waiting_holds_nobody_up() -> None:
     slots, holder = Slots(1), asyncio.create_task(forever())
     slots.take(holder)
 

@@ -13,11 +13,12 @@ from runguard.conductor.guard import Guard
 from runguard.core.detectors.handoffs import Depth
 from runguard.core.events import AgentEntered, RunInfo, ToolCall
 from runguard.policy import Policy
+from tests.kit.driver import Driver
 
 OFF = {"no_news": False, "same_call": False}
 
 
-def calls_inside_each_other(d: Any, agents: list[str], *, concurrent: frozenset[int] = frozenset()) -> list[str]:
+def calls_inside_each_other(d: Driver, agents: list[str], *, concurrent: frozenset[int] = frozenset()) -> list[str]:
     """Each agent is called by the one before it. ``concurrent``: which of them run beside others."""
     lanes = [""]
     for n, agent in enumerate(agents):
@@ -25,7 +26,7 @@ def calls_inside_each_other(d: Any, agents: list[str], *, concurrent: frozenset[
     return lanes[1:]
 
 
-def test_hand_offs_of_an_agent_inside_of_itself_are_counted_together(drive):
+def test_hand_offs_of_an_agent_inside_of_itself_are_counted_together(drive: type[Driver]) -> None:
     d = drive()
     lanes = calls_inside_each_other(d, ["helper"] * 6)
     assert [d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes] == ["allow"] * 3 + [
@@ -36,19 +37,19 @@ def test_hand_offs_of_an_agent_inside_of_itself_are_counted_together(drive):
     assert d.guard.runs["run"].stopped is not None
 
 
-def test_an_agent_between_does_not_hide_it(drive):
+def test_an_agent_between_does_not_hide_it(drive: type[Driver]) -> None:
     d = drive()
     lanes = calls_inside_each_other(d, ["helper", "writer"] * 6)
     assert [d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes[::2]][-1] == "stop"
 
 
-def test_another_agents_hand_offs_are_its_own(drive):
+def test_another_agents_hand_offs_are_its_own(drive: type[Driver]) -> None:
     d = drive()
     lanes = calls_inside_each_other(d, [f"agent_{n}" for n in range(8)])
     assert {d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes} == {"allow"}
 
 
-def test_calls_one_after_the_other_start_anew(drive):
+def test_calls_one_after_the_other_start_anew(drive: type[Driver]) -> None:
     d = drive()
     for n in range(10):
         lane = d.lane(f"/helper@{n}", concurrent=False, delegate="helper")
@@ -56,13 +57,13 @@ def test_calls_one_after_the_other_start_anew(drive):
         d.guard.close_lane(d.guard.runs["run"], lane)
 
 
-def test_calls_beside_each_other_are_apart(drive):
+def test_calls_beside_each_other_are_apart(drive: type[Driver]) -> None:
     d = drive()
     lanes = [d.lane(f"/helper@{n}", delegate="helper") for n in range(20)]
     assert {d.hand_off("helper", "expert", lane=lane).action.word for lane in lanes} == {"allow"}
 
 
-def test_what_the_agent_has_seen_is_known_inside_of_itself(drive):
+def test_what_the_agent_has_seen_is_known_inside_of_itself(drive: type[Driver]) -> None:
     d = drive(rules=OFF)
     outer, inner = calls_inside_each_other(d, ["helper", "helper"])
     d.tool(args={"n": 1}, says="one", lane=outer)
@@ -72,7 +73,7 @@ def test_what_the_agent_has_seen_is_known_inside_of_itself(drive):
     assert [d.hand_off("helper", "lead", lane=inner).action.word for _ in range(5)][-1] == "stop"
 
 
-def test_news_inside_clears_the_count(drive):
+def test_news_inside_clears_the_count(drive: type[Driver]) -> None:
     d = drive()
     lanes = calls_inside_each_other(d, ["helper"] * 12)
     for n, lane in enumerate(lanes):
@@ -80,7 +81,7 @@ def test_news_inside_clears_the_count(drive):
         assert d.hand_off("helper", "lead", lane=lane).action.word == "allow"
 
 
-def test_an_equal_call_in_a_circle_is_no_news(drive):
+def test_an_equal_call_in_a_circle_is_no_news(drive: type[Driver]) -> None:
     """Ten activations inside each other ask the same and hear the same."""
     d = drive(rules={"no_news": {"stop": 5}, "handoff": False})
     lanes = calls_inside_each_other(d, ["helper"] * 10)
@@ -89,7 +90,9 @@ def test_an_equal_call_in_a_circle_is_no_news(drive):
 
 
 @pytest.mark.parametrize("beside", [{1}, {2}, {1, 2}])
-def test_branches_between_keep_their_calls_apart_and_count_hand_offs_together(drive, beside):
+def test_branches_between_keep_their_calls_apart_and_count_hand_offs_together(
+    drive: type[Driver], beside: set[Any]
+) -> None:
     d = drive(rules={"no_news": {"stop": 2}}, max_delegation_depth=None)
     outer, _, inner = calls_inside_each_other(d, ["helper", "writer", "helper"], concurrent=frozenset(beside))
     for lane in (outer, inner):
@@ -99,7 +102,7 @@ def test_branches_between_keep_their_calls_apart_and_count_hand_offs_together(dr
     assert words == ["allow"] * 3 + ["nudge", "nudge", "stop"]
 
 
-def test_a_circle_of_hand_offs_stops_the_branch_in_which_it_began(drive):
+def test_a_circle_of_hand_offs_stops_the_branch_in_which_it_began(drive: type[Driver]) -> None:
     d = drive(max_delegation_depth=None)
     beside = d.lane("/other@0", delegate="other")
     lanes = calls_inside_each_other(d, ["helper"] * 6, concurrent=frozenset(range(6)))
@@ -112,7 +115,7 @@ def test_a_circle_of_hand_offs_stops_the_branch_in_which_it_began(drive):
     assert d.guard.runs["run"].stopped is None
 
 
-def test_a_rule_is_told_once_however_deep_it_is_met_again(drive):
+def test_a_rule_is_told_once_however_deep_it_is_met_again(drive: type[Driver]) -> None:
     d = drive(rules={"handoff": {"nudge": 2, "stop": 20}}, max_nudges=10)
     lanes = calls_inside_each_other(d, ["helper"] * 8)
     assert [d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes].count("nudge") == 1
@@ -121,7 +124,7 @@ def test_a_rule_is_told_once_however_deep_it_is_met_again(drive):
 # ---- tasks ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_that_is_too_deep_stops_because_its_caller_cannot_be_told():
+def test_a_task_that_is_too_deep_stops_because_its_caller_cannot_be_told() -> None:
     depth = Depth(5)
     assert depth.observe(AgentEntered("run", "", "a", 0.0, depth=5, is_task=True)) is None
     found = depth.observe(AgentEntered("run", "", "a", 0.0, depth=6, is_task=True))
@@ -133,7 +136,7 @@ def test_a_task_that_is_too_deep_stops_because_its_caller_cannot_be_told():
 
 
 def unanswered(
-    d: Any, n: int, *, tool: str = "tasked", args: Any = None, depth: int = 0, batch: str | None = None
+    d: Driver, n: int, *, tool: str = "tasked", args: Any = None, depth: int = 0, batch: str | None = None
 ) -> str:
     call = d.guard.fingerprint(tool, args or {})
     return d.guard.check(
@@ -141,14 +144,14 @@ def unanswered(
     ).action.word
 
 
-def test_a_call_that_is_never_answered_stops_at_the_rung_of_a_repetition(drive):
+def test_a_call_that_is_never_answered_stops_at_the_rung_of_a_repetition(drive: type[Driver]) -> None:
     d = drive()
     assert [unanswered(d, n) for n in range(9)] == ["allow"] * 8 + ["stop"]
     assert d.rules_tripped == ["repetition"]
     assert d.guard.trips[0].unit == "equal calls without an answer"
 
 
-def test_an_agent_that_never_answers_is_the_same_whatever_it_is_asked(drive):
+def test_an_agent_that_never_answers_is_the_same_whatever_it_is_asked(drive: type[Driver]) -> None:
     d = drive()
     assert [unanswered(d, n, args={"n": n}, depth=1) for n in range(9)][-1] == "stop"
 
@@ -156,7 +159,7 @@ def test_an_agent_that_never_answers_is_the_same_whatever_it_is_asked(drive):
 @pytest.mark.parametrize(
     "kind", ["other arguments", "answered", "another activation", "no response of a model", "one response"]
 )
-def test_what_is_no_repetition_without_an_answer(drive, kind):
+def test_what_is_no_repetition_without_an_answer(drive: type[Driver], kind: str) -> None:
     d = drive(rules=OFF)
     for n in range(30):
         batch = {"no response of a model": "", "one response": "response"}.get(kind)
@@ -182,7 +185,7 @@ class Seen:
         self.lanes.add(call_id, UnansweredCall(tool, {}, b"", self.lanes.of(branch, scope), batch or call_id, "agent"))
 
 
-def test_every_branch_of_a_task_is_its_one_lane():
+def test_every_branch_of_a_task_is_its_one_lane() -> None:
     seen = Seen()
     seen.asks("c0", "tasked")
     places = [("tasked@c0", "c0"), ("lead@2", "c0"), ("lead@2.tasked@c0", "c0"), ("peer@1", "c0"), ("", "c0")]
@@ -190,7 +193,7 @@ def test_every_branch_of_a_task_is_its_one_lane():
     assert not seen.run.lanes["/tasked@c0"].concurrent
 
 
-def test_a_task_stays_where_it_is_when_it_was_answered_inside_of_itself():
+def test_a_task_stays_where_it_is_when_it_was_answered_inside_of_itself() -> None:
     seen = Seen()
     seen.asks("c0", "tasked")
     seen.lanes.of("tasked@c0", "c0")
@@ -199,13 +202,13 @@ def test_a_task_stays_where_it_is_when_it_was_answered_inside_of_itself():
     assert seen.lanes.of("lead@2", "c0") == "/tasked@c0"
 
 
-def test_a_task_of_an_earlier_turn_is_no_parallel_branch():
+def test_a_task_of_an_earlier_turn_is_no_parallel_branch() -> None:
     seen = Seen()
     assert seen.lanes.of("tasked@c0", "c0") == "/tasked@c0"
     assert not seen.run.lanes["/tasked@c0"].concurrent
 
 
-def test_parallel_agents_inside_of_a_task_have_lanes_of_their_own():
+def test_parallel_agents_inside_of_a_task_have_lanes_of_their_own() -> None:
     seen = Seen()
     seen.asks("c0", "tasked")
     assert seen.lanes.of("tasked@c0.par.p0", "c0") == "/tasked@c0/par.p0"
@@ -213,7 +216,7 @@ def test_parallel_agents_inside_of_a_task_have_lanes_of_their_own():
     assert seen.run.lanes["/tasked@c0/par.p0"].parent is seen.run.lanes["/tasked@c0"]
 
 
-def test_the_innermost_of_a_task_and_a_call_is_the_lane():
+def test_the_innermost_of_a_task_and_a_call_is_the_lane() -> None:
     seen = Seen()
     seen.asks("c0", "tasked")
     seen.asks("c1", "helper", branch="tasked@c0", scope="c0")

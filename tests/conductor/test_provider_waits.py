@@ -66,7 +66,7 @@ def play(busy_until: float, callers: int = 8, **policy: Any) -> Provider:
     return provider
 
 
-def test_others_wait_and_follow_one_probe():
+def test_others_wait_and_follow_one_probe() -> None:
     provider = play(busy_until=25.0)
     first = [at for at in provider.attempts if at < 5]
     later = [at for at in provider.attempts if at >= 5]
@@ -77,12 +77,12 @@ def test_others_wait_and_follow_one_probe():
     assert provider.guard.provider_waits.gates == {}
 
 
-def test_without_it_everybody_tries_again_and_again():
+def test_without_it_everybody_tries_again_and_again() -> None:
     assert len(play(busy_until=25.0, on_rate_limit="pass").attempts) == 8 * 13
     assert len(play(busy_until=25.0, on_rate_limit="wait").attempts) == 17
 
 
-def test_by_default_it_waits_only_where_a_budget_waits():
+def test_by_default_it_waits_only_where_a_budget_waits() -> None:
     loop = VirtualLoop()
     assert not Provider(loop, 0, on_rate_limit=None).guard.policy.waits_for_provider
     budget = [{"calls": 1, "window": "1m", "per": "app", "on_exhausted": "wait"}]
@@ -90,7 +90,7 @@ def test_by_default_it_waits_only_where_a_budget_waits():
     loop.close()
 
 
-def test_calls_of_another_model_go_on():
+def test_calls_of_another_model_go_on() -> None:
     loop = VirtualLoop()
     provider = Provider(loop, 5.0, budget={"max_tokens": 10**8})
 
@@ -106,7 +106,7 @@ def test_calls_of_another_model_go_on():
 
 
 @pytest.mark.parametrize("end", ["cancelled", "lost"])
-def test_a_probe_that_says_nothing_hands_over_to_the_next(end: str):
+def test_a_probe_that_says_nothing_hands_over_to_the_next(end: str) -> None:
     loop = VirtualLoop()
     provider = Provider(loop, 3.0)
     if end == "lost":
@@ -127,7 +127,7 @@ def test_a_probe_that_says_nothing_hands_over_to_the_next(end: str):
     assert provider.attempts == [0.0, 12.0, 12.5 if end == "cancelled" else 14.0]
 
 
-def test_a_bound_that_is_too_short_lets_the_call_go():
+def test_a_bound_that_is_too_short_lets_the_call_go() -> None:
     loop = VirtualLoop()
     provider = Provider(loop, 100.0, max_wait_seconds=5)
 
@@ -140,7 +140,7 @@ def test_a_bound_that_is_too_short_lets_the_call_go():
     assert provider.attempts == [0.0, 2.0, 4.0]
 
 
-def test_the_kill_switch_ends_the_wait():
+def test_the_kill_switch_ends_the_wait() -> None:
     loop = VirtualLoop()
     provider = Provider(loop, 100.0)
 
@@ -160,7 +160,7 @@ def test_the_kill_switch_ends_the_wait():
     assert (loop.passed, len(provider.attempts)) == (3.5, 1)
 
 
-def test_shadow_mode_does_not_wait(caplog: pytest.LogCaptureFixture):
+def test_shadow_mode_does_not_wait(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "runguard"):
         provider = play(busy_until=3.0, callers=2, mode="shadow")
     assert provider.loop.passed < 5
@@ -168,7 +168,7 @@ def test_shadow_mode_does_not_wait(caplog: pytest.LogCaptureFixture):
     assert sum("runguard.provider_busy" in line for line in caplog.messages) == 1
 
 
-def test_a_stop_of_the_run_ends_the_wait():
+def test_a_stop_of_the_run_ends_the_wait() -> None:
     loop = VirtualLoop()
     provider = Provider(loop, 100.0)
 

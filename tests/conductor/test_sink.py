@@ -9,6 +9,7 @@ import pytest
 
 import runguard
 from runguard.conductor.guard import Guard
+from runguard.conductor.sink import Decided
 from runguard.core.decision import Action
 from runguard.outlets.telemetry import SAMPLE
 from runguard.policy import Policy
@@ -26,7 +27,8 @@ def play_a_loop(driver: Driver, times: int = 6) -> None:
 
 
 def test_a_subscriber_receives_every_decision_once_with_its_event_and_lane() -> None:
-    driver, made = Driver(**RULES), []
+    driver = Driver(**RULES)
+    made: list[Any] = []
     driver.guard.sink.on_decided("the test", made.append)
     play_a_loop(driver)
     assert [each.decision.action.word for each in made] == LOOP
@@ -35,7 +37,8 @@ def test_a_subscriber_receives_every_decision_once_with_its_event_and_lane() -> 
 
 
 def test_a_trip_arrives_before_the_decision_that_carries_it() -> None:
-    driver, order = Driver(**RULES), []
+    driver = Driver(**RULES)
+    order: list[Any] = []
     driver.guard.sink.on_trip("the test", lambda trip, finding: order.append((trip.id, finding.rule)))
     driver.guard.sink.on_decided("the test", lambda made: order.append(made.decision.trip and made.decision.trip.id))
     play_a_loop(driver)
@@ -43,7 +46,9 @@ def test_a_trip_arrives_before_the_decision_that_carries_it() -> None:
 
 
 def test_findings_that_decide_nothing_can_be_watched() -> None:
-    driver, seen, made = Driver(**RULES, max_nudges=0), [], []
+    driver = Driver(**RULES, max_nudges=0)
+    seen: list[Any] = []
+    made: list[Any] = []
     driver.guard.sink.on_found("the test", lambda finding, event: seen.append((finding.action, finding.rule)))
     driver.guard.sink.on_decided("the test", made.append)
     play_a_loop(driver, 2)
@@ -56,7 +61,10 @@ def test_a_subscriber_that_raises_is_a_counted_fault_and_prevents_nothing(topic:
     def broken(*facts: Any) -> None:
         raise ValueError("a bug")
 
-    driver, decisions, trips, found = Driver(**RULES), [], [], []
+    driver = Driver(**RULES)
+    decisions: list[Decided] = []
+    trips: list[Any] = []
+    found: list[Any] = []
     sink = driver.guard.sink
     getattr(sink, topic)("a broken subscriber", broken)
     sink.on_decided("the test", decisions.append)

@@ -1,6 +1,7 @@
 """The breaker against a simple model, over any order of calls, reports and times; and under real threads."""
 
 import threading
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -25,7 +26,7 @@ class BreakerAgainstItsModel(RuleBasedStateMachine):
     permits = Bundle("permits")
 
     @initialize(threshold=st.integers(1, 4), min_runs=st.integers(1, 3), reset_after=st.sampled_from([1.0, 10.0]))
-    def begin(self, threshold, min_runs, reset_after):
+    def begin(self, threshold: int, min_runs: int, reset_after: float) -> None:
         self.breaker = Breaker(threshold=threshold, min_runs=min_runs, reset_after_s=reset_after)
         self.threshold, self.min_runs, self.reset_after = threshold, min_runs, reset_after
         self.now = 0.0
@@ -35,23 +36,23 @@ class BreakerAgainstItsModel(RuleBasedStateMachine):
         self.opened_at = 0.0
         self.probe: tuple[int, float] | None = None
 
-    def change(self, state):
+    def change(self, state: BreakerState) -> None:
         self.state = state
         self.failed_runs, self.current, self.probe = [], set(), None
         if state is OPEN:
             self.opened_at = self.now
 
-    def expected_state(self):
+    def expected_state(self) -> BreakerState:
         if self.state is OPEN and self.now - self.opened_at >= self.reset_after:
             return HALF_OPEN
         return self.state
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 5.0, 10.0, 1e6]))
-    def time_passes(self, seconds):
+    def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
     @rule(target=permits)
-    def admit(self):
+    def admit(self) -> Any:
         permit = self.breaker.admit(self.now)
         state = self.expected_state()
         if state is CLOSED:
@@ -68,7 +69,7 @@ class BreakerAgainstItsModel(RuleBasedStateMachine):
         return permit
 
     @rule(permit=consumes(permits), ok=st.booleans(), run=st.sampled_from(["r1", "r2", "r3"]))
-    def report(self, permit, ok, run):
+    def report(self, permit: Permit, ok: bool, run: str) -> None:
         self.breaker.report(permit, ok, self.now, run)
         if id(permit) not in self.current:
             return  # late: whatever it says changes nothing
@@ -83,28 +84,28 @@ class BreakerAgainstItsModel(RuleBasedStateMachine):
                 self.change(OPEN)
 
     @rule(permit=consumes(permits))
-    def release(self, permit):
+    def release(self, permit: Permit) -> None:
         self.breaker.release(permit)
         if self.probe is not None and self.probe[0] == id(permit):
             self.probe, self.current = None, set()
 
     @rule()
-    def force_open(self):
+    def force_open(self) -> None:
         self.breaker.force_open(self.now)
         self.change(FORCED_OPEN)
 
     @rule()
-    def reset(self):
+    def reset(self) -> None:
         self.breaker.reset(self.now)
         self.change(CLOSED)
 
     @invariant()
-    def the_state_is_the_models(self):
+    def the_state_is_the_models(self) -> None:
         if hasattr(self, "breaker"):
             assert self.breaker.state(self.now) is self.expected_state()
 
     @invariant()
-    def the_wait_is_told(self):
+    def the_wait_is_told(self) -> None:
         if hasattr(self, "breaker"):
             wait = self.breaker.retry_after(self.now)
             assert (wait is None) == (self.state is FORCED_OPEN)
@@ -118,7 +119,7 @@ BreakerAgainstItsModel.TestCase.settings = settings(max_examples=80, stateful_st
 TestBreaker = BreakerAgainstItsModel.TestCase
 
 
-def opened(at: float = 0.0, **options) -> Breaker:
+def opened(at: float = 0.0, **options: Any) -> Breaker:
     breaker = Breaker(**{"threshold": 2, "min_runs": 2, "reset_after_s": 60.0, **options})
     for run in ("r1", "r2"):
         permit = breaker.admit(at)
@@ -134,27 +135,27 @@ def admitted(breaker: Breaker, at: float) -> Permit:
     return permit
 
 
-def test_one_run_alone_never_opens_it():
+def test_one_run_alone_never_opens_it() -> None:
     breaker = Breaker(threshold=3, min_runs=2)
     for _ in range(1_000):
         breaker.report(admitted(breaker, 0.0), False, 0.0, "r1")
     assert breaker.state(0.0) is CLOSED
 
 
-def test_a_success_starts_the_row_anew():
+def test_a_success_starts_the_row_anew() -> None:
     breaker = Breaker(threshold=3, min_runs=2)
     for n in range(100):
         breaker.report(admitted(breaker, 0.0), n % 3 == 2, 0.0, f"r{n}")
     assert breaker.state(0.0) is CLOSED
 
 
-def test_an_open_breaker_lets_nobody_through_before_its_time():
+def test_an_open_breaker_lets_nobody_through_before_its_time() -> None:
     breaker = opened(at=100.0)
     assert breaker.admit(159.9) is None
     assert admitted(breaker, 160.0).probe
 
 
-def test_the_probe_decides():
+def test_the_probe_decides() -> None:
     breaker = opened()
     breaker.report(admitted(breaker, 60.0), True, 61.0, "r3")
     assert breaker.state(61.0) is CLOSED
@@ -164,7 +165,7 @@ def test_the_probe_decides():
     assert breaker.state(121.0) is HALF_OPEN
 
 
-def test_a_released_probe_goes_to_the_next_caller():
+def test_a_released_probe_goes_to_the_next_caller() -> None:
     breaker = opened()
     probe = admitted(breaker, 60.0)
     assert breaker.admit(60.0) is None
@@ -172,7 +173,7 @@ def test_a_released_probe_goes_to_the_next_caller():
     assert admitted(breaker, 60.0).probe
 
 
-def test_a_probe_nobody_reports_expires():
+def test_a_probe_nobody_reports_expires() -> None:
     breaker = opened()
     lost = admitted(breaker, 60.0)
     assert breaker.admit(119.9) is None
@@ -183,7 +184,7 @@ def test_a_probe_nobody_reports_expires():
     assert breaker.state(121.0) is OPEN
 
 
-def test_a_call_admitted_before_the_opening_cannot_close_it():
+def test_a_call_admitted_before_the_opening_cannot_close_it() -> None:
     breaker = Breaker(threshold=2, min_runs=2)
     early = admitted(breaker, 0.0)
     for run in ("r1", "r2"):
@@ -192,7 +193,7 @@ def test_a_call_admitted_before_the_opening_cannot_close_it():
     assert breaker.state(1.0) is OPEN
 
 
-def test_only_a_reset_leaves_forced_open():
+def test_only_a_reset_leaves_forced_open() -> None:
     breaker = Breaker()
     breaker.force_open(0.0)
     assert breaker.admit(1e9) is None
@@ -203,13 +204,13 @@ def test_only_a_reset_leaves_forced_open():
 
 
 @pytest.mark.parametrize("zero", [-1e9, 0.0, 1.7e9])
-def test_time_is_whatever_it_is_told(zero):
+def test_time_is_whatever_it_is_told(zero: float) -> None:
     breaker = opened(at=zero)
     assert breaker.state(zero + 59) is OPEN
     assert breaker.state(zero + 60) is HALF_OPEN
 
 
-def test_failures_of_a_million_runs_keep_it_small():
+def test_failures_of_a_million_runs_keep_it_small() -> None:
     breaker = Breaker(threshold=10**9)
     for n in range(10_000):
         breaker.report(admitted(breaker, 0.0), False, 0.0, f"run {n}")
@@ -217,7 +218,7 @@ def test_failures_of_a_million_runs_keep_it_small():
 
 
 @pytest.mark.parametrize("threads", [2, 16])
-def test_exactly_one_probe_whatever_the_threads(threads):
+def test_exactly_one_probe_whatever_the_threads(threads: int) -> None:
     for turn in range(40):
         breaker = opened()
         start = threading.Barrier(threads)
@@ -238,7 +239,7 @@ def test_exactly_one_probe_whatever_the_threads(threads):
         assert len([permit for permit in permits if permit is not None]) == 1, turn
 
 
-def test_reports_from_many_threads_lose_no_failure():
+def test_reports_from_many_threads_lose_no_failure() -> None:
     breaker = Breaker(threshold=800, min_runs=2)
 
     def failing(run: str) -> None:

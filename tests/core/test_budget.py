@@ -18,19 +18,20 @@ from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE
 
 
 @pytest.mark.parametrize("value", [v for v in [*ABSURD_USD, *NO_USD] if v is not None], ids=repr)
-def test_a_budget_is_as_strict_about_dollars(value):
+def test_a_budget_is_as_strict_about_dollars(value: Any) -> None:
     with pytest.raises(PolicyError, match="usd = "):
         Budget(usd=value)
 
 
 @pytest.mark.parametrize("unit", ["tokens", "calls"])
 @pytest.mark.parametrize("value", [0, -5, True, 1.5, "100", float("inf")], ids=repr)
-def test_a_budget_is_as_strict_about_counts(unit, value):
+def test_a_budget_is_as_strict_about_counts(unit: str, value: float | str) -> None:
+    cap: dict[str, Any] = {unit: value}
     with pytest.raises(PolicyError, match=f"{unit} = "):
-        Budget(**{unit: value})
+        Budget(**cap)
 
 
-def test_a_budget_without_an_amount_limits_nothing_and_is_refused():
+def test_a_budget_without_an_amount_limits_nothing_and_is_refused() -> None:
     with pytest.raises(PolicyError, match="give usd=, tokens= or calls="):
         Budget(per="user")
 
@@ -56,7 +57,7 @@ def test_a_budget_without_an_amount_limits_nothing_and_is_refused():
         ("run agent", "no scope 'run agent'"),
     ],
 )
-def test_a_scope_that_does_not_exist_is_refused_with_a_hint(per, says):
+def test_a_scope_that_does_not_exist_is_refused_with_a_hint(per: Any, says: str) -> None:
     with pytest.raises(PolicyError) as error:
         Budget(usd=1, per=per)
     assert says in str(error.value)
@@ -79,7 +80,7 @@ def test_a_scope_that_does_not_exist_is_refused_with_a_hint(per, says):
         "app+label:team",
     ],
 )
-def test_every_scope_there_is_can_have_a_budget(per):
+def test_every_scope_there_is_can_have_a_budget(per: str) -> None:
     assert Per.parse(Budget(usd=1, per=per).per).key(SOMEONE) is not None or per == "agent:research*"
 
 
@@ -109,14 +110,14 @@ def test_every_scope_there_is_can_have_a_budget(per):
         ({"window": "1d", "tz": 1}, "tz = 1: give the name"),
     ],
 )
-def test_windows_that_contradict_themselves_are_refused(options, says):
+def test_windows_that_contradict_themselves_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(PolicyError) as error:
         Budget(usd=1, per="user", **options)
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("window", ["1d", "1w", "month"])
-def test_a_run_has_no_days(window):
+def test_a_run_has_no_days(window: str) -> None:
     with pytest.raises(PolicyError, match="a run ends before its window does"):
         Budget(usd=1, per="run", window=window)
     assert Budget(usd=1, per="run", window="1h").window == "1h"  # a rate
@@ -139,21 +140,22 @@ def test_a_run_has_no_days(window):
     ],
     ids=repr,
 )
-def test_thresholds_that_cannot_be_meant_are_refused_by_name(thresholds, says):
+def test_thresholds_that_cannot_be_meant_are_refused_by_name(thresholds: Any, says: str) -> None:
     with pytest.raises(PolicyError, match="thresholds") as error:
         Budget(usd=1, thresholds=thresholds)
     assert says in str(error.value)
 
 
-def test_thresholds_may_be_written_as_fractions_and_tables():
-    budget = Budget(usd=1, thresholds=[0.5, {"percent": 0.9, "action": "nudge"}, Threshold(1, action="stop")])
+def test_thresholds_may_be_written_as_fractions_and_tables() -> None:
+    thresholds: list[Any] = [0.5, {"percent": 0.9, "action": "nudge"}, Threshold(1, action="stop")]
+    budget = Budget(usd=1, thresholds=thresholds)
     assert budget.thresholds == (Threshold(0.5), Threshold(0.9, action="nudge"), Threshold(1, action="stop"))
     assert Budget(usd=1).thresholds == DEFAULT_THRESHOLDS
     assert Budget(usd=1, thresholds=[]).thresholds == ()
 
 
 @pytest.mark.parametrize("percent", [0, -0.1, 1.01, True, float("nan"), float("inf"), "0.5", None], ids=repr)
-def test_a_threshold_alone_says_what_is_wrong_with_it(percent):
+def test_a_threshold_alone_says_what_is_wrong_with_it(percent: Any) -> None:
     with pytest.raises(ValueError, match="percent must be a fraction") as error:
         Threshold(percent)
     assert repr(percent) in str(error.value)
@@ -164,17 +166,17 @@ def test_a_threshold_alone_says_what_is_wrong_with_it(percent):
     [{"callback": "print"}, {"recurring": "false"}, {"recurring": 1}, {"action": "block"}, {"action": None}],
     ids=repr,
 )
-def test_the_other_parts_of_a_threshold_are_as_strict(options):
+def test_the_other_parts_of_a_threshold_are_as_strict(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         Threshold(0.5, **options)
 
 
-def test_limits_hold_in_the_units_that_were_given():
+def test_limits_hold_in_the_units_that_were_given() -> None:
     assert Budget(usd="0.5", calls=3).limits(SOMEONE) == (500_000_000, UNLIMITED, 3)
     assert Budget(tokens=1_000).limits(SOMEONE) == (UNLIMITED, 1_000, UNLIMITED)
 
 
-def test_an_amount_may_depend_on_the_scope():
+def test_an_amount_may_depend_on_the_scope() -> None:
     budget = Budget(
         usd=lambda scope: 5 if scope.user == "ann" else None, tokens=lambda scope: len(scope.labels or {}), per="user"
     )
@@ -187,16 +189,16 @@ def test_an_amount_may_depend_on_the_scope():
     [(0, 0), (0.0, 0), (-0.0, 0), ("0", 0), (Decimal(0), 0), ("1e-999999", 0), ("0.5", 500_000_000)],
     ids=repr,
 )
-def test_a_function_may_give_0(given_value, cap):
+def test_a_function_may_give_0(given_value: Decimal | float | str, cap: int) -> None:
     assert Budget(usd=lambda _: given_value).limits(SOMEONE) == (cap, UNLIMITED, UNLIMITED)
 
 
-def test_a_function_may_give_0_tokens_and_0_calls():
+def test_a_function_may_give_0_tokens_and_0_calls() -> None:
     assert Budget(tokens=lambda _: 0, calls=lambda _: 0.0).limits(SOMEONE) == (UNLIMITED, 0, 0)
 
 
 @pytest.mark.parametrize("amount", [{"usd": 0}, {"usd": "0"}, {"usd": 0.0}, {"tokens": 0}, {"calls": 0}], ids=repr)
-def test_a_fixed_amount_of_0_is_rejected(amount):
+def test_a_fixed_amount_of_0_is_rejected(amount: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         Budget(**amount)
 
@@ -210,13 +212,13 @@ class Hostile:
     __str__ = __repr__
 
 
-def test_what_a_function_gave_is_shown_without_running_its_code():
+def test_what_a_function_gave_is_shown_without_running_its_code() -> None:
     with pytest.raises(PolicyError, match="gave a Hostile for"):
         Budget(usd=lambda _: Hostile()).limits(SOMEONE)
 
 
 @pytest.mark.parametrize("limit", [Decimal(0), 0])
-def test_the_utilization_of_a_limit_of_0(limit):
+def test_the_utilization_of_a_limit_of_0(limit: Decimal | int) -> None:
     def status(spent: Any) -> BudgetStatus:
         return BudgetStatus("user:a/b", "usd", spent, limit, limit, limit, None, None, False)
 
@@ -225,7 +227,7 @@ def test_the_utilization_of_a_limit_of_0(limit):
 
 
 @pytest.mark.parametrize("given_value", [-1, True, "x", float("nan")], ids=repr)
-def test_a_function_that_gives_nonsense_is_named_with_what_it_gave(given_value):
+def test_a_function_that_gives_nonsense_is_named_with_what_it_gave(given_value: float | str) -> None:
     with pytest.raises(PolicyError) as error:
         Budget(usd=lambda _: given_value, per="user").limits(Scope("user", "user:app/ann"))
     assert f"gave {given_value!r} for user:app/ann" in str(error.value)
@@ -271,7 +273,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("values", "says"), WRONG, ids=[repr(values) for values, _ in WRONG])
-def test_a_policy_names_the_path_the_value_and_what_would_be_right(here, values, says):
+def test_a_policy_names_the_path_the_value_and_what_would_be_right(
+    here: Path, values: dict[str, Any], says: list[str]
+) -> None:
     with pytest.raises(PolicyError) as error:
         Policy.build(**values)
     for part in says:
@@ -291,7 +295,7 @@ def test_a_policy_names_the_path_the_value_and_what_would_be_right(here, values,
         ("on_unpriced = 'guess'", ["on_unpriced = 'guess'"]),
     ],
 )
-def test_a_policy_file_is_held_to_the_same(here, text, says):
+def test_a_policy_file_is_held_to_the_same(here: Path, text: str, says: list[str]) -> None:
     (here / "runguard.toml").write_text(text)
     with pytest.raises(PolicyError) as error:
         Policy.build()
@@ -299,7 +303,7 @@ def test_a_policy_file_is_held_to_the_same(here, text, says):
         assert part in str(error.value)
 
 
-def test_budgets_from_a_file_are_those_from_code(here):
+def test_budgets_from_a_file_are_those_from_code(here: Path) -> None:
     (here / "runguard.toml").write_text(
         """
         max_usd = "0.30"
@@ -321,6 +325,6 @@ def test_budgets_from_a_file_are_those_from_code(here):
     assert policy.digest != Policy.build(budgets=[Budget(usd=6, per="user")]).digest
 
 
-def test_callables_and_callbacks_do_not_keep_a_policy_from_having_a_digest(here):
+def test_callables_and_callbacks_do_not_keep_a_policy_from_having_a_digest(here: Path) -> None:
     policy = Policy.build(budgets=[Budget(usd=lambda _: 1, per="user", thresholds=[Threshold(0.5, callback=print)])])
     assert len(policy.digest) == 12

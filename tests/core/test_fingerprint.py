@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -47,21 +48,21 @@ def with_nones(value: Any) -> Any:
 
 
 @given(arguments)
-def test_key_order_does_not_matter(args):
+def test_key_order_does_not_matter(args: dict[Any, Any]) -> None:
     assert call_fingerprint("t", reordered(args)) == call_fingerprint("t", args)
 
 
 @given(arguments)
-def test_a_whole_float_is_its_integer(args):
+def test_a_whole_float_is_its_integer(args: dict[Any, Any]) -> None:
     assert call_fingerprint("t", with_floats(args)) == call_fingerprint("t", args)
 
 
 @given(arguments)
-def test_an_argument_that_is_none_is_absent(args):
+def test_an_argument_that_is_none_is_absent(args: dict[Any, Any]) -> None:
     assert call_fingerprint("t", with_nones(args)) == call_fingerprint("t", args)
 
 
-def test_none_in_a_list_is_a_value():
+def test_none_in_a_list_is_a_value() -> None:
     assert call_fingerprint("t", {"a": [1, None]}) != call_fingerprint("t", {"a": [1]})
 
 
@@ -69,31 +70,31 @@ def test_none_in_a_list_is_a_value():
     words=st.lists(st.text("abc", min_size=1), min_size=1, max_size=5),
     gaps=st.lists(st.text(" \t\n", min_size=1, max_size=3), min_size=6, max_size=6),
 )
-def test_white_space_does_not_matter(words, gaps):
+def test_white_space_does_not_matter(words: list[str], gaps: list[str]) -> None:
     padded = gaps[5] + "".join(word + gap for word, gap in zip(words, gaps, strict=False))
     assert call_fingerprint("t", {"q": padded}) == call_fingerprint("t", {"q": " ".join(words)})
 
 
-def test_words_that_run_together_are_other_words():
+def test_words_that_run_together_are_other_words() -> None:
     assert call_fingerprint("t", {"q": "new york"}) != call_fingerprint("t", {"q": "newyork"})
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, "1"), (1, True), (0, False), (1, 1.5), ("", "0"), ([], {}), ([1], 1)])
-def test_types_that_mean_something_else_differ(a, b):
+def test_types_that_mean_something_else_differ(a: Any, b: dict[str, Any] | float | str) -> None:
     assert call_fingerprint("t", {"x": a}) != call_fingerprint("t", {"x": b})
 
 
-def test_the_tool_is_part_of_the_call():
+def test_the_tool_is_part_of_the_call() -> None:
     assert call_fingerprint("read", {"x": 1}) != call_fingerprint("write", {"x": 1})
 
 
-def test_identity_names_the_only_arguments_that_count():
+def test_identity_names_the_only_arguments_that_count() -> None:
     first = call_fingerprint("t", {"job": 7, "reason": "because"}, identity=["job"])
     assert first == call_fingerprint("t", {"job": 7, "reason": "now"}, identity=["job"])
     assert first != call_fingerprint("t", {"job": 8, "reason": "because"}, identity=["job"])
 
 
-def test_volatile_arguments_never_count():
+def test_volatile_arguments_never_count() -> None:
     first = call_fingerprint("t", {"job": 7, "nonce": "x"}, volatile=["nonce"])
     assert first == call_fingerprint("t", {"job": 7, "nonce": "y"}, volatile=["nonce"])
     assert first != call_fingerprint("t", {"job": 8, "nonce": "x"}, volatile=["nonce"])
@@ -116,24 +117,26 @@ def around(leaf: Any, path: list[tuple[str, str, Any]]) -> Any:
 
 
 @given(path=paths, pair=st.lists(st.sampled_from(DISTINCT), min_size=2, max_size=2, unique_by=lambda v: (type(v), v)))
-def test_one_changed_field_changes_the_digest(path, pair):
+def test_one_changed_field_changes_the_digest(path: list[tuple[str, Any, Any]], pair: list[float | str]) -> None:
     one, other = (around(value, path) for value in pair)
     assert call_fingerprint("t", {"x": one}) != call_fingerprint("t", {"x": other})
 
 
 @given(path=paths, pair=st.lists(st.sampled_from(DISTINCT), min_size=2, max_size=2, unique_by=lambda v: (type(v), v)))
-def test_one_changed_field_is_seen_beside_a_foreign_value_too(path, pair):
+def test_one_changed_field_is_seen_beside_a_foreign_value_too(
+    path: list[tuple[str, Any, Any]], pair: list[float | str]
+) -> None:
     one, other = ({"raw": b"\0", "x": around(value, path)} for value in pair)
     assert answer_text(one) != answer_text(other)
 
 
 @given(arguments)
-def test_the_text_of_a_small_answer_is_its_json(answer):
+def test_the_text_of_a_small_answer_is_its_json(answer: dict[Any, Any]) -> None:
     assert answer_text(answer) == json.dumps(answer, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @given(one=values, other=values)
-def test_equal_text_means_equal_data(one, other):
+def test_equal_text_means_equal_data(one: Any, other: Any) -> None:
     assume(repr(one) != repr(other) and one != other)
     assert answer_text({"x": one}) != answer_text({"x": other})
 
@@ -176,7 +179,7 @@ class Slotted:
         pytest.param(Slotted(1), Slotted(2), id="slots"),
     ],
 )
-def test_a_change_inside_a_value_that_is_not_json_is_a_change(one, other):
+def test_a_change_inside_a_value_that_is_not_json_is_a_change(one: Any, other: Any) -> None:
     # Otherwise a tool that reports progress in such a value would be stopped for repeating itself.
     assert answer_text({"result": one}) != answer_text({"result": other})
 
@@ -205,7 +208,7 @@ def jobs(step: int) -> list[dict[str, Any]]:
         pytest.param(lambda n: "x" * 200_000 + "y" * n, id="in the length of a long text"),
     ],
 )
-def test_a_change_in_a_large_answer_is_a_change(answer):
+def test_a_change_in_a_large_answer_is_a_change(answer: Callable[..., Any]) -> None:
     assert answer_text(answer(1)) != answer_text(answer(2))
 
 
@@ -239,7 +242,7 @@ for sample in samples:
 """
 
 
-def test_equal_data_has_equal_digests_in_every_process():
+def test_equal_data_has_equal_digests_in_every_process() -> None:
     outputs = {
         subprocess.run(
             [sys.executable, "-c", ELSEWHERE],
@@ -255,7 +258,7 @@ def test_equal_data_has_equal_digests_in_every_process():
     assert len(set(lines)) == len(lines) == 8
 
 
-def test_equal_data_has_equal_text_however_deep_the_caller_stands():
+def test_equal_data_has_equal_text_however_deep_the_caller_stands() -> None:
     nested: Any = "leaf"
     for _ in range(500):
         nested = [nested]
@@ -280,23 +283,23 @@ def test_equal_data_has_equal_text_however_deep_the_caller_stands():
         pytest.param({"a": {"x" * 1_000}}, id="set"),
     ],
 )
-def test_size_counts_the_text_wherever_it_is(value):
+def test_size_counts_the_text_wherever_it_is(value: dict[Any, Any] | dict[str, Any] | str) -> None:
     assert size_of(value, 10_000) >= 1_000
 
 
-def test_size_stops_counting_when_it_has_enough():
+def test_size_stops_counting_when_it_has_enough() -> None:
     assert size_of(["x" * 1_000] * 1_000, 5_000) < 10_000
 
 
-def test_size_of_a_small_answer_is_small():
+def test_size_of_a_small_answer_is_small() -> None:
     assert size_of({"status": "ok", "rows": [1, 2, 3]}, 10_000) < 100
 
 
-def test_size_of_a_circle_ends():
+def test_size_of_a_circle_ends() -> None:
     assert size_of(cyclic_list(), 1_000) > 1_000
 
 
-def test_which_attempt_it_is_does_not_count():
+def test_which_attempt_it_is_does_not_count() -> None:
     first = call_fingerprint("run", {"command": "make", "attempt": 1})
     assert call_fingerprint("run", {"command": "make", "attempt": 2}) == first
     assert call_fingerprint("run", {"command": "make all", "attempt": 1}) != first

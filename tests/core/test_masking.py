@@ -63,7 +63,7 @@ from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
         ),
     ],
 )
-def test_what_differs_between_two_tellings_is_masked(one, other):
+def test_what_differs_between_two_tellings_is_masked(one: str, other: str) -> None:
     assert mask(one) == mask(other)
 
 
@@ -99,7 +99,7 @@ def test_what_differs_between_two_tellings_is_masked(one, other):
         pytest.param("12.4 ms", "15.1 ms", id="nothing but a measurement"),
     ],
 )
-def test_what_tells_progress_is_kept(one, other):
+def test_what_tells_progress_is_kept(one: str, other: str) -> None:
     assert mask(one) != mask(other)
 
 
@@ -118,7 +118,7 @@ def test_what_tells_progress_is_kept(one, other):
     ],
     ids=lambda text: repr(text[:12]),
 )
-def test_masking_the_longest_text_is_linear(text):
+def test_masking_the_longest_text_is_linear(text: str) -> None:
     assert cpu_seconds(lambda: mask(text)) < 10 * GENEROUS_S
 
 
@@ -128,20 +128,20 @@ def test_masking_the_longest_text_is_linear(text):
 CALL = b"call"
 
 
-def test_the_same_answer_to_the_same_call_is_no_news():
+def test_the_same_answer_to_the_same_call_is_no_news() -> None:
     book = AnswerBook()
     (first, new), (again, new_again) = book.name(CALL, {"a": [1]}), book.name(CALL, {"a": [1]})
     assert first == again
     assert (new, new_again) == (True, False)
 
 
-def test_the_order_of_fields_in_an_answer_does_not_matter():
+def test_the_order_of_fields_in_an_answer_does_not_matter() -> None:
     book = AnswerBook()
     first, _ = book.name(CALL, {"a": 1, "b": [2]})
     assert book.name(CALL, {"b": [2], "a": 1}) == (first, False)
 
 
-def test_an_answer_that_is_changed_in_place_has_changed():
+def test_an_answer_that_is_changed_in_place_has_changed() -> None:
     book, answer = AnswerBook(), {"lines": ["one"]}
     first, _ = book.name(CALL, answer)
     answer["lines"].append("two")
@@ -150,13 +150,13 @@ def test_an_answer_that_is_changed_in_place_has_changed():
     assert second != first
 
 
-def test_the_same_answer_to_another_call_is_news():
+def test_the_same_answer_to_another_call_is_news() -> None:
     book = AnswerBook()
     book.name(b"one", "x")
     assert book.name(b"two", "x")[1] is True
 
 
-def test_a_changed_answer_is_news():
+def test_a_changed_answer_is_news() -> None:
     book = AnswerBook()
     first, _ = book.name(CALL, "progress 8")
     second, new = book.name(CALL, "progress 16")
@@ -164,35 +164,40 @@ def test_a_changed_answer_is_news():
     assert second != first
 
 
-def test_an_answer_that_differs_in_volatile_parts_alone_keeps_its_name():
+def test_an_answer_that_differs_in_volatile_parts_alone_keeps_its_name() -> None:
     book = AnswerBook()
     names = [book.name(CALL, f"RUNNING at 2026-11-15T09:{minute}:00Z") for minute in range(10, 20)]
     assert len({name for name, _ in names}) == 1
     assert [new for _, new in names] == [True] + [False] * 9
 
 
-def test_what_one_agent_knows_is_news_to_another():
+def test_what_one_agent_knows_is_news_to_another() -> None:
     book = AnswerBook()
     news = [book.name(CALL, "x", agent) for agent in ("writer", "reviewer", "writer", "reviewer")]
     assert [new for _, new in news] == [True, True, False, False]
     assert len({name for name, _ in news}) == 1
 
 
-def test_an_answer_that_comes_back_is_no_news():
+def test_an_answer_that_comes_back_is_no_news() -> None:
     book = AnswerBook()
     assert [book.name(CALL, text)[1] for text in ("on", "off", "on", "off")] == [True, True, False, False]
 
 
-def test_two_answers_with_volatile_parts_that_alternate_are_soon_no_news():
+def test_two_answers_with_volatile_parts_that_alternate_are_soon_no_news() -> None:
     book = AnswerBook()
     news = [book.name(CALL, f"{'on' if n % 2 else 'off'} at 2026-11-15T09:{10 + n}:00Z")[1] for n in range(12)]
     assert news[:2] == [True, True]
     assert not any(news[4:])
 
 
-def test_nothing_is_masked_until_a_call_repeats_with_another_text(monkeypatch):
+def test_nothing_is_masked_until_a_call_repeats_with_another_text(monkeypatch: pytest.MonkeyPatch) -> None:
     masked: list[str] = []
-    monkeypatch.setattr(masking, "_mask_parts", lambda text: masked.append(text) or text)
+
+    def mask(text: str) -> str:
+        masked.append(text)
+        return text
+
+    monkeypatch.setattr(masking, "_mask_parts", mask)
     book = AnswerBook()
     for n in range(100):
         book.name(b"%d" % n, f"answer {n}")
@@ -202,7 +207,7 @@ def test_nothing_is_masked_until_a_call_repeats_with_another_text(monkeypatch):
     assert masked == ["answer 99", "answer 100"]
 
 
-def test_a_change_of_the_world_makes_old_answers_news_again():
+def test_a_change_of_the_world_makes_old_answers_news_again() -> None:
     book = AnswerBook()
     book.name(CALL, "x")
     book.forget_pairs()
@@ -226,7 +231,7 @@ def kept(book: AnswerBook) -> list[Any]:
     return list(seen.values())
 
 
-def test_the_book_is_bounded():
+def test_the_book_is_bounded() -> None:
     book = AnswerBook()
     sizes = []
     for start in (0, 20_000):
@@ -238,7 +243,7 @@ def test_the_book_is_bounded():
     assert sizes[1] < 20 * AnswerBook.CALLS
 
 
-def test_the_book_keeps_few_answers():
+def test_the_book_keeps_few_answers() -> None:
     book = AnswerBook()
     for n in range(200):
         book.name(b"long %d" % n, "z" * 50_000 + str(n))
@@ -254,7 +259,7 @@ def test_the_book_keeps_few_answers():
 
 
 @pytest.mark.parametrize("period", [1, 2, 5, 40, 200])
-def test_a_circle_of_calls_with_volatile_answers_is_no_news_from_its_third_round(period):
+def test_a_circle_of_calls_with_volatile_answers_is_no_news_from_its_third_round(period: int) -> None:
     book = AnswerBook()
     news = [
         book.name(b"%d" % (n % period), f"result {n % period} at 2026-11-15T09:30:{n % 60:02}Z")[1]

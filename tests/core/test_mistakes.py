@@ -1,6 +1,8 @@
 """A wrong argument of a class of settings is a PolicyError that names it."""
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -36,15 +38,15 @@ def test_right_arguments_make_the_object() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Plain(1, windw="1h"), "Plain.windw: no such setting; did you mean 'window'?"),
-        (lambda: Plain(1, xyz=1), "Plain.xyz: no such setting; known: limit, window"),
-        (lambda: Plain(1, "1h"), "Plain takes 1 settings without a name; write Plain(limit=…)"),
-        (lambda: Plain(), "Plain.limit: missing"),
-        (lambda: Empty(1), "Empty takes no settings without a name; write Empty()"),
-        (lambda: Many(1, 2), "Many.scale: missing"),
+        (lambda: Plain(1, windw="1h"), "Plain.windw: no such setting; did you mean 'window'?"),  # type: ignore[call-arg]
+        (lambda: Plain(1, xyz=1), "Plain.xyz: no such setting; known: limit, window"),  # type: ignore[call-arg]
+        (lambda: Plain(1, "1h"), "Plain takes 1 settings without a name; write Plain(limit=…)"),  # type: ignore[call-arg]
+        (lambda: Plain(), "Plain.limit: missing"),  # type: ignore[call-arg]
+        (lambda: Empty(1), "Empty takes no settings without a name; write Empty()"),  # type: ignore[call-arg]
+        (lambda: Many(1, 2), "Many.scale: missing"),  # type: ignore[call-arg]
     ],
 )
-def test_a_wrong_argument_is_named(make, message: str) -> None:
+def test_a_wrong_argument_is_named(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(PolicyError) as caught:
         make()
     assert str(caught.value) == message

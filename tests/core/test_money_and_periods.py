@@ -1,9 +1,11 @@
 """Money, periods, scopes and the status of a budget."""
 
 import decimal
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from itertools import pairwise
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -16,12 +18,13 @@ from runguard.core.periods import Window
 from runguard.core.scope import Per, Scope
 from runguard.errors import PolicyError
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE, window
+from tests.kit.optional import present
 
 HOUR, DAY = 3_600, 86_400
 
 
-def moment(*parts: int, tz: str = "UTC") -> float:
-    return datetime(*parts, tzinfo=ZoneInfo(tz)).timestamp()
+def moment(year: int, month: int, day: int, hour: int = 0, minute: int = 0, second: int = 0, tz: str = "UTC") -> float:
+    return datetime(year, month, day, hour, minute, second, tzinfo=ZoneInfo(tz)).timestamp()
 
 
 # ---- money ----------------------------------------------------------------------------------------------------------
@@ -39,18 +42,18 @@ def moment(*parts: int, tz: str = "UTC") -> float:
         ("1e-3", 1_000_000),
     ],
 )
-def test_dollars_are_taken_as_they_are_written(written, nano):
+def test_dollars_are_taken_as_they_are_written(written: Decimal | float | str, nano: int) -> None:
     assert to_nano(written) == nano
 
 
-def test_a_cap_is_never_wider_than_it_was_written():
+def test_a_cap_is_never_wider_than_it_was_written() -> None:
     assert to_nano("0.0000000019") == 1
     # More digits than Decimal keeps in a product: rounded there, this would be 0.3.
     assert to_nano("0.2" + "9" * 40) == 299_999_999
 
 
 @given(st.integers(-(10**18), 10**18))
-def test_nano_to_dollars_and_back_is_exact(nano):
+def test_nano_to_dollars_and_back_is_exact(nano: int) -> None:
     dollars = to_usd(nano)
     assert dollars * 10**9 == nano
     if nano > 0:
@@ -58,7 +61,7 @@ def test_nano_to_dollars_and_back_is_exact(nano):
         assert Decimal(usd_text(nano).removeprefix("$")) == dollars
 
 
-def test_the_precision_that_a_host_program_sets_changes_no_amount():
+def test_the_precision_that_a_host_program_sets_changes_no_amount() -> None:
     with decimal.localcontext() as context:
         context.prec = 2
         assert to_nano("1.99") == 1_990_000_000
@@ -79,20 +82,20 @@ def test_the_precision_that_a_host_program_sets_changes_no_amount():
         (1_234_500_000, "$1.2345", "1.2345"),
     ],
 )
-def test_dollars_are_shown_in_full_and_never_in_powers_of_ten(nano, text, dollars):
+def test_dollars_are_shown_in_full_and_never_in_powers_of_ten(nano: int, text: str, dollars: str) -> None:
     assert usd_text(nano) == text
     assert f"{to_usd(nano):f}" == dollars
     assert "E" not in str(to_usd(nano)) or nano == 1  # str() of a Decimal below a millionth is its own affair
 
 
-def test_amounts_carry_their_unit():
+def test_amounts_carry_their_unit() -> None:
     assert amount_text(0, 10**9) == "$1.00"
     assert amount_text(1, 12_345) == "12,345 tokens"
     assert amount_text(2, 3) == "3 calls"
 
 
 @pytest.mark.parametrize("value", [*ABSURD_USD, *NO_USD], ids=repr)
-def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value):
+def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value: Any) -> None:
     with pytest.raises(PolicyError) as error:
         to_nano(value, "max_usd")
     shown = repr(value) if value is None or isinstance(value, int | float | str) else f"a {type(value).__name__}"
@@ -102,22 +105,23 @@ def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value):
 @pytest.mark.parametrize(
     "value", [0, -1, 10**15 + 1, True, False, 1.5, float("nan"), float("inf"), "5", None, Decimal(5)], ids=repr
 )
-def test_a_count_that_cannot_be_meant_is_refused_by_name(value):
+def test_a_count_that_cannot_be_meant_is_refused_by_name(value: Decimal | float | str | None) -> None:
     with pytest.raises(PolicyError) as error:
         to_count(value, "tokens")
     assert f"tokens = {value!r}: " in str(error.value)
 
 
-def test_a_whole_number_written_as_a_float_is_a_count():
+def test_a_whole_number_written_as_a_float_is_a_count() -> None:
     assert to_count(1e6, "tokens") == 1_000_000
     assert type(to_count(1e6, "tokens")) is int
 
 
 @pytest.mark.parametrize("unit", ["usd", "tokens", "calls"])
 @pytest.mark.parametrize("value", [10**5_000, -(10**5_000)], ids=["huge", "hugely negative"])
-def test_a_number_too_long_to_be_written_out_is_still_a_policy_error(unit, value):
+def test_a_number_too_long_to_be_written_out_is_still_a_policy_error(unit: str, value: int) -> None:
+    cap: dict[str, Any] = {unit: value}
     with pytest.raises(PolicyError, match=unit):
-        Budget(**{unit: value})
+        Budget(**cap)
 
 
 # ---- periods --------------------------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ times = st.integers(int(moment(2005, 1, 1)), int(moment(2037, 1, 1)))
 @example(text="1d", tz="America/St_Johns", at=1_257_043_500)
 @example(text="1d", tz="Pacific/Apia", at=1_325_239_200)
 @settings(max_examples=400)
-def test_a_period_contains_its_moment_and_ends_where_the_next_begins(text, tz, at):
+def test_a_period_contains_its_moment_and_ends_where_the_next_begins(text: str, tz: str, at: int) -> None:
     w = window(text, tz)
     name, ends = w.period(at)
     assert at < ends
@@ -163,7 +167,9 @@ def test_a_period_contains_its_moment_and_ends_where_the_next_begins(text, tz, a
 
 @given(text=st.sampled_from(WINDOWS), tz=st.sampled_from(ZONES), moments=st.lists(times, min_size=2, max_size=30))
 @settings(max_examples=200)
-def test_periods_follow_each_other_in_time_and_two_moments_share_one_or_none(text, tz, moments):
+def test_periods_follow_each_other_in_time_and_two_moments_share_one_or_none(
+    text: str, tz: str, moments: list[int]
+) -> None:
     w = window(text, tz)
     found = [(at, *w.period(at)) for at in sorted(moments)]
     for (_, name, ends), (at, later_name, later_ends) in pairwise(found):
@@ -171,7 +177,7 @@ def test_periods_follow_each_other_in_time_and_two_moments_share_one_or_none(tex
         assert later_ends >= ends
 
 
-def test_days_of_23_and_25_hours_are_one_day():
+def test_days_of_23_and_25_hours_are_one_day() -> None:
     berlin = Window.parse("1d", "Europe/Berlin")
     for day, hours in ((29, 23), (30, 24)):  # summer begins on 29 March 2026
         begin = moment(2026, 3, day, tz="Europe/Berlin")
@@ -182,13 +188,13 @@ def test_days_of_23_and_25_hours_are_one_day():
     assert berlin.period(begin - 1)[0] == "2026-10-24"
 
 
-def test_a_day_begins_by_the_calendar_of_its_zone():
+def test_a_day_begins_by_the_calendar_of_its_zone() -> None:
     late = moment(2026, 7, 1, 23, 30)
     assert Window.parse("1d").period(late) == ("2026-07-01", moment(2026, 7, 2))
     assert Window.parse("1d", "Asia/Kathmandu").period(late) == ("2026-07-02", moment(2026, 7, 3, tz="Asia/Kathmandu"))
 
 
-def test_weeks_begin_on_mondays_and_months_on_the_first():
+def test_weeks_begin_on_mondays_and_months_on_the_first() -> None:
     friday = moment(2026, 5, 15, 12)
     assert Window.parse("1w").period(friday) == ("2026-05-11", moment(2026, 5, 18))
     assert Window.parse("month").period(friday) == ("2026-05", moment(2026, 6, 1))
@@ -197,7 +203,7 @@ def test_weeks_begin_on_mondays_and_months_on_the_first():
     assert Window.parse("month", "Europe/Berlin").period(moment(2026, 3, 31, 23))[0] == "2026-04"
 
 
-def test_hours_begin_at_the_same_times_every_day():
+def test_hours_begin_at_the_same_times_every_day() -> None:
     at = moment(2026, 5, 15, 13, 20)
     assert Window.parse("6h").period(at)[1] == moment(2026, 5, 15, 18)
     assert Window.parse("1h").period(at)[1] == moment(2026, 5, 15, 14)
@@ -226,7 +232,7 @@ scopes = st.builds(
 )
 
 
-PARTS = {
+PARTS: dict[str, Callable[[Scope], tuple[Any, ...]]] = {
     "run": lambda s: (s.run,),
     "session": lambda s: (s.app, s.user, s.session),
     "user": lambda s: (s.app, s.user),
@@ -234,7 +240,7 @@ PARTS = {
     "agent": lambda s: (s.app, s.agent),
     "model": lambda s: (s.model,),
     "tool": lambda s: (s.app, s.tool),
-    "label:team": lambda s: (s.labels["team"],),
+    "label:team": lambda s: (present(s.labels)["team"],),
 }
 
 
@@ -255,13 +261,13 @@ PARTS = {
     other=Scope("", "", app="a", user="x", model="y+z"),
 )
 @settings(max_examples=500)
-def test_two_scopes_have_one_key_only_if_they_are_one(kinds, one, other):
+def test_two_scopes_have_one_key_only_if_they_are_one(kinds: list[str], one: Scope, other: Scope) -> None:
     per = Per.parse("+".join(kinds))
     same = all(PARTS[kind](one) == PARTS[kind](other) for kind in kinds)
     assert (per.key(one) == per.key(other)) == same
 
 
-def test_keys_of_different_kinds_never_meet():
+def test_keys_of_different_kinds_never_meet() -> None:
     everyone = Scope("", "", app="x", user="x", session="x", run="x", agent="x", model="x", tool="x", labels={"x": "x"})
     kinds = [
         "run",
@@ -279,7 +285,7 @@ def test_keys_of_different_kinds_never_meet():
     assert len({Per.parse(kind).key(everyone) for kind in kinds}) == len(kinds)
 
 
-def test_a_plain_name_stays_readable():
+def test_a_plain_name_stays_readable() -> None:
     mail = Scope("", "", app="shop", user="ann+test@example.com", session="s-1")
     assert Per.parse("user").key(mail) == "user:shop/ann+test@example.com"
     assert Per.parse("session").key(mail) == "session:shop/ann+test@example.com/s-1"
@@ -306,11 +312,11 @@ def test_a_plain_name_stays_readable():
         ("user:bob+agent:wr*", False),
     ],
 )
-def test_a_pattern_chooses_by_name(per, matches):
+def test_a_pattern_chooses_by_name(per: str, matches: bool) -> None:
     assert (Per.parse(per).key(SOMEONE) is not None) == matches
 
 
-def test_a_call_outside_of_any_tool_is_on_no_tools_account():
+def test_a_call_outside_of_any_tool_is_on_no_tools_account() -> None:
     assert Per.parse("tool").key(Scope("", "", app="a", agent="b")) is None
 
 
@@ -326,14 +332,14 @@ def test_a_call_outside_of_any_tool_is_on_no_tools_account():
         ("model", False),
     ],
 )
-def test_what_everybody_shares_stops_the_run_and_the_rest_only_whom_it_is_about(per, stops):
+def test_what_everybody_shares_stops_the_run_and_the_rest_only_whom_it_is_about(per: str, stops: bool) -> None:
     assert Per.parse(per).stops_run is stops
 
 
 # ---- how it stands --------------------------------------------------------------------------------------------------
 
 
-def test_a_status_tells_what_is_left_and_how_much_is_used():
+def test_a_status_tells_what_is_left_and_how_much_is_used() -> None:
     status = BudgetStatus(
         "user:a/u", "usd", Decimal("0.3"), Decimal("0.1"), Decimal("0.5"), Decimal(0), "1d", 5.0, False
     )
@@ -342,6 +348,6 @@ def test_a_status_tells_what_is_left_and_how_much_is_used():
     assert (over.remaining, over.utilization) == (0, 1.2)
 
 
-def test_the_moment_helper_means_what_it_says():
+def test_the_moment_helper_means_what_it_says() -> None:
     assert moment(1970, 1, 2) == DAY
     assert datetime.fromtimestamp(moment(2026, 1, 1), UTC).year == 2026

@@ -1,8 +1,11 @@
 """Rounds of the same work: what one agent does each time that it is set to work."""
 
-from runguard.core.decision import ORDERS, Action, Rungs
+from collections.abc import Callable
+from typing import Any
+
+from runguard.core.decision import ORDERS, Action, Finding, Rungs
 from runguard.core.detectors.orders import Orders, Vocabulary
-from runguard.core.events import AgentEntered, ModelCall, ModelResult
+from runguard.core.events import AgentEntered, Answer, ModelCall, ModelResult
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, failing, results
 
@@ -13,13 +16,13 @@ def enter(detector: Orders, agent: str, lane: str = "", branches: int = 0) -> No
     assert detector.observe(AgentEntered("run", lane, agent, 0.0, 0, branches)) is None
 
 
-def do(detector: Orders, *answers: object, agent: str = "worker", lane: str = ""):
+def do(detector: Orders, *answers: Answer, agent: str = "worker", lane: str = "") -> Finding | None:
     event = results(*answers)
     event.agent, event.lane = agent, lane
     return detector.observe(event)
 
 
-def ask(detector: Orders, agent: str, lane: str = ""):
+def ask(detector: Orders, agent: str, lane: str = "") -> Finding | None:
     return detector.observe(ModelCall("run", lane, agent, 0.0))
 
 
@@ -29,7 +32,7 @@ def say(detector: Orders, text: str, agent: str = "lead") -> ModelResult:
     return event
 
 
-def rounds(detector: Orders, count: int, between=lambda n: None) -> list[tuple[int, Action]]:
+def rounds(detector: Orders, count: int, between: Callable[..., Any] = lambda n: None) -> list[tuple[int, Action]]:
     """Each round: the lead speaks, the worker makes the same call. Returns what was found, by round."""
     found = []
     for n in range(1, count + 1):
@@ -41,23 +44,23 @@ def rounds(detector: Orders, count: int, between=lambda n: None) -> list[tuple[i
     return found
 
 
-def test_the_lead_is_nudged_first_and_then_the_worker_is_stopped():
+def test_the_lead_is_nudged_first_and_then_the_worker_is_stopped() -> None:
     # the first activation of the worker is not kept, the second is the first of a kind
     found = rounds(Orders(RUNGS), 8)
     assert found == [(6, Action.NUDGE), (7, Action.NUDGE), (8, Action.NUDGE), (8, Action.STOP)]
 
 
-def test_a_new_answer_anywhere_in_the_run_starts_anew():
+def test_a_new_answer_anywhere_in_the_run_starts_anew() -> None:
     detector = Orders(RUNGS)
     assert rounds(detector, 30, lambda n: n % 3 or do(detector, answer(f"news {n}"), agent="lead")) == []
 
 
-def test_a_new_failure_is_not_news():
+def test_a_new_failure_is_not_news() -> None:
     detector = Orders(RUNGS)
     assert rounds(detector, 8, lambda n: do(detector, failing(f"failure {n}"), agent="lead"))[-1][1] is Action.STOP
 
 
-def test_several_calls_of_one_activation_are_one_round():
+def test_several_calls_of_one_activation_are_one_round() -> None:
     detector = Orders(RUNGS)
     for _ in range(4):
         ask(detector, "lead")
@@ -67,7 +70,7 @@ def test_several_calls_of_one_activation_are_one_round():
     assert detector._workers["worker"].rounds == 2
 
 
-def test_rounds_that_no_other_agent_ordered_are_not_counted():
+def test_rounds_that_no_other_agent_ordered_are_not_counted() -> None:
     detector = Orders(RUNGS)
     for _ in range(40):
         enter(detector, "worker")
@@ -76,7 +79,7 @@ def test_rounds_that_no_other_agent_ordered_are_not_counted():
     assert detector._workers["worker"].rounds <= 1
 
 
-def test_workers_that_are_set_to_work_at_once_are_one_round():
+def test_workers_that_are_set_to_work_at_once_are_one_round() -> None:
     detector = Orders(RUNGS)
     ask(detector, "lead")
     for n in range(20):
@@ -85,7 +88,7 @@ def test_workers_that_are_set_to_work_at_once_are_one_round():
         assert do(detector, answer("call"), lane=lane) is None
 
 
-def test_the_report_of_the_worker_carries_the_nudge():
+def test_the_report_of_the_worker_carries_the_nudge() -> None:
     detector = Orders(RUNGS)
     found = []
     for n in range(6):
@@ -100,20 +103,20 @@ def test_the_report_of_the_worker_carries_the_nudge():
     assert told
 
 
-def test_orders_about_something_else_start_anew():
+def test_orders_about_something_else_start_anew() -> None:
     detector = Orders(RUNGS)
     topics = ["zebra quartz violin harbour", "pepper lantern meadow copper", "saddle orchid anvil thunder", "wheel"]
     assert rounds(detector, 21, lambda n: say(detector, f"now look at {topics[n % 3]} number{n} {n}a {n}b {n}c")) == []
 
 
-def test_other_words_for_one_order_are_soon_known():
+def test_other_words_for_one_order_are_soon_known() -> None:
     words = Vocabulary()
     phrases = ["please check order seven", "would you check order seven please", "have a look at order seven"]
     assert not any([words.learn(phrase) for phrase in phrases * 3][3:])
     assert words.learn("the invoice from march was charged twice")
 
 
-def test_nothing_is_kept_while_every_agent_works_once():
+def test_nothing_is_kept_while_every_agent_works_once() -> None:
     detector = Orders(RUNGS)
     for n in range(100):
         enter(detector, f"agent {n}")
@@ -121,7 +124,7 @@ def test_nothing_is_kept_while_every_agent_works_once():
     assert detector._known is None
 
 
-def test_its_state_is_bounded():
+def test_its_state_is_bounded() -> None:
     detector = Orders(RUNGS)
     for n in range(3_000):
         enter(detector, f"agent {n % 700}", f"/agent {n}@{n}")

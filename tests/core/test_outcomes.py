@@ -1,5 +1,6 @@
 """Answers that look like success and say no; and answers that mention failure and are none."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -267,18 +268,18 @@ HEALTHY: list[Any] = [
 
 
 @pytest.mark.parametrize("answer", FAILED, ids=repr)
-def test_an_answer_that_says_no_is_a_failure(answer):
+def test_an_answer_that_says_no_is_a_failure(answer: dict[str, Any] | str) -> None:
     outcome, failure = classify(answer)
     assert outcome is Outcome.FAILED
     assert failure
 
 
 @pytest.mark.parametrize("answer", EMPTY, ids=repr)
-def test_nothing_there_is_empty(answer):
+def test_nothing_there_is_empty(answer: Any) -> None:
     assert classify(answer)[0] is Outcome.EMPTY
 
 
-def test_what_is_told_as_an_error_was_not_done():
+def test_what_is_told_as_an_error_was_not_done() -> None:
     assert was_done({"result": None})
     assert was_done("no matches")
     assert not was_done({"error": "order 7 not found"})
@@ -287,12 +288,12 @@ def test_what_is_told_as_an_error_was_not_done():
 
 
 @pytest.mark.parametrize("answer", UNKNOWN_TOOL, ids=repr)
-def test_a_tool_that_is_not_there_is_unknown(answer):
+def test_a_tool_that_is_not_there_is_unknown(answer: dict[str, Any] | str) -> None:
     assert classify(answer)[0] is Outcome.UNKNOWN_TOOL
 
 
 @pytest.mark.parametrize("answer", HEALTHY, ids=lambda answer: repr(answer)[:60])
-def test_a_healthy_answer_is_ok(answer):
+def test_a_healthy_answer_is_ok(answer: Any) -> None:
     assert classify(answer) == (Outcome.OK, "")
 
 
@@ -303,7 +304,7 @@ def test_a_healthy_answer_is_ok(answer):
         max_leaves=12,
     )
 )
-def test_every_answer_has_an_outcome(answer):
+def test_every_answer_has_an_outcome(answer: Any) -> None:
     outcome, failure = classify(answer)
     assert not failure or outcome in FAILURES
 
@@ -321,22 +322,22 @@ def test_every_answer_has_an_outcome(answer):
         pytest.param("denied, request_id=abc", "denied, request_id=xyz", id="request id"),
     ],
 )
-def test_the_same_failure_about_another_thing_is_the_same_failure(one, other):
+def test_the_same_failure_about_another_thing_is_the_same_failure(one: str, other: str) -> None:
     assert failure_class(one) == failure_class(other)
 
 
 @pytest.mark.parametrize(("one", "other"), [("permission denied", "disk full"), ("KeyError: 'a'", "ValueError: 'a'")])
-def test_another_failure_is_another_failure(one, other):
+def test_another_failure_is_another_failure(one: str, other: str) -> None:
     assert failure_class(one) != failure_class(other)
 
 
-def test_the_class_does_not_depend_on_the_order_of_fields():
+def test_the_class_does_not_depend_on_the_order_of_fields() -> None:
     one = classify({"status": "error", "reason": "quota", "job": 7})
     other = classify({"job": 8, "reason": "quota", "status": "error"})
     assert one == other
 
 
-def test_the_class_of_a_failure_is_short():
+def test_the_class_of_a_failure_is_short() -> None:
     assert len(classify({"error": "x" * 1_000_000})[1]) <= 1_000
 
 
@@ -376,7 +377,7 @@ def a_deep_list() -> Any:
     [lambda text: text, lambda text: {"error": text}, lambda text: {"status": text}],
     ids=["text", "error", "status"],
 )
-def test_no_text_takes_long_to_understand(shape, text):
+def test_no_text_takes_long_to_understand(shape: Callable[..., Any], text: str) -> None:
     assert cpu_seconds(lambda: classify(shape(text))) < GENEROUS_S
 
 
@@ -389,5 +390,5 @@ def test_no_text_takes_long_to_understand(shape, text):
         pytest.param("x" * 100_000_000, id="long text"),
     ],
 )
-def test_no_answer_takes_long_to_understand(answer):
+def test_no_answer_takes_long_to_understand(answer: dict[Any, Any] | dict[str, Any] | str) -> None:
     assert cpu_seconds(lambda: classify(answer)) < GENEROUS_S

@@ -1,5 +1,7 @@
 """Rungs, repeated calls, answers without news, cycles and polling."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from runguard.core.events import (
     Outcome,
 )
 from tests.kit.detectors import answer, only, page, results, word, words
+from tests.kit.driver import Driver
 
 # of repetition, as it is by default
 LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]
@@ -23,7 +26,7 @@ LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block"
 
 
 @given(rungs=st.builds(Rungs, *[st.none() | st.integers(1, 20)] * 4), count=st.integers(0, 25))
-def test_the_strongest_rung_that_was_reached_answers(rungs, count):
+def test_the_strongest_rung_that_was_reached_answers(rungs: Any, count: int) -> None:
     reached = [
         (action, limit)
         for action, limit in zip(Action, (None, rungs.warn, rungs.nudge, rungs.block, rungs.stop), strict=True)
@@ -35,7 +38,9 @@ def test_the_strongest_rung_that_was_reached_answers(rungs, count):
 # ---- repetition -----------------------------------------------------------------------------------------------------
 
 
-def test_nudge_rides_on_the_fourth_answer_block_refuses_the_eighth_call_stop_ends_at_the_ninth_attempt(drive):
+def test_nudge_rides_on_the_fourth_answer_block_refuses_the_eighth_call_stop_ends_at_the_ninth_attempt(
+    drive: type[Driver],
+) -> None:
     d = drive()
     steps = [d.tool() for _ in range(10)]
     assert words(steps) == [*LADDER, "stop"]
@@ -54,7 +59,9 @@ def test_nudge_rides_on_the_fourth_answer_block_refuses_the_eighth_call_stop_end
         pytest.param("ok", None, id="an acknowledgement"),
     ],
 )
-def test_a_call_and_five_unchanged_repeats_hold(drive, says, outcome):
+def test_a_call_and_five_unchanged_repeats_hold(
+    drive: type[Driver], says: dict[str, Any] | list[Any] | str, outcome: Any
+) -> None:
     d = drive()
     steps = [d.tool("ask", says=says, outcome=outcome) for _ in range(6)]
     assert all(step.ran for step in steps)
@@ -63,82 +70,83 @@ def test_a_call_and_five_unchanged_repeats_hold(drive, says, outcome):
     assert d.rules_tripped == []
 
 
-def test_a_refused_repeat_counts_as_an_attempt(drive):
+def test_a_refused_repeat_counts_as_an_attempt(drive: type[Driver]) -> None:
     d = drive(rules={"repetition": {"block": 3}})
     assert words(d.tool() for _ in range(4)) == ["allow", "allow", "block", "stop"]
 
 
-def test_a_refused_repeat_followed_by_an_end_is_no_trip(drive):
+def test_a_refused_repeat_followed_by_an_end_is_no_trip(drive: type[Driver]) -> None:
     d = drive(rules={"repetition": {"block": 3}})
     assert words(d.tool() for _ in range(3)) == ["allow", "allow", "block"]
     assert d.rules_tripped == []
 
 
-def test_stop_without_block_comes_with_the_answer(drive):
+def test_stop_without_block_comes_with_the_answer(drive: type[Driver]) -> None:
     d = drive(**only("repetition", stop=3))
     steps = [d.tool() for _ in range(3)]
     assert words(steps) == ["allow", "allow", "stop"]
     assert steps[2].ran
 
 
-def test_a_changed_answer_is_progress(drive):
+def test_a_changed_answer_is_progress(drive: type[Driver]) -> None:
     d = drive()
     assert set(words(d.tool(says={"status": "RUNNING", "progress": 8 * n}) for n in range(15))) == {"allow"}
 
 
-def test_an_answer_that_differs_in_its_time_alone_is_the_same_answer(drive):
+def test_an_answer_that_differs_in_its_time_alone_is_the_same_answer(drive: type[Driver]) -> None:
     d = drive()
     steps = [d.tool(says=f"RUNNING at 2026-11-15T09:{10 + n}:00Z") for n in range(9)]
     assert words(steps) == LADDER
 
 
-def test_another_call_between_starts_the_row_anew(drive):
+def test_another_call_between_starts_the_row_anew(drive: type[Driver]) -> None:
     d = drive(**only("repetition", stop=3))
     assert set(words(d.tool(args={"n": n % 2}) for n in range(20))) == {"allow"}
 
 
-def test_identical_answers_to_different_arguments_are_a_batch(drive):
+def test_identical_answers_to_different_arguments_are_a_batch(drive: type[Driver]) -> None:
     d = drive()
     assert set(words(d.tool(args={"row": n}, says={"status": "ok"}) for n in range(100))) == {"allow"}
 
 
-def test_the_same_call_and_answer_is_a_stall_whatever_it_says(drive):
+def test_the_same_call_and_answer_is_a_stall_whatever_it_says(drive: type[Driver]) -> None:
     for says in ("fine", "Error: boom", "not found", {"status": "RUNNING"}, None):
         d = drive()
         assert words(d.tool(says=says) for _ in range(9))[-1] == "stop", says
 
 
-def test_parallel_equal_calls_collapse_into_one_observation(drive):
+def test_parallel_equal_calls_collapse_into_one_observation(drive: type[Driver]) -> None:
     d = drive()
     assert words([d.batch([("look", None, "same")] * 10)]) == ["allow"]
     assert words([d.batch([("look", None, "same")] * 10)]) == ["allow"]
 
 
-def test_a_batch_is_one_observation(drive):
+def test_a_batch_is_one_observation(drive: type[Driver]) -> None:
     d = drive()
     batch = [("look", {"n": n}, "same") for n in range(4)]
     assert words(d.batch(batch) for _ in LADDER) == LADDER
 
 
-def test_a_refused_batch_counts_once_however_many_calls_it_has(drive):
+def test_a_refused_batch_counts_once_however_many_calls_it_has(drive: type[Driver]) -> None:
     d = drive()
     batch = [("look", {"n": n}, "same") for n in range(4)]
     steps = [d.batch(batch) for _ in range(8)]
     assert [decision.action for decision in steps[7].before] == [Action.BLOCK] * 4
 
 
-def test_a_batch_that_grows_by_one_new_call_is_new(drive):
+def test_a_batch_that_grows_by_one_new_call_is_new(drive: type[Driver]) -> None:
     d = drive(**only("repetition", stop=3))
     assert set(words(d.batch([("look", {"n": 0}, "same"), ("look", {"n": n}, "same")]) for n in range(1, 20))) == {
         "allow"
     }
 
 
-def test_repetition_names_what_it_saw(drive):
+def test_repetition_names_what_it_saw(drive: type[Driver]) -> None:
     d = drive()
     for _ in range(9):
         step = d.tool("get_user", {"uid": 1})
     finding = step.before[0].finding
+    assert finding is not None
     assert (finding.rule, finding.tool, finding.observed, finding.limit, finding.scope) == (
         "repetition",
         "get_user",
@@ -153,7 +161,7 @@ def test_repetition_names_what_it_saw(drive):
 
 
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 11, 20])
-def test_a_circle_of_any_period_is_seen(drive, period):
+def test_a_circle_of_any_period_is_seen(drive: type[Driver], period: int) -> None:
     d = drive()
     stop = max(14, min(5 * period, 48))  # every answer was told seven times, or the circle is a long one
     steps = [d.tool(args={"n": n % period}) for n in range(2 * period + stop + 1)]
@@ -165,7 +173,7 @@ def test_a_circle_of_any_period_is_seen(drive, period):
 
 @given(period=st.integers(2, 30), before=st.integers(0, 30))
 @settings(max_examples=25)
-def test_what_is_told_a_third_time_stops_at_the_tenth_answer_whatever_came_before(period, before):
+def test_what_is_told_a_third_time_stops_at_the_tenth_answer_whatever_came_before(period: int, before: int) -> None:
     nonews = NoNews(Rungs(nudge=5, stop=10))
     for n in range(before + period):
         assert nonews.observe(results(answer(str(n)), batch=f"new {n}", news=True)) is None
@@ -176,7 +184,7 @@ def test_what_is_told_a_third_time_stops_at_the_tenth_answer_whatever_came_befor
 
 
 @pytest.mark.parametrize("others", [1, 2])
-def test_five_unchanged_repeats_hold_with_a_pause_or_other_jobs_between(drive, others):
+def test_five_unchanged_repeats_hold_with_a_pause_or_other_jobs_between(drive: type[Driver], others: int) -> None:
     d = drive()
     for _ in range(6):
         assert d.tool("check", {"job": 0}, says={"state": "queued"}).ran
@@ -186,7 +194,7 @@ def test_five_unchanged_repeats_hold_with_a_pause_or_other_jobs_between(drive, o
 
 
 @pytest.mark.parametrize("files", [12, 40, 200])
-def test_reading_everything_once_more_after_a_compaction_is_free(drive, files):
+def test_reading_everything_once_more_after_a_compaction_is_free(drive: type[Driver], files: int) -> None:
     d = drive()
     for _ in range(2):
         assert set(words(d.tool("read", {"file": n}, says=f"content {n}") for n in range(files))) == {"allow"}
@@ -194,14 +202,16 @@ def test_reading_everything_once_more_after_a_compaction_is_free(drive, files):
     assert set(words(d.tool("read", {"file": n}, says=f"content {n}") for n in range(files))) == {"allow"}
 
 
-def test_reading_everything_a_third_time_is_a_circle(drive):
+def test_reading_everything_a_third_time_is_a_circle(drive: type[Driver]) -> None:
     d = drive()
     steps = [d.tool("read", {"file": n % 20}, says=f"content {n % 20}") for n in range(100)]
     assert [n for n, w in enumerate(words(steps), 1) if w != "allow"][:2] == [47, 88]
 
 
 @pytest.mark.parametrize(("jobs", "often"), [(1, True), (2, True), (4, True), (1, False), (4, False), (8, False)])
-def test_jobs_polled_in_turn_with_a_pause_hold_five_unchanged_rounds(drive, jobs, often):
+def test_jobs_polled_in_turn_with_a_pause_hold_five_unchanged_rounds(
+    drive: type[Driver], jobs: int, often: bool
+) -> None:
     d = drive()
     for _ in range(6):
         for job in range(jobs):
@@ -213,7 +223,7 @@ def test_jobs_polled_in_turn_with_a_pause_hold_five_unchanged_rounds(drive, jobs
     assert d.rules_tripped == []
 
 
-def test_explicit_rungs_of_no_news_are_obeyed_exactly(drive):
+def test_explicit_rungs_of_no_news_are_obeyed_exactly(drive: type[Driver]) -> None:
     d = drive(rules={"no_news": {"stop": 14}})
     steps = [d.tool(args={"n": n % 5}) for n in range(24)]
     assert words(steps).index("stop") == 23
@@ -228,7 +238,7 @@ def ask(agent: str = "agent", question: int = 7) -> ModelCall:
 
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
-def test_the_same_words_again_and_again_end_before_the_next_model_call(agents):
+def test_the_same_words_again_and_again_end_before_the_next_model_call(agents: int) -> None:
     nonews = NoNews(Rungs(nudge=3, stop=5))
     heard = []
     for n in range(agents + 6):
@@ -238,10 +248,10 @@ def test_the_same_words_again_and_again_end_before_the_next_model_call(agents):
     assert heard == ["-"] * (agents + 5) + ["stop"]
 
 
-def test_new_words_and_new_answers_start_the_words_anew():
+def test_new_words_and_new_answers_start_the_words_anew() -> None:
     nonews = NoNews(Rungs(stop=3))
     for n in range(20):
-        events = [
+        events: list[Any] = [
             say(1),
             ask(),
             say(1),
@@ -252,7 +262,7 @@ def test_new_words_and_new_answers_start_the_words_anew():
         assert {word(nonews.observe(event)) for event in events} == {"-"}
 
 
-def test_words_that_tell_of_an_answer_are_not_counted_beside_it():
+def test_words_that_tell_of_an_answer_are_not_counted_beside_it() -> None:
     nonews = NoNews(Rungs(stop=4))
     seen = []
     for n in range(7):  # one agent that looks, says the same, and is asked once more
@@ -263,48 +273,48 @@ def test_words_that_tell_of_an_answer_are_not_counted_beside_it():
     assert seen.index("stop") == 21  # the look of its sixth round: the first is news, the second free
 
 
-def test_one_new_answer_starts_the_count_anew(drive):
+def test_one_new_answer_starts_the_count_anew(drive: type[Driver]) -> None:
     d = drive(**only("no_news", stop=4))
     for n in range(20):
         assert d.tool("new", {"n": n}, says=f"fact {n}").word == "allow"
         assert words(d.tool("old", {"n": i % 3}) for i in range(6)) == ["allow"] * 6
 
 
-def test_refusals_are_no_news(drive):
+def test_refusals_are_no_news(drive: type[Driver]) -> None:
     d = drive(tools={"send": {"once": True}})
     d.tool("send", {"to": "ann"})
     assert words(d.tool("send", {"to": "ann"}) for _ in range(14))[-1] == "stop"
 
 
-def test_edit_test_edit_is_work_even_while_the_test_fails(drive):
+def test_edit_test_edit_is_work_even_while_the_test_fails(drive: type[Driver]) -> None:
     d = drive()
     for n in range(30):
         assert d.tool("edit", {"change": n}, says="ok").word == "allow"
         assert d.tool("test", says="Error: 3 tests failed").word == "allow"
 
 
-def test_reading_again_after_a_write_is_no_repetition(drive):
+def test_reading_again_after_a_write_is_no_repetition(drive: type[Driver]) -> None:
     d = drive(tools={"save": {"writes": True}})
     for _ in range(30):
         assert d.tool("save", {"text": "draft"}, says="saved").word == "allow"
         assert d.tool("read", says="draft").word == "allow"
 
 
-def test_a_write_makes_everything_worth_reading_again(drive):
+def test_a_write_makes_everything_worth_reading_again(drive: type[Driver]) -> None:
     d = drive(tools={"save": {"writes": True}})
     for _ in range(3):
         assert set(words(d.tool("read", {"file": n}, says=f"content {n}") for n in range(12))) == {"allow"}
         d.tool("save", {"text": "draft"}, says="saved")
 
 
-def test_another_agent_may_read_what_the_first_has_read(drive):
+def test_another_agent_may_read_what_the_first_has_read(drive: type[Driver]) -> None:
     d = drive()
     for agent in ("writer", "reviewer", "editor", "publisher"):
         steps = [d.tool("read", {"file": n}, says=f"content {n}", agent=agent) for n in range(4)]
         assert set(words(steps)) == {"allow"}
 
 
-def test_the_same_call_by_one_agent_after_the_other_is_no_row(drive):
+def test_the_same_call_by_one_agent_after_the_other_is_no_row(drive: type[Driver]) -> None:
     d = drive(**only("repetition", stop=3))
     assert set(words(d.tool(agent=agent) for agent in ("writer", "reviewer") * 5)) == {"allow"}
 
@@ -312,25 +322,25 @@ def test_the_same_call_by_one_agent_after_the_other_is_no_row(drive):
 # ---- the same call with new answers ---------------------------------------------------------------------------------
 
 
-def test_the_same_call_with_ever_new_answers_is_nudged_late_and_stopped_later(drive):
+def test_the_same_call_with_ever_new_answers_is_nudged_late_and_stopped_later(drive: type[Driver]) -> None:
     d = drive()
     steps = [d.tool(says=f"line {n}") for n in range(120)]
     assert [n for n, w in enumerate(words(steps), 1) if w != "allow"] == [20, 120]
     assert (steps[19].word, steps[119].word) == ("nudge", "stop")
 
 
-def test_a_percentage_may_be_polled_step_by_step(drive):
+def test_a_percentage_may_be_polled_step_by_step(drive: type[Driver]) -> None:
     d = drive()
     assert [d.tool(says={"state": "running", "percent": n}).word for n in range(101)].count("stop") == 0
     assert d.rules_tripped == []
 
 
-def test_page_after_page_by_one_call_is_no_row(drive):
+def test_page_after_page_by_one_call_is_no_row(drive: type[Driver]) -> None:
     d = drive()
     assert set(words(d.tool("next_page", says=page(n)) for n in range(300))) == {"allow"}
 
 
-def test_a_page_told_again_in_slightly_other_words_is_a_row():
+def test_a_page_told_again_in_slightly_other_words_is_a_row() -> None:
     same = SameCall(Rungs(nudge=20, stop=40))
     seen = [
         word(same.observe(results(answer(says=f"{page(0)} and then something else {n}"), batch=str(n))))
@@ -339,12 +349,12 @@ def test_a_page_told_again_in_slightly_other_words_is_a_row():
     assert (seen[18], seen[19], seen[39]) == ("-", "nudge", "stop")
 
 
-def test_a_declared_paging_tool_may_be_called_for_ever(drive):
+def test_a_declared_paging_tool_may_be_called_for_ever(drive: type[Driver]) -> None:
     d = drive(tools={"next_page": {"paging": True}})
     assert set(words(d.tool("next_page", says=f"page {n % 3}") for n in range(100))) == {"allow"}
 
 
-def test_an_exempt_tool_is_left_alone(drive):
+def test_an_exempt_tool_is_left_alone(drive: type[Driver]) -> None:
     d = drive(tools={"tick": {"exempt": True}})
     assert set(words(d.tool("tick") for _ in range(100))) == {"allow"}
     assert set(words(d.tool("tick", says="Error: boom") for _ in range(100))) == {"allow"}
@@ -354,23 +364,23 @@ def test_an_exempt_tool_is_left_alone(drive):
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 4])
-def test_a_cycle_stops_after_its_third_full_round(period):
+def test_a_cycle_stops_after_its_third_full_round(period: int) -> None:
     cycle = Cycle(Rungs(stop=3), max_len=4)
     seen = [word(cycle.observe(results(answer(str(n % period)), batch=str(n)))) for n in range(period * 3)]
     assert seen == ["-"] * (period * 3 - 1) + ["stop"]
 
 
-def test_a_circle_longer_than_asked_for_is_no_cycle():
+def test_a_circle_longer_than_asked_for_is_no_cycle() -> None:
     cycle = Cycle(Rungs(stop=2), max_len=3)
     assert {word(cycle.observe(results(answer(str(n % 4))))) for n in range(40)} == {"-"}
 
 
-def test_the_same_calls_with_other_answers_are_no_cycle():
+def test_the_same_calls_with_other_answers_are_no_cycle() -> None:
     cycle = Cycle(Rungs(stop=2), max_len=4)
     assert {word(cycle.observe(results(answer(str(n % 2), says=str(n))))) for n in range(40)} == {"-"}
 
 
-def test_cycles_are_looked_for_only_when_asked(drive):
+def test_cycles_are_looked_for_only_when_asked(drive: type[Driver]) -> None:
     assert "cycle" not in {type(x).__name__.lower() for x in drive().guard.runs["run"].lanes[""].detectors}
     d = drive(cycle_repeats=2, max_cycle_len=3, rules={"no_news": False, "repetition": False})
     steps = [d.tool(args={"n": n % 3}) for n in range(6)]
@@ -381,12 +391,12 @@ def test_cycles_are_looked_for_only_when_asked(drive):
 # ---- polling --------------------------------------------------------------------------------------------------------
 
 
-def test_polling_is_judged_by_time_and_not_by_count(drive):
+def test_polling_is_judged_by_time_and_not_by_count(drive: type[Driver]) -> None:
     d = drive(tools={"check_job": {"polling": True}})
     assert set(words(d.tool("check_job", says="RUNNING") for _ in range(200))) == {"allow"}
 
 
-def test_polling_without_change_is_nudged_after_ten_minutes_and_stopped_after_thirty(drive):
+def test_polling_without_change_is_nudged_after_ten_minutes_and_stopped_after_thirty(drive: type[Driver]) -> None:
     d = drive(tools={"check_job": {"polling": True}})
     seen = {}
     for minute in range(31):
@@ -398,14 +408,14 @@ def test_polling_without_change_is_nudged_after_ten_minutes_and_stopped_after_th
     assert d.rules_tripped == ["polling"]
 
 
-def test_polling_that_moves_goes_on_for_ever(drive):
+def test_polling_that_moves_goes_on_for_ever(drive: type[Driver]) -> None:
     d = drive(tools={"check_job": {"polling": True}})
     for n in range(50):
         assert d.tool("check_job", says={"progress": n}).word == "allow"
         d.now += 500
 
 
-def test_two_polled_jobs_are_judged_apart(drive):
+def test_two_polled_jobs_are_judged_apart(drive: type[Driver]) -> None:
     d = drive(tools={"check_job": {"polling": True}})
     for n in range(50):
         steps = [
@@ -416,7 +426,7 @@ def test_two_polled_jobs_are_judged_apart(drive):
         d.now += 500
 
 
-def test_a_tool_that_declares_polling_itself_is_judged_by_time_from_its_first_run(drive):
+def test_a_tool_that_declares_polling_itself_is_judged_by_time_from_its_first_run(drive: type[Driver]) -> None:
     from runguard import ToolRule
 
     d = drive()

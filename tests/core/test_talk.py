@@ -1,5 +1,8 @@
 """Texts in a row without a step."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from runguard.core.decision import Action, Rungs
@@ -15,7 +18,7 @@ def say(detector: Talk, n: int, agent: str = "a", text: str = "") -> Action | No
     return found.action if found is not None else None
 
 
-def test_the_call_after_the_last_allowed_text_is_stopped():
+def test_the_call_after_the_last_allowed_text_is_stopped() -> None:
     detector = Talk(Rungs(nudge=2, stop=4))
     assert [say(detector, n) for n in range(6)] == [None, None, None, Action.NUDGE, Action.NUDGE, Action.STOP]
 
@@ -28,7 +31,7 @@ def test_the_call_after_the_last_allowed_text_is_stopped():
         lambda n: StateChanged("run", "", "a", 0.0, n + 1),
     ],
 )
-def test_a_step_starts_anew(step):
+def test_a_step_starts_anew(step: Callable[..., Any]) -> None:
     detector = Talk(Rungs(stop=4))
     for n in range(40):
         assert say(detector, n) is None
@@ -36,7 +39,7 @@ def test_a_step_starts_anew(step):
             detector.observe(step(n))
 
 
-def test_a_value_that_was_stored_before_is_not_a_step():
+def test_a_value_that_was_stored_before_is_not_a_step() -> None:
     detector = Talk(Rungs(stop=4))
     for n in range(5):
         detector.observe(StateChanged("run", "", "a", 0.0, 7))
@@ -44,28 +47,28 @@ def test_a_value_that_was_stored_before_is_not_a_step():
     assert say(detector, 5) is Action.STOP
 
 
-def test_the_rounds_that_the_developer_has_set_are_not_counted():
+def test_the_rounds_that_the_developer_has_set_are_not_counted() -> None:
     detector = Talk(Rungs(stop=4))
     for n in range(40):
         detector.observe(AgentEntered("run", "", "a", 0.0, is_bounded=True))
         assert say(detector, n) is None
 
 
-def test_a_summary_after_the_answer_is_not_stopped():
+def test_a_summary_after_the_answer_is_not_stopped() -> None:
     detector = Talk(Rungs(stop=1))
     say(detector, 0)
     say(detector, 1)
     assert detector.observe(ModelCall("run", "", "a", 0.0, after_answer=True)) is None
 
 
-def test_a_text_about_something_else_is_a_step_unless_the_user_has_set_the_limit():
+def test_a_text_about_something_else_is_a_step_unless_the_user_has_set_the_limit() -> None:
     texts = [f"w{n}a w{n}b w{n}c w{n}d and so on" for n in range(30)]
     patient, exact = Talk(Rungs(stop=4), patient=True), Talk(Rungs(stop=4))
     assert not any(say(patient, n, text=text) for n, text in enumerate(texts))
     assert any(say(exact, n, text=text) for n, text in enumerate(texts))
 
 
-def test_its_state_is_bounded():
+def test_its_state_is_bounded() -> None:
     detector = Talk(Rungs(stop=10**9), patient=True)
     for n in range(3_000):
         say(detector, n, f"agent {n % 300}", f"w{n}a w{n}b w{n}c w{n}d")

@@ -19,7 +19,8 @@ from tests.kit.dashboards import Seen, Served, serve, watched
 from tests.kit.guarded_runs import Alive, guard, healthy, parse_document, runaway
 from tests.kit.waiting import eventually
 
-Look, Serve = Callable[..., Seen], Callable[..., Served]
+Look = Callable[..., Seen]
+Serve = Callable[..., Served]
 HOSTILE = (
     "<script>alert(1)</script>",
     '"><img src=x onerror=alert(1)>',

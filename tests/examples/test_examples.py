@@ -124,7 +124,7 @@ def test_two_processes_share_a_users_day(folder: Path, store: dict[str, str]) ->
         assert 0 < int(answers[-1][2]["Retry-After"]) <= 86_400
         for service in services:
             status, left, _ = ask(f"{service.url}/users/alice/budget")
-            assert (status, Decimal(left["spent"]), Decimal(left["reserved"])) == (200, 5 * CALL_USD, 0)
+            assert (status, Decimal(left["spent"]), Decimal(left["reserved"])) == (200, 5 * CALL_USD, Decimal(0))
             assert Decimal(left["remaining"]) == Decimal(DAILY_USD) - 5 * CALL_USD
         assert ask(f"{services[0].url}/ask", {**question, "user": "bob"})[0] == 200  # everybody has a day of their own
 

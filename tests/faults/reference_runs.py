@@ -40,6 +40,8 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, assert_calls_answered, call, text, transfer
+from tests.kit.contents import parts
+from tests.kit.optional import present
 from tests.kit.topologies import step
 
 MOST_CALLS: Final = 40  # a run that asks more often spins
@@ -106,7 +108,7 @@ class Cast:
         self.models: list[Model] = []
 
     def model(self, script: Any, **options: Any) -> Model:
-        self.models.append(Model(script, **options))
+        self.models.append(Model(script, **options))  # type: ignore[call-arg]
         return self.models[-1]
 
     def agent(self, name: str, *script: Any, tools: tuple[Any, ...] = (), chunks: int = 1, **options: Any) -> LlmAgent:
@@ -203,14 +205,14 @@ def _on_adk(
         service = InMemorySessionService()
         app = App(name="app", root_agent=root, plugins=plugins)
         runner = Runner(app=app, session_service=service)
-        who = {"user_id": "u1", "session_id": "s1"}
+        who: dict[str, Any] = {"user_id": "u1", "session_id": "s1"}
 
         async def turn(ready: Callable[[], None]) -> Any:
             ready()
             if await service.get_session(app_name="app", **who) is None:
                 await service.create_session(app_name="app", **who)
             message = types.Content(role="user", parts=[types.Part(text="go")])
-            run_config = {"run_config": SSE} if sse else {}
+            run_config: dict[str, Any] = {"run_config": SSE} if sse else {}
             return _seen([event async for event in runner.run_async(**who, new_message=message, **run_config)])
 
         async def check() -> None:
@@ -268,7 +270,9 @@ def consulting(cast: Cast) -> Any:
         request = LlmRequest(
             model=adviser.model, contents=[types.Content(role="user", parts=[types.Part(text=question)])]
         )
-        return {"advice": "".join([r.content.parts[0].text async for r in adviser.generate_content_async(request)])}
+        return {
+            "advice": "".join([parts(r.content)[0].text or "" async for r in adviser.generate_content_async(request)])
+        }
 
     return cast.agent("solo", call("consult", question="how?"), text("done"), tools=(consult,))
 
@@ -344,7 +348,7 @@ def _guarded_model(*, sse: bool = False, **options: Any) -> Callable[[dict[str, 
         runner = Runner(
             app=App(name="app", root_agent=LlmAgent(name="solo", model=model, tools=[step])), session_service=service
         )
-        who = {"user_id": "u1", "session_id": "s1"}
+        who: dict[str, Any] = {"user_id": "u1", "session_id": "s1"}
 
         async def turn(ready: Callable[[], None]) -> Any:
             ready()
@@ -458,7 +462,7 @@ def _functions(kind: str, *, in_run: bool = False) -> Callable[[dict[str, Any] |
             with ExitStack() as around:
                 if in_run and policy is not None and not made:
                     run = around.enter_context(runguard.run(user="u1", budget={"max_usd": 10}, **PRICED))
-                    guards.append(run.caller.guard)
+                    guards.append(present(run.caller).guard)
                 ready()
                 return await three_calls()
 

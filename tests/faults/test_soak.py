@@ -83,7 +83,7 @@ class House:
 
     async def run(self, user: str, session: str) -> list[Any]:
         """One turn; the session is deleted afterwards, so that only the guard can keep something of it."""
-        names = {"app_name": "app", "user_id": user, "session_id": session}
+        names: dict[str, Any] = {"app_name": "app", "user_id": user, "session_id": session}
         await self.service.create_session(**names)
         message = types.Content(role="user", parts=[types.Part(text="go")])
         events = [event async for event in self.runner.run_async(user_id=user, session_id=session, new_message=message)]

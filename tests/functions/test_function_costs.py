@@ -11,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -42,14 +42,14 @@ class Euros(float):
 @pytest.mark.parametrize(
     "cost", [0.1, Decimal("0.1"), Euros(0.1), lambda _: 0.1, lambda _: Decimal("0.1"), lambda _: Euros(0.1)]
 )
-def test_a_cost_is_exact(cost: Any):
+def test_a_cost_is_exact(cost: Any) -> None:
     model = Model("text")
     call = guard(model, budget={"max_usd": 1}, cost=cost)
     swallowing(call, 12)
     assert (model.calls, call.spend()["usd"]) == (10, 1)
 
 
-def test_a_cost_of_input_and_output_tokens():
+def test_a_cost_of_input_and_output_tokens() -> None:
     model = Model({"input_tokens": 100, "output_tokens": 50})
     seen = []
 
@@ -66,7 +66,7 @@ def test_a_cost_of_input_and_output_tokens():
 @pytest.mark.parametrize(
     "cost", [lambda r: 1 / 0, lambda r: float("nan"), lambda r: -1, lambda r: True, lambda r: "0.1", lambda r: None]
 )
-def test_a_cost_that_fails_is_unknown(cost: Callable[[Any], Any], caplog: pytest.LogCaptureFixture):
+def test_a_cost_that_fails_is_unknown(cost: Callable[[Any], Any], caplog: pytest.LogCaptureFixture) -> None:
     model = Model("text")
     call = guard(model, budget={"max_usd": 1}, cost=cost)
     assert [type(result) for result in swallowing(call, 3)] == [str, UnpricedModelError, UnpricedModelError]
@@ -74,7 +74,7 @@ def test_a_cost_that_fails_is_unknown(cost: Callable[[Any], Any], caplog: pytest
     assert "cost_failed" in caplog.text
 
 
-def test_the_cost_that_is_given_wins_over_what_the_result_says():
+def test_the_cost_that_is_given_wins_over_what_the_result_says() -> None:
     call = guard(Model({"usd": 9}), budget={"max_usd": 1}, cost=0.1)
     assert refused(swallowing(call, 11)) == 1
     assert call.spend()["usd"] == 1
@@ -83,7 +83,7 @@ def test_the_cost_that_is_given_wins_over_what_the_result_says():
 # ---- modes and faults of our own ------------------------------------------------------------------------------------
 
 
-def test_shadow_lets_everything_through_and_tells_what_would_have_happened():
+def test_shadow_lets_everything_through_and_tells_what_would_have_happened() -> None:
     told: list[Any] = []
     model = Model({"usd": 0.5, "sig": "same"})
     call = guard(model, budget={"max_usd": 1}, loop={"repeats": 3}, breaker=True, mode="shadow", on_trip=told.append)
@@ -94,13 +94,13 @@ def test_shadow_lets_everything_through_and_tells_what_would_have_happened():
     assert not any(trip.enforced for trip in told)
 
 
-def test_shadow_does_not_serialise_calls_of_unknown_cost():
+def test_shadow_does_not_serialise_calls_of_unknown_cost() -> None:
     model = Model(takes=0.05)
     in_threads([guard(model, budget={"max_usd": 1}, mode="shadow")] * 8)
     assert model.most_at_once > 1
 
 
-def test_off_does_nothing_at_all():
+def test_off_does_nothing_at_all() -> None:
     model = Model({"usd": 5, "sig": "same"})
     call = guard(model, budget={"max_usd": 1}, loop={"repeats": 2}, mode="off")
     assert refused(swallowing(call, 10)) == 0
@@ -112,7 +112,9 @@ def test_off_does_nothing_at_all():
 
 
 @pytest.mark.parametrize("mode", ["allow", "block"])
-def test_a_fault_of_the_guard_means_what_the_policy_says(mode: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_of_the_guard_means_what_the_policy_says(
+    mode: Literal["allow", "block"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(self: Caller, request: Any) -> Any:
         if armed:
             raise ZeroDivisionError
@@ -131,7 +133,7 @@ def test_a_fault_of_the_guard_means_what_the_policy_says(mode: str, monkeypatch:
     call()  # it works again
 
 
-def test_a_fault_in_booking_does_not_take_the_result_away(monkeypatch: pytest.MonkeyPatch):
+def test_a_fault_in_booking_does_not_take_the_result_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(booking, "_book", lambda call, answer, result, received: 1 / 0)
     call = guard(Model(), budget={"max_usd": 1})
     assert in_time(call) == {"usd": 0.1}
@@ -141,7 +143,7 @@ def test_a_fault_in_booking_does_not_take_the_result_away(monkeypatch: pytest.Mo
 # ---- loops, threads and processes -----------------------------------------------------------------------------------
 
 
-async def test_a_sync_guard_works_on_a_running_loop(store: str):
+async def test_a_sync_guard_works_on_a_running_loop(store: str) -> None:
     for where in ("memory", store):
         model = Model()
         call = guard(model, budget={"max_usd": 0.3}, store=where)
@@ -149,7 +151,7 @@ async def test_a_sync_guard_works_on_a_running_loop(store: str):
         assert model.calls == 3
 
 
-async def test_a_sync_call_on_the_loop_does_not_wait_for_an_async_one_of_its_run():
+async def test_a_sync_call_on_the_loop_does_not_wait_for_an_async_one_of_its_run() -> None:
     slow, quick = Model(takes=0.1), Model()
     waits, blocks = guard_async(slow.asynchronous), guard(quick)
     with run(budget={"max_usd": 1}):
@@ -160,7 +162,7 @@ async def test_a_sync_call_on_the_loop_does_not_wait_for_an_async_one_of_its_run
         assert waits.spend()["calls"] == blocks.spend()["calls"] == 1
 
 
-def test_two_loops_in_two_threads_share_one_cap(store: str):
+def test_two_loops_in_two_threads_share_one_cap(store: str) -> None:
     for where in ("memory", store):
         model = Model(takes=0.005)
         call = guard_async(model.asynchronous, budget={"max_usd": 1}, store=where)
@@ -173,7 +175,7 @@ def test_two_loops_in_two_threads_share_one_cap(store: str):
         assert call.spend()["usd"] == 1
 
 
-def test_one_guard_on_one_loop_after_the_other():
+def test_one_guard_on_one_loop_after_the_other() -> None:
     model = Model()
     call = guard_async(model.asynchronous, budget={"max_calls": 4})
     results = [asyncio.run(asyncio.wait_for(caught(call), PATIENCE_S)) for _ in range(6)]
@@ -181,7 +183,7 @@ def test_one_guard_on_one_loop_after_the_other():
     assert model.calls == 4
 
 
-def test_two_callers_on_one_store_share_a_users_budget(store: str):
+def test_two_callers_on_one_store_share_a_users_budget(store: str) -> None:
     model = Model(takes=0.002)
     one = guard(model, budget=Budget(usd=1, per="user"), store=store)
     other = guard(model, budget=Budget(usd=1, per="user"), store=store)
@@ -195,7 +197,7 @@ def test_two_callers_on_one_store_share_a_users_budget(store: str):
     assert one.spend()["usd"] + other.spend()["usd"] == 1
 
 
-def test_another_process_knows_what_was_spent(store: str):
+def test_another_process_knows_what_was_spent(store: str) -> None:
     model = Model()
     call = guard(model, budget=Budget(usd=0.3, per="user"), store=store)
     with run(app="shop", user="alice"):
@@ -219,7 +221,7 @@ def test_another_process_knows_what_was_spent(store: str):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_fork_while_the_first_call_is_under_way(tmp_path: Path):
+def test_a_fork_while_the_first_call_is_under_way(tmp_path: Path) -> None:
     script = textwrap.dedent("""
         import os, threading, time, runguard
         left = threading.Event()
@@ -246,7 +248,7 @@ def test_a_fork_while_the_first_call_is_under_way(tmp_path: Path):
     assert subprocess.run([sys.executable, "-c", script], timeout=60, check=False).returncode == 0
 
 
-def test_a_long_run_does_not_grow():
+def test_a_long_run_does_not_grow() -> None:
     call = guard(
         lambda n: {"usd": 0.00001, "sig": n, "tokens": 3}, budget={"max_usd": 100}, loop={"repeats": 3}, breaker=True
     )
@@ -270,7 +272,7 @@ def test_a_long_run_does_not_grow():
     assert call.spend()["calls"] == 3_000
 
 
-def test_runs_leave_nothing_behind():
+def test_runs_leave_nothing_behind() -> None:
     call = guard(Model({"usd": 0.01}))
     for _ in range(50):
         with run(app="left behind", budget={"max_usd": 1}):

@@ -35,7 +35,7 @@ class Clock:
 @pytest.mark.parametrize(
     ("window", "seconds"), [("per_minute", 60), ("per_hour", 3_600), ("per_day", 86_400), ("per_week", 604_800)]
 )
-def test_a_window_that_begins_anew_lets_calls_through_again(window: str, seconds: int):
+def test_a_window_that_begins_anew_lets_calls_through_again(window: str, seconds: int) -> None:
     clock, model = Clock(), Model()
     call = guard(model, budget={window: {"max_calls": 2}}, clock=clock)
     for made in (2, 4, 6):
@@ -44,7 +44,7 @@ def test_a_window_that_begins_anew_lets_calls_through_again(window: str, seconds
         clock.now += seconds
 
 
-def test_a_window_in_dollars_counts_over_all_runs():
+def test_a_window_in_dollars_counts_over_all_runs() -> None:
     clock, model = Clock(), Model()
     call = guard(model, budget={"per_hour": 0.3, "max_usd": 0.2}, clock=clock)
     results = []
@@ -57,7 +57,7 @@ def test_a_window_in_dollars_counts_over_all_runs():
         assert refused(swallowing(call, 3)) == 1
 
 
-async def test_a_window_begins_anew_also_after_many_were_refused_at_once():
+async def test_a_window_begins_anew_also_after_many_were_refused_at_once() -> None:
     clock, model = Clock(), Model(takes=0.01)
     call = guard_async(model.asynchronous, budget={"per_hour": 0.2}, cost=0.1, clock=clock, max_wait_seconds=1)
     await asyncio.gather(*(call() for _ in range(8)), return_exceptions=True)
@@ -66,7 +66,7 @@ async def test_a_window_begins_anew_also_after_many_were_refused_at_once():
     assert await call() == {"usd": 0.1}
 
 
-def test_a_run_budget_is_not_lifted_by_the_hour():
+def test_a_run_budget_is_not_lifted_by_the_hour() -> None:
     clock, model = Clock(), Model()
     call = guard(model, budget={"max_calls": 2, "per_hour": {"max_calls": 5}}, clock=clock)
     swallowing(call, 4)
@@ -75,7 +75,7 @@ def test_a_run_budget_is_not_lifted_by_the_hour():
     assert model.calls == 2
 
 
-def test_the_kill_switch_stops_and_lets_go_again():
+def test_the_kill_switch_stops_and_lets_go_again() -> None:
     model = Model()
     call = guard(model, name="shop", budget={"max_usd": 5})
     call()
@@ -88,7 +88,7 @@ def test_the_kill_switch_stops_and_lets_go_again():
     assert model.calls == 2
 
 
-def test_a_deadline_is_final():
+def test_a_deadline_is_final() -> None:
     clock, model = Clock(), Model()
     call = guard(model, max_seconds=10, clock=clock)
     call()
@@ -99,7 +99,7 @@ def test_a_deadline_is_final():
     assert model.calls == 1
 
 
-def test_the_limit_on_model_calls_of_the_policy_holds():
+def test_the_limit_on_model_calls_of_the_policy_holds() -> None:
     model = Model()
     call = guard(model, max_model_calls=2)
     results = swallowing(call, 4)
@@ -132,7 +132,7 @@ def loops(signs: Iterator[Any], calls: int = 60, **loop: Any) -> tuple[int, Loop
 
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("period", range(1, 7))
-def test_a_circle_of_any_length_is_found_in_its_last_round(period: int, repeats: int):
+def test_a_circle_of_any_length_is_found_in_its_last_round(period: int, repeats: int) -> None:
     names = tuple(f"step{n}" for n in range(period))
     made, error = loops(iter([{"sig": name} for name in names] * 10), repeats=repeats, max_cycle_len=6)
     assert error is not None
@@ -140,12 +140,12 @@ def test_a_circle_of_any_length_is_found_in_its_last_round(period: int, repeats:
     assert (error.pattern, error.repeats, error.limit) == (names, repeats, repeats)
 
 
-def test_a_longer_circle_than_asked_for_is_none():
+def test_a_longer_circle_than_asked_for_is_none() -> None:
     made, error = loops(iter([{"sig": name} for name in "abcde"] * 20), repeats=3, max_cycle_len=4)
     assert (made, error) == (60, None)
 
 
-def test_a_prelude_does_not_hide_a_circle():
+def test_a_prelude_does_not_hide_a_circle() -> None:
     made, error = loops(iter([{"sig": s} for s in "xyz" + "ab" * 10]), repeats=3, max_cycle_len=4)
     assert error is not None
     assert made == 9
@@ -153,24 +153,24 @@ def test_a_prelude_does_not_hide_a_circle():
 
 
 @pytest.mark.parametrize("result", [lambda n: n, lambda n: f"page {n}", lambda n: {"rows": [n]}])
-def test_changing_results_are_progress(result: Callable[[int], Any]):
+def test_changing_results_are_progress(result: Callable[[int], Any]) -> None:
     assert loops(({"sig": "next_page", "result": result(n)} for n in range(1_000)), repeats=3)[1] is None
 
 
-def test_equal_results_are_none():
+def test_equal_results_are_none() -> None:
     made, error = loops(({"sig": "search", "result": {"rows": []}} for _ in range(99)), repeats=3)
     assert made == 3
     assert error is not None
 
 
-def test_steps_without_a_sign_are_left_out():
+def test_steps_without_a_sign_are_left_out() -> None:
     assert loops(({"sig": None} for _ in range(99)), repeats=2)[1] is None
     made, error = loops(iter([{"sig": "a"}, {"sig": None}] * 30), repeats=3)
     assert made == 5  # a, -, a, -, a
     assert error is not None
 
 
-def test_tool_calls_of_a_response_are_its_sign():
+def test_tool_calls_of_a_response_are_its_sign() -> None:
     def answer(args: str) -> Any:
         function = {"name": "search", "arguments": args}
         return {
@@ -186,7 +186,7 @@ def test_tool_calls_of_a_response_are_its_sign():
     assert loops((answer(f'{{"q": {n}}}') for n in range(99)), repeats=3)[1] is None
 
 
-def test_a_signature_function_says_what_a_step_was():
+def test_a_signature_function_says_what_a_step_was() -> None:
     model = Model(*[{"text": word} for word in ("Hi", "hi", "HI", "hi")])
     call = guard(model, loop={"repeats": 3}, signature=lambda result: result["text"].lower())
     assert refused(swallowing(call, 5)) == 2
@@ -194,7 +194,7 @@ def test_a_signature_function_says_what_a_step_was():
 
 
 @pytest.mark.parametrize("sign", [lambda r: 1 / 0, lambda r: None])
-def test_a_signature_that_fails_or_says_nothing_leaves_the_call_out(sign: Callable[[Any], Any]):
+def test_a_signature_that_fails_or_says_nothing_leaves_the_call_out(sign: Callable[[Any], Any]) -> None:
     tool = {"id": "1", "function": {"name": "search", "arguments": "{}"}}
     model = Model({"sig": "same", "response": {"choices": [{"message": {"tool_calls": [tool]}}]}})
     assert refused(swallowing(guard(model, loop={"repeats": 2}, signature=sign), 9)) == 0
@@ -202,14 +202,14 @@ def test_a_signature_that_fails_or_says_nothing_leaves_the_call_out(sign: Callab
 
 
 @pytest.mark.parametrize("sign", [1, ("a", 1), {"tool": "x", "args": [1]}, b"raw", 2.5])
-def test_signs_need_not_be_texts(sign: Any):
+def test_signs_need_not_be_texts(sign: Any) -> None:
     made, error = loops(({"sig": sign} for _ in range(9)), repeats=3)
     assert made == 3
     assert error is not None
     assert pickle.loads(pickle.dumps(error)).pattern == error.pattern
 
 
-def test_without_loop_nothing_is_looked_for():
+def test_without_loop_nothing_is_looked_for() -> None:
     assert refused(swallowing(guard(Model({"sig": "same"})), 30)) == 0
     assert refused(swallowing(guard(Model({"sig": "same"}), loop=False), 30)) == 0
     assert refused(swallowing(guard(Model({"sig": "same"}), loop=True), 30)) == 27
@@ -219,7 +219,7 @@ def test_without_loop_nothing_is_looked_for():
 
 
 @pytest.mark.parametrize("name", ["max_context_tokens", "maxContextTokens"])
-def test_a_prompt_that_would_not_fit_is_not_sent(name: str):
+def test_a_prompt_that_would_not_fit_is_not_sent(name: str) -> None:
     model = Model()
     call = guard(model, context={name: 1_000, "headroom": 100}, tokens=lambda messages, **_: len(messages))
     call("x" * 900, temperature=0)
@@ -231,7 +231,7 @@ def test_a_prompt_that_would_not_fit_is_not_sent(name: str):
     assert model.calls == 1
 
 
-async def test_tokens_may_be_counted_by_a_coroutine():
+async def test_tokens_may_be_counted_by_a_coroutine() -> None:
     async def count(messages: str) -> int:
         await asyncio.sleep(0)
         return len(messages)
@@ -246,7 +246,9 @@ async def test_tokens_may_be_counted_by_a_coroutine():
     "count",
     [lambda m: 1 / 0, lambda m: 0, lambda m: -5, lambda m: True, lambda m: "9", lambda m: None, lambda m: float("nan")],
 )
-def test_a_count_that_fails_is_replaced_by_an_estimate(count: Callable[[Any], Any], caplog: pytest.LogCaptureFixture):
+def test_a_count_that_fails_is_replaced_by_an_estimate(
+    count: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+) -> None:
     model = Model()
     call = guard(model, context={"max_context_tokens": 1_000}, tokens=count)
     call("short")
@@ -259,7 +261,7 @@ def test_a_count_that_fails_is_replaced_by_an_estimate(count: Callable[[Any], An
 # ---- the breaker ----------------------------------------------------------------------------------------------------
 
 
-def test_a_breaker_opens_probes_and_closes():
+def test_a_breaker_opens_probes_and_closes() -> None:
     clock, model = Clock(), Model(*[ConnectionError("away")] * 4, {"usd": 0})
     call = guard(model, breaker={"failures": 3, "reset_seconds": 30}, clock=clock)
     results = swallowing(call, 6)
@@ -277,7 +279,7 @@ def test_a_breaker_opens_probes_and_closes():
 
 
 @pytest.mark.parametrize("fault", [Status(400), Status(401), Status(404), Status(422), KeyboardInterrupt()])
-def test_what_is_not_the_providers_fault_opens_nothing(fault: BaseException):
+def test_what_is_not_the_providers_fault_opens_nothing(fault: BaseException) -> None:
     model = Model(fault)
     call = guard(model, breaker={"failures": 2})
     for _ in range(6):
@@ -286,7 +288,7 @@ def test_what_is_not_the_providers_fault_opens_nothing(fault: BaseException):
     assert model.calls == 6
 
 
-def test_a_refusal_of_an_inner_guard_opens_no_breaker():
+def test_a_refusal_of_an_inner_guard_opens_no_breaker() -> None:
     def agent() -> Any:
         return inner()
 
@@ -295,20 +297,20 @@ def test_a_refusal_of_an_inner_guard_opens_no_breaker():
     assert CircuitOpenError not in {type(result) for result in swallowing(call, 8)}
 
 
-def test_one_failure_is_enough_where_that_is_asked_for():
+def test_one_failure_is_enough_where_that_is_asked_for() -> None:
     model = Model(OSError())
     assert refused(swallowing(guard(model, breaker={"failures": 1}), 4)) == 3
     assert model.calls == 1
 
 
-def test_a_success_between_keeps_it_closed():
+def test_a_success_between_keeps_it_closed() -> None:
     model = Model(*[OSError(), OSError(), {"usd": 0}] * 6)
     call = guard(model, breaker={"failures": 3})
     swallowing(call, 18)
     assert model.calls == 18
 
 
-def test_one_probe_at_a_time():
+def test_one_probe_at_a_time() -> None:
     clock, model = Clock(), Model(OSError(), OSError(), {"usd": 0})
     under_way, come_back = threading.Event(), threading.Event()
 

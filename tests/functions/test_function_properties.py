@@ -113,7 +113,7 @@ SLOW = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 
 @SLOW
 @given(jobs=st.lists(JOBS, min_size=1, max_size=16), cap=st.integers(1, 900), threads=st.integers(1, 6))
-def test_threads_with_a_known_bound_never_pass_the_cap(jobs: list[Job], cap: int, threads: int):
+def test_threads_with_a_known_bound_never_pass_the_cap(jobs: list[Job], cap: int, threads: int) -> None:
     bill = Bill(Decimal(cap) / 10**6)
 
     def model(job: Job, **request: Any) -> Any:
@@ -172,7 +172,7 @@ async def _all(call: Any, jobs: list[Job], **request: Any) -> list[Any]:
 
 @SLOW
 @given(jobs=st.lists(JOBS, min_size=1, max_size=24), cap=st.integers(1, 1_200))
-def test_tasks_with_a_known_bound_never_pass_the_cap(jobs: list[Job], cap: int):
+def test_tasks_with_a_known_bound_never_pass_the_cap(jobs: list[Job], cap: int) -> None:
     for job in jobs:
         if job.ends == "interrupted":  # a loop does not outlive one
             job.ends = "lost"
@@ -194,7 +194,7 @@ def test_tasks_with_a_known_bound_never_pass_the_cap(jobs: list[Job], cap: int):
 
 @SLOW
 @given(jobs=st.lists(JOBS, min_size=1, max_size=24), cost=st.integers(1, 50), calls=st.integers(1, 12), data=st.data())
-def test_tasks_whose_cost_nobody_knows_beforehand(jobs: list[Job], cost: int, calls: int, data: st.DataObject):
+def test_tasks_whose_cost_nobody_knows_beforehand(jobs: list[Job], cost: int, calls: int, data: st.DataObject) -> None:
     """One price for all: the first goes alone, and then as many as fit.
 
     Any of them may fail, be refused or be given up.
@@ -232,7 +232,7 @@ def test_tasks_whose_cost_nobody_knows_beforehand(jobs: list[Job], cost: int, ca
 
 @settings(max_examples=40)
 @given(cost=st.integers(1, 10**9), cap=st.integers(1, 10**10), nested=st.booleans())
-def test_one_after_the_other_spends_what_fits_exactly(cost: int, cap: int, nested: bool):
+def test_one_after_the_other_spends_what_fits_exactly(cost: int, cap: int, nested: bool) -> None:
     """In nano-dollars, so that any rounding would show."""
     made, nano = 0, Decimal(1).scaleb(-9)
     tries = min(cap // cost, 20) + 2
@@ -242,7 +242,7 @@ def test_one_after_the_other_spends_what_fits_exactly(cost: int, cap: int, neste
         made += 1
         return {"usd": cost * nano}
 
-    around = {"budget": {"max_usd": cap * nano}}
+    around: dict[str, Any] = {"budget": {"max_usd": cap * nano}}
     call: Any = guard(model, **({} if nested else around))
     with run(**(around if nested else {})) as block:
         for _ in range(tries):
@@ -268,7 +268,7 @@ def _first_circle(signs: list[str], repeats: int, longest: int) -> int | None:
 
 @settings(max_examples=60)
 @given(signs=st.lists(st.sampled_from("abc"), max_size=40), repeats=st.integers(2, 4), longest=st.integers(1, 5))
-def test_circles_are_found_at_once_and_only_there(signs: list[str], repeats: int, longest: int):
+def test_circles_are_found_at_once_and_only_there(signs: list[str], repeats: int, longest: int) -> None:
     steps = count()
     call = guard(lambda: {"sig": signs[next(steps)]}, loop={"repeats": repeats, "max_cycle_len": longest})
     made, found = 0, None
@@ -298,7 +298,7 @@ def test_circles_are_found_at_once_and_only_there(signs: list[str], repeats: int
     | st.text()
     | st.none()
 )
-def test_an_amount_is_rounded_up_or_none(value: Any):
+def test_an_amount_is_rounded_up_or_none(value: Any) -> None:
     nano = nano_of(value)
     is_amount = (
         not isinstance(value, bool | str | None)

@@ -26,7 +26,7 @@ class Clock:
         return self.now
 
 
-def test_async_calls_wait_in_line():
+def test_async_calls_wait_in_line() -> None:
     loop, model = VirtualLoop(), Model()
     call = guard_async(model.asynchronous, budget=[per_minute(2)], clock=loop.clock, max_wait_seconds=600)
 
@@ -37,7 +37,7 @@ def test_async_calls_wait_in_line():
     assert 120 <= loop.passed < 121
 
 
-def test_a_thread_waits_and_goes_on_when_there_is_room():
+def test_a_thread_waits_and_goes_on_when_there_is_room() -> None:
     model = Model()
     call = guard(model, budget=[per_minute(1)], clock=Clock(), max_wait_seconds=600)
     call()
@@ -50,7 +50,7 @@ def test_a_thread_waits_and_goes_on_when_there_is_room():
     assert model.calls == 2
 
 
-async def test_a_call_that_blocks_an_event_loop_is_refused_instead_of_waiting():
+async def test_a_call_that_blocks_an_event_loop_is_refused_instead_of_waiting() -> None:
     model = Model()
     call = guard(model, budget=[per_minute(1)], clock=Clock(), max_wait_seconds=60)
     call()

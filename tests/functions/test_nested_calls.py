@@ -25,7 +25,7 @@ from tests.kit.waiting import PATIENCE_S, until
 # ---- calls inside of calls ------------------------------------------------------------------------------------------
 
 
-def test_recursion_with_a_known_cost_stays_within_the_cap():
+def test_recursion_with_a_known_cost_stays_within_the_cap() -> None:
     made = []
 
     def descend(depth: int) -> Any:
@@ -37,10 +37,10 @@ def test_recursion_with_a_known_cost_stays_within_the_cap():
     call = guard(descend, budget={"max_usd": 1}, cost=0.1, max_wait_seconds=0.05)
     in_time(lambda: call(50))
     assert len(made) == 10
-    assert (call.spend()["usd"], held(call)) == (1, 0)
+    assert (call.spend()["usd"], held(call)) == (1, Decimal(0))
 
 
-def test_recursion_without_a_known_cost_neither_hangs_nor_closes_the_budget():
+def test_recursion_without_a_known_cost_neither_hangs_nor_closes_the_budget() -> None:
     made = []
 
     def descend(depth: int) -> Any:
@@ -53,20 +53,20 @@ def test_recursion_without_a_known_cost_neither_hangs_nor_closes_the_budget():
     in_time(lambda: call(3))
     assert len(made) == 4
     assert refused(swallowing(call, 10, 0)) == 4  # four were spent inside the first, six are left
-    assert (len(made), call.spend()["usd"], held(call)) == (10, 1, 0)
+    assert (len(made), call.spend()["usd"], held(call)) == (10, 1, Decimal(0))
 
 
-async def test_tasks_inside_of_the_first_call_do_not_wait_for_it():
+async def test_tasks_inside_of_the_first_call_do_not_wait_for_it() -> None:
     async def fan_out(width: int) -> Any:
         await asyncio.gather(*(call(0) for _ in range(width)))
         return {"usd": 0.1}
 
     call = guard_async(fan_out, budget={"max_usd": 1})
     await asyncio.wait_for(call(3), PATIENCE_S)
-    assert (call.spend()["calls"], call.spend()["usd"], held(call)) == (4, Decimal("0.4"), 0)
+    assert (call.spend()["calls"], call.spend()["usd"], held(call)) == (4, Decimal("0.4"), Decimal(0))
 
 
-def test_two_that_call_each_other_do_not_wait_for_ever():
+def test_two_that_call_each_other_do_not_wait_for_ever() -> None:
     meet = threading.Barrier(2)
 
     def ping(deeper: bool) -> Any:
@@ -88,7 +88,7 @@ def test_two_that_call_each_other_do_not_wait_for_ever():
     assert guarded_ping.spend()["calls"] == guarded_pong.spend()["calls"] == 2
 
 
-async def test_a_task_that_outlives_the_call_it_began_in_is_held_to_the_cap():
+async def test_a_task_that_outlives_the_call_it_began_in_is_held_to_the_cap() -> None:
     model, begun = Model(takes=0.01), []
 
     async def agent(starts: bool) -> Any:
@@ -106,7 +106,7 @@ async def test_a_task_that_outlives_the_call_it_began_in_is_held_to_the_cap():
     assert (model.calls, call.spend()["usd"]) == (10, 1)
 
 
-def test_stacked_guards_each_count_a_call_once():
+def test_stacked_guards_each_count_a_call_once() -> None:
     model = Model()
     inner = guard(model, budget={"max_usd": 5})
     outer = guard(inner, budget={"max_usd": 0.5})
@@ -115,14 +115,19 @@ def test_stacked_guards_each_count_a_call_once():
     assert inner.spend()["usd"] == outer.spend()["usd"] == Decimal("0.5")
 
 
-def test_a_refusal_of_the_inner_guard_costs_the_outer_one_nothing():
+def test_a_refusal_of_the_inner_guard_costs_the_outer_one_nothing() -> None:
     model = Model()
     outer = guard(guard(model, budget={"max_usd": 0.2}), budget={"max_usd": 5})
     assert refused(swallowing(outer, 10)) == 8
-    assert (model.calls, outer.spend()["usd"], outer.spend()["calls"], held(outer)) == (2, Decimal("0.2"), 2, 0)
+    assert (model.calls, outer.spend()["usd"], outer.spend()["calls"], held(outer)) == (
+        2,
+        Decimal("0.2"),
+        2,
+        Decimal(0),
+    )
 
 
-def test_a_stack_of_guards_is_one_call_for_the_run_around_it():
+def test_a_stack_of_guards_is_one_call_for_the_run_around_it() -> None:
     model = Model()
     stacked = guard(guard(guard(model)))
     with run(budget={"max_calls": 3, "max_usd": 1}) as around:
@@ -132,7 +137,7 @@ def test_a_stack_of_guards_is_one_call_for_the_run_around_it():
     assert model.calls == 3
 
 
-async def test_an_async_stack_of_guards_is_one_call_for_the_run_around_it():
+async def test_an_async_stack_of_guards_is_one_call_for_the_run_around_it() -> None:
     model = Model()
     stacked = guard_async(guard_async(model.asynchronous))
     with run(budget={"max_calls": 3}):
@@ -140,7 +145,7 @@ async def test_an_async_stack_of_guards_is_one_call_for_the_run_around_it():
     assert (model.calls, sum(refused(result) for result in results)) == (3, 2)
 
 
-def test_each_attempt_of_a_retry_between_two_guards_is_a_call_for_the_run():
+def test_each_attempt_of_a_retry_between_two_guards_is_a_call_for_the_run() -> None:
     model = Model(ConnectionError(), ConnectionError(), {"usd": 0.1})
     inner = guard(model)
 
@@ -154,7 +159,7 @@ def test_each_attempt_of_a_retry_between_two_guards_is_a_call_for_the_run():
         assert around.caller.spend()["calls"] == model.calls == 5
 
 
-def test_guards_on_one_store_count_a_call_once(store: str):
+def test_guards_on_one_store_count_a_call_once(store: str) -> None:
     def budgets() -> Budget:
         return Budget(usd=1, per="user")
 
@@ -169,7 +174,7 @@ def test_guards_on_one_store_count_a_call_once(store: str):
     until(lambda: {s.scope: s.spent for s in outer.budgets()} == {"user:shop/alice": 1, "user:shop/bob": DIME})
 
 
-async def test_a_task_that_outlives_its_guard_pays_on_their_common_account_itself(store: str):
+async def test_a_task_that_outlives_its_guard_pays_on_their_common_account_itself(store: str) -> None:
     model, begun, over = Model(), [], asyncio.Event()
 
     async def agent() -> Any:
@@ -192,7 +197,7 @@ async def test_a_task_that_outlives_its_guard_pays_on_their_common_account_itsel
 # ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_stays_in_its_run():
+def test_a_stop_stays_in_its_run() -> None:
     model = Model()
     call = guard(model, budget={"max_calls": 2})
     for _ in range(3):
@@ -202,7 +207,7 @@ def test_a_stop_stays_in_its_run():
     assert refused(swallowing(call, 5)) == 3  # outside: the callable's own run
 
 
-def test_limits_of_a_run_hold_for_all_guarded_calls_in_it():
+def test_limits_of_a_run_hold_for_all_guarded_calls_in_it() -> None:
     model = Model()
     one, other = guard(model), guard(model)
     with run(budget={"max_calls": 3}):
@@ -216,16 +221,16 @@ def test_limits_of_a_run_hold_for_all_guarded_calls_in_it():
     one()  # the run is over
 
 
-def test_what_the_inner_layer_refuses_is_given_back_to_the_outer_one():
+def test_what_the_inner_layer_refuses_is_given_back_to_the_outer_one() -> None:
     call = guard(Model(), budget={"max_calls": 1})
     with run(budget={"max_usd": 1, "max_calls": 9}, cost=0.1) as around:
         assert refused(swallowing(call, 5)) == 4
         assert around.caller is not None
         spend = around.caller.spend()
-        assert (spend["usd"], spend["calls"], spend["reserved_usd"], held(around.caller)) == (DIME, 1, 0, 0)
+        assert (spend["usd"], spend["calls"], spend["reserved_usd"], held(around.caller)) == (DIME, 1, 0, Decimal(0))
 
 
-def test_a_run_inside_of_a_run_does_not_lift_its_limits():
+def test_a_run_inside_of_a_run_does_not_lift_its_limits() -> None:
     model = Model()
     call = guard(model)
     results = []
@@ -236,7 +241,7 @@ def test_a_run_inside_of_a_run_does_not_lift_its_limits():
     assert (model.calls, refused(results)) == (2, 3)
 
 
-async def test_tasks_of_one_run_share_its_limits_and_other_runs_do_not():
+async def test_tasks_of_one_run_share_its_limits_and_other_runs_do_not() -> None:
     model = Model(takes=0.01)
     call = guard_async(model.asynchronous)
 
@@ -248,7 +253,7 @@ async def test_tasks_of_one_run_share_its_limits_and_other_runs_do_not():
     assert model.calls == 20
 
 
-def test_the_account_of_a_user_goes_over_runs_and_sessions():
+def test_the_account_of_a_user_goes_over_runs_and_sessions() -> None:
     model = Model()
     call = guard(model, budget=Budget(usd=0.3, per="user"))
     results = []
@@ -263,7 +268,7 @@ def test_the_account_of_a_user_goes_over_runs_and_sessions():
     assert call.spend("user:shop/bob")["usd"] == DIME
 
 
-def test_labels_have_budgets_too():
+def test_labels_have_budgets_too() -> None:
     model = Model()
     call = guard(model, budget=Budget(calls=1, per="label:team"))
     for _ in range(2):
@@ -274,7 +279,7 @@ def test_labels_have_budgets_too():
     assert model.calls == 2
 
 
-def test_a_run_that_is_left_in_another_context_is_still_over():
+def test_a_run_that_is_left_in_another_context_is_still_over() -> None:
     import contextvars
 
     model = Model()
@@ -286,14 +291,14 @@ def test_a_run_that_is_left_in_another_context_is_still_over():
     call()
 
 
-def test_an_error_in_the_block_ends_the_run():
+def test_an_error_in_the_block_ends_the_run() -> None:
     with pytest.raises(ZeroDivisionError), run(budget={"max_calls": 1}) as around:
         raise ZeroDivisionError
     assert around.ended
     assert not around.states
 
 
-def test_reset_starts_afresh():
+def test_reset_starts_afresh() -> None:
     model = Model({"usd": 0.1, "sig": "same"})
     call = guard(model, budget={"max_usd": 0.5}, loop={"repeats": 3})
     assert refused(swallowing(call, 5)) == 2
@@ -303,8 +308,9 @@ def test_reset_starts_afresh():
     assert call.spend()["usd"] == Decimal("0.6")  # what was spent stays spent
 
 
-def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: pytest.MonkeyPatch):
-    model, opened, resets = Model(), opening._open, []
+def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, opened = Model(), opening._open
+    resets: list[Any] = []
 
     async def interfered(call: Any, *how: bool) -> None:
         if not resets:
@@ -320,7 +326,7 @@ def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: py
     assert model.calls == 2
 
 
-def test_many_threads_that_start_at_once_share_one_run(monkeypatch: pytest.MonkeyPatch):
+def test_many_threads_that_start_at_once_share_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Caller._begin
 
     def slow(self: Caller, context: Any) -> Any:
@@ -334,7 +340,7 @@ def test_many_threads_that_start_at_once_share_one_run(monkeypatch: pytest.Monke
     assert model.calls == 3
 
 
-def test_extend_moves_the_cap_and_lets_the_run_go_on():
+def test_extend_moves_the_cap_and_lets_the_run_go_on() -> None:
     model = Model()
     call = guard(model, budget={"max_usd": 0.2})
     assert refused(swallowing(call, 4)) == 2
@@ -344,7 +350,7 @@ def test_extend_moves_the_cap_and_lets_the_run_go_on():
     assert model.calls == 3
 
 
-def test_extend_does_not_lift_a_loop():
+def test_extend_does_not_lift_a_loop() -> None:
     call = guard(Model({"usd": 0.01, "sig": "same"}), budget={"max_usd": 1}, loop={"repeats": 2})
     swallowing(call, 3)
     call.extend(usd=5)
@@ -352,7 +358,7 @@ def test_extend_does_not_lift_a_loop():
         call()
 
 
-def test_trips_are_told_once_and_kept():
+def test_trips_are_told_once_and_kept() -> None:
     told: list[Any] = []
     call = guard(Model(), budget={"max_calls": 1}, on_trip=told.append)
     swallowing(call, 5)
@@ -360,7 +366,7 @@ def test_trips_are_told_once_and_kept():
     assert [trip.rule for trip in told] == [trip.rule for trip in call.trips] == ["budget"]
 
 
-def test_on_trip_that_raises_changes_nothing():
+def test_on_trip_that_raises_changes_nothing() -> None:
     def broken(trip: Any) -> None:
         raise ZeroDivisionError
 

@@ -77,7 +77,8 @@ async def test_a_wide_fan_out_after_nearly_free_calls_passes_the_cap_by_one_call
 
 
 async def test_the_same_in_threads() -> None:
-    lock, made = threading.Lock(), []
+    lock = threading.Lock()
+    made: list[Any] = []
 
     def model() -> dict[str, float]:
         with lock:

@@ -62,8 +62,7 @@ async def test_the_documents_pipeline_trips_at_the_third_failure() -> None:
     assert "parse_document_fragment" in str(recording.error)
     assert model.calls == 5
     assert assert_calls_answered(recording.session) == 3
-    assert breaker.state is BreakerState.OPEN
-    assert breaker.trip_reason == str(recording.error)
+    assert (breaker.state, breaker.trip_reason) == (BreakerState.OPEN, str(recording.error))
     breaker.reset()
     assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
 
@@ -248,13 +247,12 @@ async def test_it_is_half_open_after_the_reset_time_and_closes_after_a_clean_run
     stuck = breaker.install_on_agent(LlmAgent(name="stuck", model=stuck_model(), tools=[parse_document_fragment]))
     await run(LoopAgent(name="l", sub_agents=[stuck], max_iterations=8), catch=True)
     clock.advance(61)
-    assert breaker.state is BreakerState.HALF_OPEN
-    assert breaker.trip_reason is not None
+    assert (breaker.state, breaker.trip_reason is not None) == (BreakerState.HALF_OPEN, True)
     healthy = breaker.install_on_agent(LlmAgent(name="h", model=ScriptedModel([text("done")])))
     await run(healthy, session_id="s2")
     assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
     clock.advance(61)
-    assert breaker.state is BreakerState.CLOSED
+    assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
     again = breaker.install_on_agent(LlmAgent(name="again", model=stuck_model(), tools=[parse_document_fragment]))
     await run(LoopAgent(name="l2", sub_agents=[again], max_iterations=8), catch=True, session_id="s3")
     assert breaker.state is BreakerState.OPEN
@@ -380,13 +378,12 @@ def test_tokens_told_by_hand_trip_at_the_ratio() -> None:
     breaker = ADKCostBreaker(cost_baseline_events=5, max_event_cost_ratio=3.0)
     for count in [800] * 5 + [2_400] * 4:
         breaker.record_event_tokens(count)
-    assert breaker.growth_ratio is None
+    assert [breaker.growth_ratio] == [None]
     with pytest.raises(runguard.CostGrowthError, match=r"3\.0 times") as caught:
         breaker.record_event_tokens(2_400)
     assert isinstance(caught.value, RuntimeError | runguard.LimitExceededError)
     assert (caught.value.trip.rule, caught.value.observed, caught.value.limit) == ("growth", 3.0, 3.0)
-    assert breaker.growth_ratio == 3.0
-    assert breaker.state is BreakerState.OPEN
+    assert (breaker.state, breaker.growth_ratio) == (BreakerState.OPEN, 3.0)
     assert breaker.trip_reason == str(caught.value)
     assert breaker.trips == [caught.value.trip]
     assert breaker._plugin.snapshot()["runs"] == []
@@ -436,8 +433,9 @@ def test_the_soft_alert_reports_growth_once_and_raises_nothing() -> None:
 
 
 def test_an_alert_without_a_trip_is_possible() -> None:
-    breaker, alerts = ADKCostBreaker(), []
-    breaker._trip = alerts.append  # type: ignore[method-assign]
+    breaker = ADKCostBreaker()
+    alerts: list[Any] = []
+    breaker._trip = alerts.append  # type: ignore[method-assign,assignment]
     for count in [800] * 5 + [2_400] * 5:
         breaker.record_event_tokens(count)
     assert len(alerts) == 1

@@ -231,7 +231,7 @@ async def test_a_side_effect_is_not_made_again_after_an_edit(file: File) -> None
     def agent() -> LlmAgent:
         return LlmAgent(name="a", model=ScriptedModel([call("send", n=1), text("done")]), tools=[send])
 
-    runner = InMemoryRunner(agent=agent(), app_name="app")
+    runner: Runner = InMemoryRunner(agent=agent(), app_name="app")
     first = file.load(tools={"send": runguard.ToolRule(once=True)})
     await run(None, runner=runner)
     assert first.flush(5)
@@ -274,7 +274,8 @@ async def test_many_edits_leave_nothing_behind(file: File, monkeypatch: pytest.M
     runner = InMemoryRunner(agent=agent, app_name="app")
     file.load(max_model_calls=3, alerts={"log": True})
     assert_stopped(await run(None, runner=runner), "model_calls")
-    wrapped, threads = Runner.run_async, threading.active_count()
+    wrapped: Any = Runner.run_async
+    threads = threading.active_count()
     old: list[weakref.ref[Any]] = []
     for n in range(20):
         plugin = file.load(max_model_calls=2 + n % 2, alerts={"log": True, "timeout_seconds": 1 + n})
@@ -282,8 +283,8 @@ async def test_many_edits_leave_nothing_behind(file: File, monkeypatch: pytest.M
         assert_stopped(await run(None, runner=runner, session_id=f"s{n}"), "model_calls")
         assert plugin.flush(5)
         assert runner.plugin_manager.plugins == [plugin]
-    assert Runner.run_async is wrapped
     assert not hasattr(wrapped.__wrapped__, "__wrapped__"), "wrapped once"
+    assert Runner.run_async is wrapped
     for thread in threading.enumerate():
         if thread.name.startswith(("runguard-alerts", "runguard-outbox")):
             thread.join(20)

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite.session import SqliteSession
 from runguard.ledger.store import Balance, Line, StoreReply, StoreSession
 from tests.kit.waiting import PATIENCE_S
 
@@ -130,5 +131,5 @@ class Worker:
         self.kill()
 
 
-def opened(path: Path, timeout: float = PATIENCE_S) -> StoreSession:
+def opened(path: Path, timeout: float = PATIENCE_S) -> SqliteSession:
     return SqliteStore(f"sqlite:///{path}").connect(timeout)

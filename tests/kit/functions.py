@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -95,7 +95,7 @@ def held(guarded: Any) -> Decimal:
     return sum((status.reserved for status in guarded.budgets()), Decimal(0))
 
 
-def refused(results: list[Any]) -> int:
+def refused(results: Iterable[Any]) -> int:
     return sum(isinstance(result, RunStoppedError) for result in results)
 
 

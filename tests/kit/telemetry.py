@@ -26,7 +26,7 @@ class Sdk:
         self.spans = InMemorySpanExporter()
         self.tracers = TracerProvider()
         self.tracers.add_span_processor(SimpleSpanProcessor(self.spans))
-        self.records = InMemoryLogRecordExporter()
+        self.records = InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
         self.loggers = LoggerProvider()
         self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self.records))
         self.tracer = self.tracers.get_tracer("test")

@@ -56,7 +56,7 @@ class Counted:
         return refused
 
 
-def test_a_step_back_over_the_end_of_a_window_does_not_open_the_old_one_again():
+def test_a_step_back_over_the_end_of_a_window_does_not_open_the_old_one_again() -> None:
     counted = Counted()
     assert counted.ask(7) == 2
     counted.step(HOUR)
@@ -67,7 +67,7 @@ def test_a_step_back_over_the_end_of_a_window_does_not_open_the_old_one_again():
     assert counted.ask(5) == 5
 
 
-def test_the_next_window_begins_when_the_clock_has_caught_up():
+def test_the_next_window_begins_when_the_clock_has_caught_up() -> None:
     counted = Counted()
     assert counted.ask(7) == 2
     counted.step(-HOUR / 2)
@@ -82,7 +82,7 @@ def test_the_next_window_begins_when_the_clock_has_caught_up():
 @given(st.lists(st.tuples(st.integers(-4 * 3_600, 4 * 3_600), st.integers(1, 7)), max_size=20))
 @example([(0, 5), (3_600, 1), (-3_600, 7), (3_600, 7)])
 @example([(0, 5), (-7_200, 7), (7_200, 7)])
-def test_however_the_clock_is_set_no_window_gets_more_than_its_cap(steps: list[tuple[int, int]]):
+def test_however_the_clock_is_set_no_window_gets_more_than_its_cap(steps: list[tuple[int, int]]) -> None:
     counted = Counted()
     for seconds, calls in steps:
         counted.step(seconds)
@@ -92,7 +92,7 @@ def test_however_the_clock_is_set_no_window_gets_more_than_its_cap(steps: list[t
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2 * 3_600), st.integers(1, 7)), max_size=20))
-def test_a_clock_that_only_goes_forward_gets_every_window_in_full(steps: list[tuple[int, int]]):
+def test_a_clock_that_only_goes_forward_gets_every_window_in_full(steps: list[tuple[int, int]]) -> None:
     counted, asked = Counted(), Counter[str]()
     for seconds, calls in steps:
         counted.step(seconds)
@@ -102,14 +102,14 @@ def test_a_clock_that_only_goes_forward_gets_every_window_in_full(steps: list[tu
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e300, -float("inf")])
-def test_a_clock_that_says_nonsense_once_does_not_stay(odd: float):
+def test_a_clock_that_says_nonsense_once_does_not_stay(odd: float) -> None:
     ledger = MemoryLedger()
     assert ledger.period_time(START) == START
     ledger.period_time(odd)
     assert ledger.period_time(START + 1) == START + 1
 
 
-def test_a_clock_set_back_is_logged_once(caplog: pytest.LogCaptureFixture):
+def test_a_clock_set_back_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     ledger = MemoryLedger()
     with caplog.at_level(logging.WARNING, "runguard"):
         for at in (START, START - 0.5, START - 2 * HOUR, START - HOUR):

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_sixteen_threads_on_a_budget_of_five_never_make_a_sixth_call(sessions: l
     """Who checks first and adds later overspends a small budget by three quarters."""
     for turn in range(10):
         line = a_line(f"{turn}#", calls(5))
-        won = at_once(lambda number, line=line: sessions[number].reserve(an_id(), LONG_S, [line], CALL).ok)
+        won = at_once(partial(lambda line, number: sessions[number].reserve(an_id(), LONG_S, [line], CALL).ok, line))
         assert sum(won) == 5
         assert the(sessions[0], line.key).held == (0, 0, 5)
 
@@ -106,7 +107,10 @@ def test_an_expired_hold_that_many_find_at_once_is_charged_once(sessions: list[S
 
 def test_first_is_true_for_one_of_sixteen(sessions: list[StoreSession]) -> None:
     for turn in range(5):
-        assert sum(at_once(lambda number, turn=turn: sessions[number].first("k#", f"m{turn}", 0.5, NOTHING))) == 1
+        assert (
+            sum(at_once(partial(lambda mark, number: sessions[number].first("k#", mark, 0.5, NOTHING), f"m{turn}")))
+            == 1
+        )
 
 
 def test_put_loses_no_update(sessions: list[StoreSession]) -> None:
@@ -126,13 +130,17 @@ def test_a_claim_has_one_winner_also_when_the_last_ones_time_is_over(sessions: l
         if turn % 2:
             sessions[0].claim(f"c{turn}", SHORT_S)
             time.sleep(0.02)
-        assert sorted(at_once(lambda number, turn=turn: sessions[number].claim(f"c{turn}", LONG_S))) == ["pending"] * (
-            THREADS - 1
-        ) + ["yes"]
+        assert sorted(at_once(partial(lambda key, number: sessions[number].claim(key, LONG_S), f"c{turn}"))) == [
+            "pending"
+        ] * (THREADS - 1) + ["yes"]
 
 
 def test_no_record_is_lost_when_many_write(sessions: list[StoreSession]) -> None:
-    at_once(lambda number: [sessions[number].append("alert", f"{number}", f"{turn}") for turn in range(5)])
+    def write(number: int) -> None:
+        for turn in range(5):
+            sessions[number].append("alert", f"{number}", f"{turn}")
+
+    at_once(write)
     told = sessions[0].tail("alert", 1000)
     assert sorted((ref, text) for _, ref, text in told) == sorted(
         (f"{n}", f"{turn}") for n in range(THREADS) for turn in range(5)

@@ -141,7 +141,7 @@ def test_a_store_from_before_there_was_an_index_is_opened_and_gets_one(place: An
         assert new._call("SELECT to_regclass(%s::text)", (f'"{new._schema}".records_about',))[0][0]  # type: ignore[attr-defined]
     time.sleep(0.002)
     new.purge(0)
-    assert new.tail("call", 9) == new.about("call", "run:1") == []
+    assert (new.tail("call", 9), new.about("call", "run:1")) == ([], [])
 
 
 def test_what_is_purged_is_not_told_about_any_more(session: StoreSession) -> None:

@@ -65,31 +65,35 @@ def test_an_account_is_told_as_its_line_names_it(session: StoreSession) -> None:
     assert balance.ends == pytest.approx(now + 1000.5, abs=1e-3)
 
 
+def amount(unit: int, number: int, others: int = 0) -> Amount:
+    """This number of one unit: dollars, tokens or calls."""
+    usd, tokens, calls = (number if at == unit else others for at in range(3))
+    return usd, tokens, calls
+
+
 @pytest.mark.parametrize("unit", range(3))
 def test_the_cap_itself_fits_and_one_more_does_not(session: StoreSession, unit: int) -> None:
     """Where the boundary is said twice, it is soon said differently: `<` here and `>=` there."""
-    caps, three, one = [UNLIMITED] * 3, [0, 0, 0], [0, 0, 0]
-    caps[unit], three[unit], one[unit] = 300_000_000, 100_000_000, 1
-    line = a_line(caps=tuple(caps))
+    three, one = amount(unit, 100_000_000), amount(unit, 1)
+    line = a_line(caps=amount(unit, 300_000_000, UNLIMITED))
     for _ in range(3):  # three tenths of a dollar under a limit of three tenths: exact
-        assert session.reserve(an_id(), LONG_S, [line], tuple(three)).ok
+        assert session.reserve(an_id(), LONG_S, [line], three).ok
     assert session.reserve(an_id(), LONG_S, [line], NOTHING).ok  # nothing fits even now
-    refused = session.reserve(an_id(), LONG_S, [line], tuple(one))
+    refused = session.reserve(an_id(), LONG_S, [line], one)
     assert not refused.ok
     assert of(refused).held[unit] == 300_000_000
 
 
 @pytest.mark.parametrize("unit", range(3))
 def test_a_cap_of_0_holds_nothing_but_nothing(session: StoreSession, unit: int) -> None:
-    caps, one = [UNLIMITED] * 3, [0, 0, 0]
-    caps[unit], one[unit] = 0, 1
-    line = a_line(caps=tuple(caps))
+    one = amount(unit, 1)
+    line = a_line(caps=amount(unit, 0, UNLIMITED))
     assert session.reserve("free", LONG_S, [line], NOTHING).ok
-    assert not session.reserve("paid", LONG_S, [line], tuple(one)).ok
+    assert not session.reserve("paid", LONG_S, [line], one).ok
     session.settle("free", [line], NOTHING)
     assert not the(session).closed
-    assert session.extend(line, tuple(one)).granted == tuple(one)
-    assert session.reserve("granted", LONG_S, [line], tuple(one)).ok
+    assert session.extend(line, one).granted == one
+    assert session.reserve("granted", LONG_S, [line], one).ok
 
 
 def test_spend_and_holds_count_together_against_the_cap(session: StoreSession) -> None:
@@ -341,10 +345,10 @@ def test_large_amounts_are_exact_to_the_last_nano(place: Any, session: StoreSess
     """A double forgets single units from 2**53 on: nine million dollars in nano-USD."""
 
     def many(number: int) -> Amount:
-        return tuple(number if i == unit else 0 for i in range(3))  # type: ignore[return-value]
+        return amount(unit, number)
 
     large = (place.most - 1) // 2
-    line = a_line(caps=tuple(large + 2 if i == unit else UNLIMITED for i in range(3)))
+    line = a_line(caps=amount(unit, large + 2, UNLIMITED))
     assert of(session.reserve("a", LONG_S, [line], many(large))).held == many(large)
     assert not session.reserve("b", LONG_S, [line], many(3)).ok
     assert session.reserve("b", LONG_S, [line], many(2)).ok

@@ -203,7 +203,7 @@ class AgainstPaper(RuleBasedStateMachine):
 
 def test_whatever_happens_in_whatever_order_the_store_has_what_is_on_paper(session: StoreSession) -> None:
     run_state_machine_as_test(
-        lambda: AgainstPaper(session),
+        lambda: AgainstPaper(session),  # type: ignore[arg-type]  # whatever makes a machine
         settings=settings(
             max_examples=25,
             stateful_step_count=30,

@@ -132,7 +132,7 @@ def test_sums_equal_the_accounts(connect: Connect, script: list[tuple[Any, ...]]
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(daily_sums, "_PAGE", 2)
                     with contextlib.suppress(StoreOutage):
-                        sum_up(Dying(workers[1], rest[0]))  # type: ignore[arg-type]
+                        sum_up(Dying(workers[1], rest[0]))
             case "purge":
                 assert sum_up(workers[1])
                 workers[1].purge(-60)
@@ -157,7 +157,7 @@ def test_two_workers_that_sum_up_at_once_count_nothing_twice(session: StoreSessi
                 assert sum_up(other)
             return self._session.put(name, version, text)
 
-    assert not sum_up(Overtaken(session, 0))  # type: ignore[arg-type]
+    assert not sum_up(Overtaken(session, 0))
     assert books.sums()["shop"] == (10, 5, 5) == books.accounts()["shop"]
 
 

@@ -107,7 +107,9 @@ def test_an_operation_of_several_round_trips_has_one_deadline_for_all_of_them(
         # Rows that are locked: the short statement waits for most of the deadline. Then it is asked again with the long
         # one.
         other.execute("SELECT FROM slow.accounts FOR UPDATE")
-        real, trips = type(session)._call, []
+        kind: Any = type(session)
+        real = kind._call
+        trips: list[str] = []
 
         def slow(self: Any, sql: str, params: Any, *args: Any) -> Any:
             trips.append(sql)
@@ -208,7 +210,11 @@ async def test_a_long_line_before_a_store_that_works_is_no_outage(tmp_path: Path
     done: list[int] = []
 
     async def ask(number: int) -> None:
-        await ledger.ask(lambda _: time.sleep(0.1) or done.append(number))
+        def job(_: object) -> None:
+            time.sleep(0.1)
+            done.append(number)
+
+        await ledger.ask(job)
 
     await asyncio.gather(*(ask(number) for number in range(30)))
     assert len(done) == 30

@@ -43,7 +43,7 @@ def refused(result: Hold | Refusal) -> Refusal:
 # ---- thresholds -----------------------------------------------------------------------------------------------------
 
 
-def test_a_mark_is_first_once_however_many_threads_ask():
+def test_a_mark_is_first_once_however_many_threads_ask() -> None:
     class Slow(dict[str, Any]):
         """Leaves time for the others between the look and the entry."""
 
@@ -82,7 +82,7 @@ async def full(ledger: MemoryLedger) -> tuple[Account, Hold, Refusal]:
 
 
 @pytest.mark.parametrize("how", ["settle", "release", "extend"])
-async def test_whoever_waits_is_woken_by(how):
+async def test_whoever_waits_is_woken_by(how: str) -> None:
     ledger = MemoryLedger()
     account, hold, refusal = await full(ledger)
     waiting = asyncio.create_task(ledger.changed(refusal, PATIENCE_S))
@@ -102,14 +102,14 @@ def change(ledger: MemoryLedger, how: str, account: Account, hold: Hold) -> None
         ledger.extend(account, (10, 0, 0))
 
 
-async def test_a_wait_ends_when_its_time_is_over_and_leaves_nothing_behind():
+async def test_a_wait_ends_when_its_time_is_over_and_leaves_nothing_behind() -> None:
     ledger = MemoryLedger()
     _, _, refusal = await full(ledger)
     assert not await ledger.changed(refusal, 0.01)
     assert ledger._waiting == []
 
 
-async def test_a_cancelled_wait_leaves_nothing_behind():
+async def test_a_cancelled_wait_leaves_nothing_behind() -> None:
     ledger = MemoryLedger()
     _, hold, refusal = await full(ledger)
     waiting = asyncio.create_task(ledger.changed(refusal, PATIENCE_S))
@@ -120,7 +120,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind():
     ledger.settle(hold, (1, 0, 1))
 
 
-async def test_a_loop_that_closes_in_the_moment_of_waking_holds_nobody_up():
+async def test_a_loop_that_closes_in_the_moment_of_waking_holds_nobody_up() -> None:
     ledger = MemoryLedger()
     _, hold, refusal = await full(ledger)
 
@@ -140,7 +140,7 @@ async def test_a_loop_that_closes_in_the_moment_of_waking_holds_nobody_up():
     assert await asyncio.wait_for(waiting, PATIENCE_S / 2)
 
 
-def test_no_wake_up_is_lost_between_two_loops_in_two_threads():
+def test_no_wake_up_is_lost_between_two_loops_in_two_threads() -> None:
     # One place, passed to and fro: whoever misses a single wake-up waits beyond all patience.
     ledger = MemoryLedger()
     account = opened(ledger, caps=(1, UNLIMITED, UNLIMITED))
@@ -193,7 +193,7 @@ def restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("restless")
-def test_many_threads_on_one_budget_never_break_it_and_leave_nothing_held():
+def test_many_threads_on_one_budget_never_break_it_and_leave_nothing_held() -> None:
     ledger = MemoryLedger()
     shared = opened(ledger, "shared", (50_000, 40_000, UNLIMITED))
     own = [opened(ledger, f"own {n}", (20_000, UNLIMITED, UNLIMITED)) for n in range(8)]
@@ -243,7 +243,7 @@ def test_many_threads_on_one_budget_never_break_it_and_leave_nothing_held():
 # ---- which accounts there are ---------------------------------------------------------------------------------------
 
 
-async def test_past_periods_go_when_nobody_is_on_the_way_in_them():
+async def test_past_periods_go_when_nobody_is_on_the_way_in_them() -> None:
     ledger = MemoryLedger()
     first = opened(ledger, "k@1h#1", ends=10.0)
     hold = held(await ledger.reserve([first], (10, 0, 1)))
@@ -256,7 +256,7 @@ async def test_past_periods_go_when_nobody_is_on_the_way_in_them():
     assert [account.key for account in ledger.find("user:a/u")] == ["k@1h#49"]
 
 
-def test_other_windows_of_the_same_scope_stay():
+def test_other_windows_of_the_same_scope_stay() -> None:
     ledger = MemoryLedger()
     month, forever = opened(ledger, "k@month#1", ends=5.0), opened(ledger, "k#")
     opened(ledger, "k@1h#1", ends=10.0)
@@ -265,7 +265,7 @@ def test_other_windows_of_the_same_scope_stay():
     assert forever in ledger.accounts()
 
 
-async def test_a_forgotten_scope_is_gone_and_its_calls_can_still_end():
+async def test_a_forgotten_scope_is_gone_and_its_calls_can_still_end() -> None:
     ledger = MemoryLedger()
     account = opened(ledger)
     hold = held(await ledger.reserve([account], (10, 0, 1)))
@@ -276,7 +276,9 @@ async def test_a_forgotten_scope_is_gone_and_its_calls_can_still_end():
     assert opened(ledger).spent == NOTHING
 
 
-async def test_memory_is_bounded_and_what_is_held_is_kept(monkeypatch, caplog):
+async def test_memory_is_bounded_and_what_is_held_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(memory_module, "_ACCOUNTS_KEPT", 10)
     ledger = MemoryLedger()
     account = opened(ledger, "busy", scope="busy")

@@ -136,7 +136,8 @@ def test_amounts_stay_within_bigint(session: PostgresSession) -> None:
 
 
 def test_what_is_no_amount_is_refused_before_anything_is_written(session: PostgresSession) -> None:
-    for bad in (float("nan"), 1.0, True, -1, UNLIMITED, "1"):
+    wrong: list[Any] = [float("nan"), 1.0, True, -1, UNLIMITED, "1"]
+    for bad in wrong:
         for amounts in ((bad, 0, 0), (0, 0, bad)):
             with pytest.raises(ValueError, match="no amount"):
                 session.reserve("h", 60.0, [line()], amounts)
@@ -231,9 +232,11 @@ def test_a_small_budget_is_never_overdrawn(url: str, several: bool) -> None:
     sessions = [PostgresStore(url).connect(10.0) for _ in range(12)]
     for turn in range(5):
         lines = [line(f"{turn}", UNLIMITED, UNLIMITED, 5)] + ([line("all")] if several else [])
-        answers = together(
-            12, lambda n, turn=turn, lines=lines: sessions[n].reserve(f"{turn} {n}", 60.0, lines, (1, 1, 1)).ok
-        )
+
+        def reserve(n: int, turn: int = turn, lines: list[Line] = lines) -> bool:
+            return sessions[n].reserve(f"{turn} {n}", 60.0, lines, (1, 1, 1)).ok
+
+        answers = together(12, reserve)
         assert sum(answers) == 5
     for made in sessions:
         made.close()
@@ -244,9 +247,11 @@ def test_twins_of_one_hold_count_once(url: str) -> None:
     for turn in range(5):
         for lines in ([line(f"one {turn}")], [line(f"two {turn}"), line(f"three {turn}")]):
             hold = f"{turn} {len(lines)}"
-            assert all(
-                together(6, lambda n, hold=hold, lines=lines: sessions[n].reserve(hold, 60.0, lines, (1, 1, 1)).ok)
-            )
+
+            def reserve(n: int, hold: str = hold, lines: list[Line] = lines) -> bool:
+                return sessions[n].reserve(hold, 60.0, lines, (1, 1, 1)).ok
+
+            assert all(together(6, reserve))
     assert {b.held for b in sessions[0].read()} == {(1, 1, 1)}
     for made in sessions:
         made.close()

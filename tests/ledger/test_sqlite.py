@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage, StoreSession
+from runguard.ledger.sqlite.session import SqliteSession
+from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
@@ -27,7 +29,7 @@ WORKERS.set_forkserver_preload(
 
 
 @pytest.fixture
-def file(path: Path) -> Iterator[StoreSession]:
+def file(path: Path) -> Iterator[SqliteSession]:
     """A session on a SQLite file in which five calls of nine are spent."""
     session = SqliteStore(f"sqlite:///{path}").connect(PATIENCE_S)
     session.settle("first", [a_line(caps=calls(9))], (5, 5, 5))
@@ -102,11 +104,11 @@ def test_workers_that_make_a_file_at_the_same_moment_all_find_their_own_schema(t
     they must not take the half of it that they see for somebody else's.
     """
     for turn in range(15):
-        at_once(lambda _, turn=turn: opened(tmp_path / f"{turn}.db").close(), threads=8)
+        at_once(partial(lambda path, _: opened(path).close(), tmp_path / f"{turn}.db"), threads=8)
 
 
 def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(
-    file: StoreSession, monkeypatch: pytest.MonkeyPatch
+    file: SqliteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two periods that touch have no moment in common and none between them."""
     clock = [1_700_000_000.0]
@@ -125,7 +127,7 @@ def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(
 
 
 def test_a_hold_is_charged_at_the_end_of_its_time_and_no_moment_before(
-    file: StoreSession, monkeypatch: pytest.MonkeyPatch
+    file: SqliteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [1_700_000_000.0]
     monkeypatch.setattr(time, "time", lambda: clock[0])
@@ -136,7 +138,7 @@ def test_a_hold_is_charged_at_the_end_of_its_time_and_no_moment_before(
     assert the(file, "p#").expired == CALL
 
 
-def test_a_connection_that_has_read_may_write_after_another_wrote(path: Path, file: StoreSession) -> None:
+def test_a_connection_that_has_read_may_write_after_another_wrote(path: Path, file: SqliteSession) -> None:
     """A read that turns into a write is refused at once by SQLite, whatever the timeout."""
     with contextlib.closing(opened(path)) as other:
         for turn in range(5):
@@ -148,7 +150,7 @@ def test_a_connection_that_has_read_may_write_after_another_wrote(path: Path, fi
         assert the(file).spent == (5, 5, 15)
 
 
-def test_a_full_disk_is_an_outage_that_leaves_the_accounts_whole(file: StoreSession, path: Path) -> None:
+def test_a_full_disk_is_an_outage_that_leaves_the_accounts_whole(file: SqliteSession, path: Path) -> None:
     file.reserve("h", LONG_S, [a_line(caps=calls(9))], CALL)
     before, pages = the(file), file._db.execute("PRAGMA page_count").fetchone()[0]
     file._db.execute(f"PRAGMA max_page_count={pages}")  # SQLITE_FULL, as from a disk without room
@@ -182,7 +184,7 @@ say(session.read()[0].spent[2])
 """
 
 
-def test_a_write_that_the_system_cuts_short_is_an_outage_and_can_be_told_again(path: Path, file: StoreSession) -> None:
+def test_a_write_that_the_system_cuts_short_is_an_outage_and_can_be_told_again(path: Path, file: SqliteSession) -> None:
     with Worker(FileAt(f"sqlite:///{path}"), FILLER, path=str(path)) as filler:
         booked = filler.told()
         assert isinstance(booked, int)
@@ -267,7 +269,7 @@ def test_a_damaged_file_is_an_error_and_is_never_begun_anew(path: Path, how: str
 
 
 @pytest.mark.parametrize("how", ["unlinked", "replaced", "replaced by a copy"])
-def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, file: StoreSession, how: str) -> None:
+def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, file: SqliteSession, how: str) -> None:
     """Writes into a file without a name succeed, and are lost."""
     moved = path.with_name("moved.db")
     if how == "replaced by a copy":
@@ -294,7 +296,7 @@ def test_a_file_that_goes_away_under_a_live_session_is_an_outage(path: Path, fil
             deed()
 
 
-def test_a_file_locked_by_another_program_is_an_outage_after_the_timeout(path: Path, file: StoreSession) -> None:
+def test_a_file_locked_by_another_program_is_an_outage_after_the_timeout(path: Path, file: SqliteSession) -> None:
     with (
         contextlib.closing(opened(path, timeout=0.2)) as waiting,
         contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
@@ -323,7 +325,7 @@ with session._write():
 
 
 def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_and_killed_it_leaves_nothing(
-    path: Path, file: StoreSession
+    path: Path, file: SqliteSession
 ) -> None:
     """A lock that dies with its process never has to be broken."""
     with contextlib.closing(opened(path, timeout=0.2)) as waiting:
@@ -338,16 +340,17 @@ def test_a_worker_stopped_in_the_middle_of_a_write_is_an_outage_for_the_others_a
 
 
 def test_a_call_that_fails_half_way_leaves_nothing_and_the_session_goes_on(
-    file: StoreSession, monkeypatch: pytest.MonkeyPatch
+    file: SqliteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = file.read()
     with monkeypatch.context() as broken:
         broken.setattr(type(file), "_control", lambda _: 1 / 0)  # the last thing a reserve and a settle do
-        for deed in (
+        deeds: list[Callable[[], object]] = [
             lambda: file.reserve("h", LONG_S, [a_line("new#")], CALL),
             lambda: file.settle("first", [a_line()], (9, 9, 9)),
             lambda: file.release("h"),
-        ):
+        ]
+        for deed in deeds:
             with pytest.raises(ZeroDivisionError):
                 deed()
     assert file.read() == before
@@ -369,7 +372,7 @@ def test_another_programs_database_is_refused_and_stays_as_it_was(path: Path, ve
     assert digest(path) == before
 
 
-def test_a_schema_of_a_newer_version_is_refused_and_stays_as_it_was(path: Path, file: StoreSession) -> None:
+def test_a_schema_of_a_newer_version_is_refused_and_stays_as_it_was(path: Path, file: SqliteSession) -> None:
     file._db.execute(f"PRAGMA user_version={SCHEMA_VERSION + 1}")
     file.close()
     before = path.read_bytes()

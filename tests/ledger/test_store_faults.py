@@ -23,13 +23,22 @@ from runguard.adk import RunGuardPlugin
 from runguard.errors import GuardFailedError
 from runguard.ledger import remote
 from runguard.ledger.store import Store, StoreError, StoreOutage, StoreSession
+from runguard.ledger.store_link import StoreLink
 from runguard.testing import Recording, ScriptedModel, call, run, text
+from tests.kit.contents import parts
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
 
 Make = Callable[..., RunGuardPlugin]
+
+
+def link_of(plugin: RunGuardPlugin) -> StoreLink:
+    """The connections of a plugin's ledger to its store."""
+    ledger = plugin.guard.accounts.ledger
+    assert isinstance(ledger, remote.StoreLedger)
+    return ledger.link
 
 
 @pytest.fixture
@@ -87,7 +96,7 @@ class Damage:
 
         with psycopg.connect(self._server, autocommit=True) as db:
             for statement in statements:
-                db.execute(statement.replace("runguard.", f'"{self._apart["schema"]}".'))  # type: ignore[arg-type]
+                db.execute(statement.replace("runguard.", f'"{self._apart["schema"]}".'))
 
     def keys(self) -> tuple[Any, str]:
         import redis
@@ -231,7 +240,7 @@ async def test_a_damaged_control_document_lets_no_call_through(place: Place, wor
     assert session.put("control", version, "{}"), "repaired"
     session.close()
     assert old.flush(10)
-    old.guard.accounts.ledger.link.down_until = 0.0  # as a second later
+    link_of(old).down_until = 0.0  # as a second later
     assert (await play(old, model, session="repaired")).trips == []
     assert model.calls == 2
 
@@ -285,7 +294,7 @@ class Strange:
 
     def connect(self, timeout: float) -> StoreSession:
         self.meet("connect")
-        return _StrangeSession(self, self._store.connect(timeout))  # type: ignore[return-value]
+        return _StrangeSession(self, self._store.connect(timeout))
 
     def meet(self, method: str) -> None:
         if method == self._method:
@@ -330,10 +339,10 @@ async def test_whatever_a_store_raises_refuses_the_call(
     # construction connects, too
     plugin = worker(Strange(place.store(), method, error, since=2 if method == "connect" else 1))
     with contextlib.suppress(AttributeError):
-        del plugin.guard.accounts.ledger.link.local.session
-    plugin.guard.accounts.ledger.link.era += 1  # every thread connects anew
+        del link_of(plugin).local.session
+    link_of(plugin).era += 1  # every thread connects anew
     for attempt in range(7):
-        plugin.guard.accounts.ledger.link.down_until = 0.0
+        link_of(plugin).down_until = 0.0
         assert_refused(await play(plugin, model, session=f"{attempt}"), model, plugin, 0)
 
 
@@ -361,7 +370,7 @@ async def test_a_side_effect_that_cannot_be_claimed_is_not_made(
             [
                 part.function_response.response
                 for event in result.events
-                for part in event.content.parts
+                for part in parts(event.content)
                 if part.function_response
             ]
         )
@@ -410,8 +419,8 @@ async def test_a_process_that_cannot_start_a_thread_for_the_store_makes_no_call(
         short.setattr(threading.Thread, "start", full)
         plugin = worker()
         for attempt in range(3):
-            plugin.guard.accounts.ledger.link.down_until = 0.0
+            link_of(plugin).down_until = 0.0
             assert_refused(await play(plugin, model, session=f"{attempt}"), model, plugin, 0)
-    plugin.guard.accounts.ledger.link.down_until = 0.0
+    link_of(plugin).down_until = 0.0
     assert (await play(plugin, model)).trips == []
     assert plugin.flush(10)

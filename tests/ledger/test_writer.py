@@ -45,7 +45,7 @@ class Faulty:
         self._plan.setdefault(method, []).extend([(error, after)] * times)
 
     def connect(self, timeout: float) -> StoreSession:
-        return _FaultySession(self, self._store.connect(timeout))  # type: ignore[return-value]
+        return _FaultySession(self, self._store.connect(timeout))
 
     def meet(self, method: str, after: bool) -> None:
         if not after:
@@ -134,7 +134,7 @@ async def test_a_run_in_which_the_writer_meets_a_fault_is_booked_exactly_once(
     await run(agent(model, tools=[step]), plugins=[plugin], user_id="alice", session_id="s")
     assert faulty.raised == [method]
     assert plugin.flush(LONG)
-    assert balance(place, "user:app/alice") == (model.calls * CALL, 0, model.calls)
+    assert balance(place, "user:app/alice") == (model.calls * CALL, Decimal(0), model.calls)
     assert plugin.snapshot()["store"]["faults"] >= 1
     assert plugin.snapshot()["store"]["lost"] == 0
 
@@ -150,7 +150,7 @@ async def test_a_settlement_that_met_a_fault_is_booked_exactly_once(
         ledger.settle(await held(ledger), CENT, lambda number=number: told.append(number))  # type: ignore[misc]
     assert ledger.flush(LONG)
     assert faulty.raised == ["settle"]
-    assert balance(place, "user:app/alice") == (Decimal("0.03"), 0, 3)
+    assert balance(place, "user:app/alice") == (Decimal("0.03"), Decimal(0), 3)
     assert told == [0, 1, 2], "each is told once that it is booked"
 
 
@@ -169,7 +169,7 @@ async def test_a_fault_of_whoever_is_told_that_it_is_booked_loses_nothing(
     ledger.settle(await held(ledger), CENT, lambda: told.append("next"))
     assert ledger.flush(LONG)
     assert told == ["broken", "next"]
-    assert balance(place, "user:app/alice") == (Decimal("0.02"), 0, 2)
+    assert balance(place, "user:app/alice") == (Decimal("0.02"), Decimal(0), 2)
     assert ledger.health()["lost"] == 0
 
 
@@ -188,7 +188,7 @@ async def test_a_reservation_that_met_a_fault_is_refused_and_holds_nothing(
         ledger.link.down_until = 0.0
     ledger.settle(await held(ledger), CENT)
     assert ledger.flush(LONG)
-    assert balance(place, "user:app/alice") == (Decimal("0.02"), 0, 2)
+    assert balance(place, "user:app/alice") == (Decimal("0.02"), Decimal(0), 2)
 
 
 @on_a_file
@@ -237,7 +237,7 @@ async def test_a_logger_that_raises_does_not_end_the_writer(
         assert ledger.flush(LONG)
     finally:
         logging.getLogger("runguard").removeFilter(broken)
-    assert balance(place, "user:app/alice") == (Decimal("0.01"), 0, 1)
+    assert balance(place, "user:app/alice") == (Decimal("0.01"), Decimal(0), 1)
 
 
 # ---- a thread that is gone ------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ async def test_a_writer_that_ended_is_started_again_and_books_what_waits(
         assert not ledger.flush(0.05), "a flush does not say that what waits is booked"
         assert ledger.health()["waiting"] == 1
     assert ledger.flush(LONG)
-    assert balance(place, "user:app/alice") == (Decimal("0.01"), 0, 1)
+    assert balance(place, "user:app/alice") == (Decimal("0.01"), Decimal(0), 1)
     assert ledger.health()["restarts"] >= 1
 
 
@@ -276,7 +276,7 @@ async def test_asking_threads_that_ended_are_started_again(
             thread.join(LONG)  # type: ignore[union-attr]
     ledger.settle(await held(ledger), CENT)
     assert ledger.flush(LONG)
-    assert balance(place, "user:app/alice") == (Decimal("0.01"), 0, 1)
+    assert balance(place, "user:app/alice") == (Decimal("0.01"), Decimal(0), 1)
 
 
 @on_a_file
@@ -295,7 +295,7 @@ async def test_where_no_thread_can_be_started_a_settlement_waits_and_a_reservati
             await held(ledger)
         assert not ledger.flush(0.05)
     assert ledger.flush(LONG)
-    assert balance(place, "user:app/alice") == (Decimal("0.01"), 0, 1)
+    assert balance(place, "user:app/alice") == (Decimal("0.01"), Decimal(0), 1)
 
 
 @on_a_file
@@ -315,4 +315,4 @@ async def test_wherever_an_exception_strikes_the_writer_every_settlement_is_book
             await asyncio.sleep(dice.random() * 0.003)
     assert struck > 50
     assert ledger.flush(LONG)
-    assert balance(place, "user:app/alice") == (Decimal(3), 0, 300)
+    assert balance(place, "user:app/alice") == (Decimal(3), Decimal(0), 300)

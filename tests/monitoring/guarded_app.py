@@ -5,6 +5,7 @@
 
 import asyncio
 import sys
+from typing import Any
 
 from google.adk.agents import LlmAgent
 from opentelemetry import metrics
@@ -17,12 +18,12 @@ from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, run, text
 
 
-def parse(page: int) -> dict:
+def parse(page: int) -> dict[str, str]:
     """Parse a page."""
     return {"status": "partial_parse_error"}
 
 
-def agent(script) -> LlmAgent:
+def agent(script: Any) -> LlmAgent:
     model = ScriptedModel(script, prompt_tokens=1_000, output_tokens=100)
     return LlmAgent(name="extractor", model=model, tools=[parse])
 

@@ -38,7 +38,7 @@ def paid(usd: float = 0.1) -> dict[str, float]:
     return {"usd": usd}
 
 
-def spend_all(call: Any, times: int = 30, **who: str) -> None:
+def spend_all(call: Any, times: int = 30, **who: Any) -> None:
     """Calls as long as there is money, and some more."""
     with run(**who):
         for _ in range(times):
@@ -60,9 +60,9 @@ def url(tmp_path: Path, store: str) -> str:
 
 
 @pytest.mark.parametrize("store", ["memory", "sqlite"])
-def test_a_spent_budget_is_told_once_for_its_period(tmp_path, store):
+def test_a_spent_budget_is_told_once_for_its_period(tmp_path: Path, store: str) -> None:
     heard, clock = Heard(), FakeClock(86_400.0 * 20_000)
-    moved = {"clock": clock} if store == "memory" else {}
+    moved: dict[str, Any] = {"clock": clock} if store == "memory" else {}
     call = guard(paid, budget=Budget(usd=1, per="user", window="1d"), alerts=heard, store=url(tmp_path, store), **moved)
     for session in ("s1", "s2", "s3"):
         spend_all(call, user="alice", session=session, app="chat")
@@ -91,7 +91,7 @@ def test_a_spent_budget_is_told_once_for_its_period(tmp_path, store):
         ]
 
 
-def test_workers_that_share_a_store_tell_it_once(tmp_path):
+def test_workers_that_share_a_store_tell_it_once(tmp_path: Path) -> None:
     heard, store = Heard(), url(tmp_path, "sqlite")
     workers = [guard(paid, budget=Budget(usd=1, per="user"), alerts=heard, store=store) for _ in range(4)]
     for worker in workers:
@@ -101,7 +101,7 @@ def test_workers_that_share_a_store_tell_it_once(tmp_path):
     assert len(heard.of("threshold")) == 3
 
 
-def test_an_extension_closes_the_incident_and_the_next_stop_opens_one(tmp_path):
+def test_an_extension_closes_the_incident_and_the_next_stop_opens_one(tmp_path: Path) -> None:
     for store in ("memory", "sqlite"):
         heard = Heard()
         call = guard(paid, budget=Budget(usd=1, per="user"), alerts=heard, store=url(tmp_path, store))
@@ -117,7 +117,7 @@ def test_an_extension_closes_the_incident_and_the_next_stop_opens_one(tmp_path):
         assert len(heard.of("trip")) == 2
 
 
-def test_a_loop_in_many_runs_is_told_once_an_hour():
+def test_a_loop_in_many_runs_is_told_once_an_hour() -> None:
     heard, clock = Heard(), FakeClock()
     call = guard(lambda: {"usd": 0.01, "sig": "search"}, loop={"repeats": 3}, alerts=heard, clock=clock, name="agent")
     for _ in range(20):
@@ -132,7 +132,7 @@ def test_a_loop_in_many_runs_is_told_once_an_hour():
     assert len(heard.of(*TRIPS)) == 2
 
 
-def test_what_was_said_and_answered_is_in_no_alert():
+def test_what_was_said_and_answered_is_in_no_alert() -> None:
     heard, secret = Heard(), "canary-7f3a"
     call = guard(
         lambda prompt: {"usd": 0.01, "sig": "search", "result": secret, "response": {"text": secret}},
@@ -150,7 +150,7 @@ def test_what_was_said_and_answered_is_in_no_alert():
     assert secret not in repr(heard.alerts)
 
 
-def test_a_shadow_only_informs():
+def test_a_shadow_only_informs() -> None:
     heard = Heard()
     call = guard(paid, budget={"max_usd": 0.2}, alerts=heard, mode="shadow")
     spend_all(call, 5)
@@ -159,7 +159,7 @@ def test_a_shadow_only_informs():
     assert "would have stopped" in heard.of(*TRIPS)[0].text
 
 
-def test_nothing_is_told_when_it_is_off():
+def test_nothing_is_told_when_it_is_off() -> None:
     heard = Heard()
     call = guard(paid, budget={"max_usd": 0.2}, alerts=heard, mode="off")
     spend_all(call, 5)
@@ -169,7 +169,7 @@ def test_nothing_is_told_when_it_is_off():
 # ---- everything else ------------------------------------------------------------------------------------------------
 
 
-def test_a_store_that_goes_away_is_told_once_and_when_it_is_back(tmp_path):
+def test_a_store_that_goes_away_is_told_once_and_when_it_is_back(tmp_path: Path) -> None:
     heard = Heard()
     call = guard(paid, budget={"max_usd": 100}, alerts=heard, store=f"sqlite:///{tmp_path}/guard.db", store_timeout=1)
     call()
@@ -191,7 +191,7 @@ def test_a_store_that_goes_away_is_told_once_and_when_it_is_back(tmp_path):
     assert len(heard.of("outage", resolved=True)) == 1
 
 
-def test_a_breaker_is_told_when_it_opens_and_when_it_closes():
+def test_a_breaker_is_told_when_it_opens_and_when_it_closes() -> None:
     heard, clock, broken = Heard(), FakeClock(), [True]
 
     def model() -> dict[str, float]:
@@ -211,7 +211,7 @@ def test_a_breaker_is_told_when_it_opens_and_when_it_closes():
     assert len(heard.of("breaker", resolved=True)) == 1
 
 
-def test_the_kill_switch_is_told_by_the_one_who_throws_it():
+def test_the_kill_switch_is_told_by_the_one_who_throws_it() -> None:
     heard = Heard()
     own = caller(heard)
     own.guard.throw_switch("user:chat/alice", "ops", "runaway")
@@ -222,7 +222,7 @@ def test_the_kill_switch_is_told_by_the_one_who_throws_it():
     assert len(heard.of("kill_switch", resolved=True)) == 1
 
 
-def test_a_receiver_that_fails_changes_nothing_and_is_counted():
+def test_a_receiver_that_fails_changes_nothing_and_is_counted() -> None:
     def broken(alert: Alert) -> None:
         raise RuntimeError("no")
 
@@ -235,7 +235,7 @@ def test_a_receiver_that_fails_changes_nothing_and_is_counted():
     assert call.snapshot()["alerts"]["call"]["failed"] >= 1
 
 
-def test_a_mistake_in_the_receivers_is_told_at_construction():
+def test_a_mistake_in_the_receivers_is_told_at_construction() -> None:
     with pytest.raises(runguard.PolicyError, match=r"alerts\.slack_webhok.*slack_webhook"):
         guard(paid, alerts={"slack_webhok": "https://hooks.slack.com/services/x"})
     with pytest.raises(runguard.PolicyError, match="NO_SUCH_VARIABLE"):

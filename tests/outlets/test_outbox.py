@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from runguard import background
 from runguard.outlets.callbacks import Outbox
 
 
-def test_callbacks_run_in_order_on_another_thread():
+def test_callbacks_run_in_order_on_another_thread() -> None:
     out, heard = Outbox(), []
     for number in range(50):
         out.send(lambda value: heard.append((value, threading.current_thread().name)), number)
@@ -19,7 +20,7 @@ def test_callbacks_run_in_order_on_another_thread():
     assert {name for _, name in heard} == {"runguard-outbox"}
 
 
-def test_one_that_raises_or_is_awaited_keeps_nobody_from_the_rest():
+def test_one_that_raises_or_is_awaited_keeps_nobody_from_the_rest() -> None:
     out, heard = Outbox(), []
 
     async def later(value: int) -> None:
@@ -34,9 +35,10 @@ def test_one_that_raises_or_is_awaited_keeps_nobody_from_the_rest():
     assert (heard, out.failed) == ([1, 1], 1)
 
 
-def test_what_does_not_fit_is_dropped_and_counted(monkeypatch):
+def test_what_does_not_fit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Outbox, "capacity", 3)
-    out, go, heard = Outbox(), threading.Event(), []
+    out, go = Outbox(), threading.Event()
+    heard: list[Any] = []
     out.send(lambda _: go.wait(5), None)
     end = time.monotonic() + 5
     while out._waiting and time.monotonic() < end:
@@ -48,9 +50,10 @@ def test_what_does_not_fit_is_dropped_and_counted(monkeypatch):
     assert (heard, out.dropped) == ([0, 1, 2], 2)
 
 
-def test_a_thread_without_work_ends_and_comes_back(monkeypatch):
+def test_a_thread_without_work_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "_IDLE_S", 0.01)
-    out, heard = Outbox(), []
+    out = Outbox()
+    heard: list[Any] = []
     out.send(heard.append, 1)
     end = time.monotonic() + 5
     while out._thread is not None and time.monotonic() < end:
@@ -63,7 +66,7 @@ def test_a_thread_without_work_ends_and_comes_back(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_sends_its_own_and_not_its_parents():
+def test_a_forked_child_sends_its_own_and_not_its_parents() -> None:
     out, go = Outbox(), threading.Event()
     out.send(lambda _: go.wait(10), None)
     reader, writer = os.pipe()

@@ -1,5 +1,7 @@
 """The settled cost of a model call on its span, with the opt-in only."""
 
+from typing import Any
+
 import pytest
 
 from runguard.adk import RunGuardPlugin
@@ -17,7 +19,7 @@ def opted_in(monkeypatch: pytest.MonkeyPatch) -> SpanCosts:
     return costs
 
 
-def facts_of(sdk: Sdk) -> dict:
+def facts_of(sdk: Sdk) -> dict[str, Any]:
     (span,) = sdk.spans.get_finished_spans()
     return {name: value for name, value in (span.attributes or {}).items() if "cost" in name}
 
@@ -58,7 +60,7 @@ def test_an_estimate_is_flagged_and_a_later_figure_replaces_it(opted_in: SpanCos
     assert facts_of(sdk)["runguard.cost.estimated"] is False
 
 
-def facts_of_current() -> dict:
+def facts_of_current() -> dict[str, Any]:
     from opentelemetry import trace
 
     return dict(trace.get_current_span().attributes)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +12,9 @@ from runguard.core.events import ModelCall
 from runguard.outlets.telemetry import Telemetry
 from runguard.pricing.given import Price
 from runguard.pricing.rates import Usage
-from tests.kit.telemetry import INFO, loop, report, stop_of
+from tests.kit.driver import Driver
+from tests.kit.optional import present
+from tests.kit.telemetry import INFO, Sdk, loop, report, stop_of
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -25,7 +28,7 @@ CANARIES = ("run-canary", "user-canary", "session-canary", "label-canary", "trip
 # ---- decisions ------------------------------------------------------------------------------------------------------
 
 
-def test_every_decision_but_allow_is_counted_by_rule_agent_and_tool(drive, sdk):
+def test_every_decision_but_allow_is_counted_by_rule_agent_and_tool(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     made = loop(d, Telemetry.of(d.guard))
     assert [decision.action.word for decision in made] == ["nudge", "block", "stop"]
@@ -40,7 +43,7 @@ def test_every_decision_but_allow_is_counted_by_rule_agent_and_tool(drive, sdk):
     }
 
 
-def test_allow_is_not_reported(drive, sdk):
+def test_allow_is_not_reported(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     with sdk.tracer.start_as_current_span("call"):
         report(Telemetry.of(d.guard), ALLOW)
@@ -49,7 +52,7 @@ def test_allow_is_not_reported(drive, sdk):
     assert sdk.spans.get_finished_spans()[0].events == ()
 
 
-def test_a_decision_is_an_event_on_the_span_of_whoever_asked(drive, sdk):
+def test_a_decision_is_an_event_on_the_span_of_whoever_asked(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     told = Telemetry.of(d.guard)
     with sdk.tracer.start_as_current_span("execute_tool"):
@@ -57,7 +60,7 @@ def test_a_decision_is_an_event_on_the_span_of_whoever_asked(drive, sdk):
     (span,) = sdk.spans.get_finished_spans()
     assert [event.name for event in span.events] == ["runguard.decision"] * 3
     (trip,) = d.guard.trips
-    assert dict(span.events[-1].attributes) == {
+    assert dict(present(span.events[-1].attributes)) == {
         "runguard.decision": "stop",
         "runguard.rule": "repetition",
         "runguard.enforced": True,
@@ -73,29 +76,30 @@ def test_a_decision_is_an_event_on_the_span_of_whoever_asked(drive, sdk):
     }
 
 
-def test_a_decision_is_a_log_event_that_knows_its_span(drive, sdk):
+def test_a_decision_is_a_log_event_that_knows_its_span(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     told = Telemetry.of(d.guard)
     with sdk.tracer.start_as_current_span("execute_tool") as span:
         loop(d, told)
+    assert told is not None
     told.flush()
     records = [data.log_record for data in sdk.records.get_finished_logs()]
     assert [record.event_name for record in records] == ["runguard.decision"] * 3
     assert [record.severity_text for record in records] == ["INFO", "INFO", "WARN"]
     assert {record.span_id for record in records} == {span.get_span_context().span_id}
     assert all(record.body is None for record in records)
-    (in_span,) = [dict(event.attributes) for event in sdk.spans.get_finished_spans()[0].events][-1:]
-    assert dict(records[-1].attributes) == in_span
+    (in_span,) = [dict(present(event.attributes)) for event in sdk.spans.get_finished_spans()[0].events][-1:]
+    assert dict(present(records[-1].attributes)) == in_span
 
 
-def test_without_a_span_the_log_event_is_there(drive, sdk):
+def test_without_a_span_the_log_event_is_there(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     report(Telemetry.of(d.guard), stop_of(), model="model-1")
     (event,) = sdk.events()
     assert (event["runguard.rule"], event["gen_ai.request.model"]) == ("stall", "model-1")
 
 
-def test_a_budget_is_named_by_kind_and_never_by_whose_it_is(drive, sdk):
+def test_a_budget_is_named_by_kind_and_never_by_whose_it_is(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     money = Money("user", "user:shop/user-canary", None, None)
     finding = Finding(
@@ -116,14 +120,14 @@ def test_a_budget_is_named_by_kind_and_never_by_whose_it_is(drive, sdk):
     assert "user-canary" not in str(event) + str(sdk.spans.get_finished_spans()[0].events[0].attributes)
 
 
-def test_in_shadow_mode_decisions_are_marked_as_not_enforced(drive, sdk):
+def test_in_shadow_mode_decisions_are_marked_as_not_enforced(drive: type[Driver], sdk: Sdk) -> None:
     d = drive(mode="shadow")
     loop(d, Telemetry.of(d.guard))
     assert {facts["runguard.enforced"] for facts, _ in sdk.points("runguard.decisions")} == {False}
     assert {event["runguard.enforced"] for event in sdk.events()} == {False}
 
 
-def test_a_stop_in_force_that_is_told_again_speaks_for_its_trip(drive, sdk):
+def test_a_stop_in_force_that_is_told_again_speaks_for_its_trip(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     trip = next(decision.trip for decision in loop(d, Telemetry.of(d.guard)) if decision.trip is not None)
     report(Telemetry.of(d.guard), Decision(Action.STOP, None, trip))
@@ -135,17 +139,19 @@ def test_a_stop_in_force_that_is_told_again_speaks_for_its_trip(drive, sdk):
     )
 
 
-def test_no_argument_result_or_user_is_in_any_event(drive, sdk):
+def test_no_argument_result_or_user_is_in_any_event(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     with sdk.tracer.start_as_current_span("call"):
         loop(d, Telemetry.of(d.guard))
-    said = str(sdk.events()) + str([dict(event.attributes) for event in sdk.spans.get_finished_spans()[0].events])
+    said = str(sdk.events()) + str(
+        [dict(present(event.attributes)) for event in sdk.spans.get_finished_spans()[0].events]
+    )
     assert "session-canary" in said
     for canary in ("argument-canary", "result-canary", "user-canary", "label-canary"):
         assert canary not in said
 
 
-def test_names_that_a_model_makes_up_do_not_make_series_without_end(drive, sdk):
+def test_names_that_a_model_makes_up_do_not_make_series_without_end(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     told = Telemetry.of(d.guard)
     for number in range(300):
@@ -162,7 +168,7 @@ def test_names_that_a_model_makes_up_do_not_make_series_without_end(drive, sdk):
 # ---- budgets --------------------------------------------------------------------------------------------------------
 
 
-async def test_gauges_follow_a_call_from_reserve_to_settle(drive, sdk):
+async def test_gauges_follow_a_call_from_reserve_to_settle(drive: type[Driver], sdk: Sdk) -> None:
     d = drive(budgets=[Budget(usd=10, per="app")], prices=PRICES)
     told = Telemetry.of(d.guard)
     d.start("r1", app="shop", user="ann", session="s1")
@@ -177,7 +183,7 @@ async def test_gauges_follow_a_call_from_reserve_to_settle(drive, sdk):
     assert told is not None
 
 
-async def test_budgets_of_users_sessions_runs_and_labels_are_summed_per_kind(drive, sdk):
+async def test_budgets_of_users_sessions_runs_and_labels_are_summed_per_kind(drive: type[Driver], sdk: Sdk) -> None:
     kinds = ("user", "session", "run", "label:team", "user+model")
     d = drive(budgets=[Budget(tokens=100, usd=1, per=per) for per in kinds], prices=PRICES)
     told = Telemetry.of(d.guard)
@@ -191,7 +197,7 @@ async def test_budgets_of_users_sessions_runs_and_labels_are_summed_per_kind(dri
     assert told is not None
 
 
-def test_apps_agents_models_and_tools_are_named_and_bounded(drive, sdk):
+def test_apps_agents_models_and_tools_are_named_and_bounded(drive: type[Driver], sdk: Sdk) -> None:
     d = drive(budgets=[Budget(tokens=10, per=per, window="1d") for per in ("agent", "model", "app+model")])
     told = Telemetry.of(d.guard)
     d.start("r1", app="shop", user="ann", session="s1")
@@ -208,7 +214,7 @@ def test_apps_agents_models_and_tools_are_named_and_bounded(drive, sdk):
     assert told is not None
 
 
-def test_a_budget_without_a_window_says_so_and_one_that_is_over_is_gone(drive, sdk):
+def test_a_budget_without_a_window_says_so_and_one_that_is_over_is_gone(drive: type[Driver], sdk: Sdk) -> None:
     d = drive(budgets=[Budget(tokens=100, per="app"), Budget(tokens=50, per="app", window="1m")])
     told = Telemetry.of(d.guard)
     d.start("r1", app="shop", user="ann", session="s1")
@@ -222,7 +228,7 @@ def test_a_budget_without_a_window_says_so_and_one_that_is_over_is_gone(drive, s
     assert told is not None
 
 
-def test_guards_of_one_process_share_the_instruments(drive, sdk):
+def test_guards_of_one_process_share_the_instruments(drive: type[Driver], sdk: Sdk) -> None:
     drivers = [drive(budgets=[Budget(tokens=100, per="app")]) for _ in range(2)]
     told = [Telemetry.of(d.guard) for d in drivers]
     for d in drivers:
@@ -236,7 +242,9 @@ def test_guards_of_one_process_share_the_instruments(drive, sdk):
     assert len(told) == 2
 
 
-def test_guards_with_the_same_store_do_not_count_its_accounts_twice(drive, sdk, tmp_path):
+def test_guards_with_the_same_store_do_not_count_its_accounts_twice(
+    drive: type[Driver], sdk: Sdk, tmp_path: Path
+) -> None:
     store = f"sqlite:///{tmp_path}/guard.db"
     drivers = [drive(budgets=[Budget(tokens=100, per="app")], store=store) for _ in range(2)]
     told = [Telemetry.of(d.guard) for d in drivers]
@@ -252,7 +260,7 @@ def test_guards_with_the_same_store_do_not_count_its_accounts_twice(drive, sdk, 
     assert len(told) == 2
 
 
-def test_of_two_budgets_on_the_same_scope_the_one_that_ends_first_is_shown(drive, sdk):
+def test_of_two_budgets_on_the_same_scope_the_one_that_ends_first_is_shown(drive: type[Driver], sdk: Sdk) -> None:
     d = drive(budgets=[Budget(tokens=100, per="agent"), Budget(tokens=40, per="agent:wri*")])
     told = Telemetry.of(d.guard)
     d.start("r1", app="shop", user="ann", session="s1")
@@ -262,7 +270,7 @@ def test_of_two_budgets_on_the_same_scope_the_one_that_ends_first_is_shown(drive
     assert told is not None
 
 
-def test_a_guard_can_be_collected_and_takes_its_gauges_along(drive, sdk):
+def test_a_guard_can_be_collected_and_takes_its_gauges_along(drive: type[Driver], sdk: Sdk) -> None:
     d = drive(budgets=[Budget(tokens=100, per="app")])
     d.guard.telemetry = Telemetry.of(d.guard)  # as the conductor keeps it
     d.start("r1", app="shop", user="ann", session="s1")
@@ -275,17 +283,18 @@ def test_a_guard_can_be_collected_and_takes_its_gauges_along(drive, sdk):
     assert sdk.gauges("app", "tokens") == {}
 
 
-def test_no_id_of_a_user_session_run_or_label_is_in_any_metric(drive, sdk):
+def test_no_id_of_a_user_session_run_or_label_is_in_any_metric(drive: type[Driver], sdk: Sdk) -> None:
     kinds = ("run", "session", "user", "label:team", "run+agent", "user+model", "app", "tool")
     d = drive(budgets=[Budget(tokens=1_000, per=per) for per in kinds])
     told = Telemetry.of(d.guard)
     loop(d, told)
     d.bill(10, 5, run=INFO.run, model="model-1")
+    assert told is not None
     told.took(5e-6)
     data = sdk.reader.get_metrics_data()
     attributes = [
-        dict(p.attributes)
-        for r in data.resource_metrics
+        dict(present(p.attributes))
+        for r in present(data).resource_metrics
         for s in r.scope_metrics
         for m in s.metrics
         for p in m.data.data_points
@@ -297,10 +306,11 @@ def test_no_id_of_a_user_session_run_or_label_is_in_any_metric(drive, sdk):
 # ---- the guard's own time -------------------------------------------------------------------------------------------
 
 
-def test_the_guards_time_is_recorded_when_a_reader_collects(drive, sdk):
+def test_the_guards_time_is_recorded_when_a_reader_collects(drive: type[Driver], sdk: Sdk) -> None:
     d = drive()
     told = Telemetry.of(d.guard)
     for seconds in (0.5e-6, 3e-6, 3e-6, 2.0):
+        assert told is not None
         told.took(seconds)
     ((facts, point),) = sdk.points("runguard.guard.duration")
     assert facts == {}
@@ -310,16 +320,18 @@ def test_the_guards_time_is_recorded_when_a_reader_collects(drive, sdk):
     assert len(sdk.wires.durations) == 0
 
 
-def test_flush_records_at_once(drive, sdk):
+def test_flush_records_at_once(drive: type[Driver], sdk: Sdk) -> None:
     told = Telemetry.of(drive().guard)
+    assert told is not None
     told.took(1e-6)
     assert told.flush() is True
     assert len(sdk.wires.durations) == 0
 
 
-def test_nobody_who_collects_means_a_bounded_buffer(drive, sdk):
+def test_nobody_who_collects_means_a_bounded_buffer(drive: type[Driver], sdk: Sdk) -> None:
     told = Telemetry.of(drive().guard)
     for _ in range(5_000):
+        assert told is not None
         told.took(1e-6)
     ((_, point),) = sdk.points("runguard.guard.duration")
     assert point.count == 1_024

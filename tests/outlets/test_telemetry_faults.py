@@ -19,7 +19,8 @@ import runguard
 from runguard.core.budget import Budget
 from runguard.outlets import telemetry
 from runguard.outlets.telemetry import Telemetry
-from tests.kit.telemetry import INFO, loop, report, stop_of
+from tests.kit.driver import Driver
+from tests.kit.telemetry import INFO, Sdk, loop, report, stop_of
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -40,12 +41,16 @@ class Broken:
         raise RuntimeError("broken")
 
 
-def test_an_api_that_raises_is_nobodys_trouble_and_said_once(drive, sdk, caplog):
+def test_an_api_that_raises_is_nobodys_trouble_and_said_once(
+    drive: type[Driver], sdk: Sdk, caplog: pytest.LogCaptureFixture
+) -> None:
     d = drive(budgets=[Budget(tokens=100, per="app")])
     told = Telemetry.of(d.guard)
-    sdk.wires._span = sdk.wires._counter = sdk.wires._emit = sdk.wires._histogram = Broken()
+    wires: Any = sdk.wires
+    wires._span = wires._counter = wires._emit = wires._histogram = Broken()
     with sdk.tracer.start_as_current_span("call"):
         loop(d, told)
+    assert told is not None
     told.took(1e-6)
     assert told.flush() is False
     assert sdk.points("runguard.budget.limit") == []
@@ -53,14 +58,17 @@ def test_an_api_that_raises_is_nobodys_trouble_and_said_once(drive, sdk, caplog)
     assert [record.getMessage().split(":")[0] for record in caplog.records].count("runguard.telemetry_failed") == 1
 
 
-def test_what_one_signal_breaks_the_others_still_carry(drive, sdk):
+def test_what_one_signal_breaks_the_others_still_carry(drive: type[Driver], sdk: Sdk) -> None:
     told = Telemetry.of(drive().guard)
-    sdk.wires._span = sdk.wires._counter = Broken()
+    wires: Any = sdk.wires
+    wires._span = wires._counter = Broken()
     report(told, stop_of())
     assert len(sdk.events()) == 1
 
 
-def test_an_exporter_that_raises_or_hangs_is_not_on_the_path(drive, monkeypatch):
+def test_an_exporter_that_raises_or_hangs_is_not_on_the_path(
+    drive: type[Driver], monkeypatch: pytest.MonkeyPatch
+) -> None:
     hang = threading.Event()
 
     class Exporter(InMemoryLogRecordExporter):
@@ -69,17 +77,20 @@ def test_an_exporter_that_raises_or_hangs_is_not_on_the_path(drive, monkeypatch)
             raise RuntimeError("broken exporter")
 
     loggers = LoggerProvider()
-    loggers.add_log_record_processor(SimpleLogRecordProcessor(Exporter()))
+    loggers.add_log_record_processor(SimpleLogRecordProcessor(Exporter()))  # type: ignore[no-untyped-call]
     wires = Telemetry(MeterProvider([InMemoryMetricReader()]).get_meter("runguard"), loggers.get_logger("runguard"))
     monkeypatch.setattr(telemetry, "_telemetry", wires)
     told = Telemetry.of(drive().guard)
     report(told, stop_of(), stop_of())
+    assert told is not None
     assert told.flush(0.05) is False  # it hangs over there
     hang.set()
     assert told.flush(10) is True
 
 
-def test_a_guard_whose_budgets_cannot_be_read_hides_no_other(drive, sdk, monkeypatch):
+def test_a_guard_whose_budgets_cannot_be_read_hides_no_other(
+    drive: type[Driver], sdk: Sdk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drivers = [drive(budgets=[Budget(tokens=100, per="app")]) for _ in range(2)]
     told = [Telemetry.of(d.guard) for d in drivers]
     for d in drivers:
@@ -90,13 +101,13 @@ def test_a_guard_whose_budgets_cannot_be_read_hides_no_other(drive, sdk, monkeyp
     assert len(told) == 2
 
 
-def test_an_old_logs_api_means_no_log_events(drive):
+def test_an_old_logs_api_means_no_log_events(drive: type[Driver]) -> None:
     class OldLogger:
         def emit(self, record: Any) -> None:
             raise AssertionError("a record made from the API alone breaks the export of everybody's")
 
     reader = InMemoryMetricReader()
-    wires = Telemetry(MeterProvider([reader]).get_meter("runguard"), OldLogger())
+    wires = Telemetry(MeterProvider([reader]).get_meter("runguard"), OldLogger())  # type: ignore[arg-type]
     wires.decided(stop_of(), INFO, "writer", None)
     assert wires.outbox.flush()
     assert (wires.failures, wires.outbox.failed) == (0, 0)
@@ -111,7 +122,7 @@ def in_a_process(code: str) -> str:
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry", "opentelemetry.metrics"])
-def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing):
+def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing: str) -> None:
     said = in_a_process(f"""
         import sys
         sys.modules[{missing!r}] = None
@@ -123,7 +134,7 @@ def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing):
     assert said == "None\n"
 
 
-def test_without_the_logs_api_the_rest_works():
+def test_without_the_logs_api_the_rest_works() -> None:
     said = in_a_process("""
         import sys
         sys.modules["opentelemetry._logs"] = None
@@ -139,7 +150,7 @@ def test_without_the_logs_api_the_rest_works():
     assert said == "True\n"
 
 
-def test_importing_the_module_does_not_import_opentelemetry():
+def test_importing_the_module_does_not_import_opentelemetry() -> None:
     said = in_a_process("""
         import sys
         import runguard.outlets.telemetry
@@ -148,7 +159,7 @@ def test_importing_the_module_does_not_import_opentelemetry():
     assert said == "[]\n"
 
 
-def test_providers_may_be_set_after_the_guard_was_made():
+def test_providers_may_be_set_after_the_guard_was_made() -> None:
     """The global way, as programs go it: the API's stand-ins connect when the providers come. And no SDK is needed
     before.
     """
@@ -206,7 +217,7 @@ def logged() -> set[str]:
     return (found - {"%s"}) | {"warn", "nudge", "block"}  # a stop is logged as its trip
 
 
-def test_the_page_lists_every_log_event_and_no_other():
+def test_the_page_lists_every_log_event_and_no_other() -> None:
     section = PAGE.read_text(encoding="utf-8").partition("## Log lines")[2].partition("\n## ")[0]
     listed = {
         name
@@ -217,7 +228,7 @@ def test_the_page_lists_every_log_event_and_no_other():
     assert listed - logged() == set(), "on the page, and never logged"
 
 
-def test_the_page_names_every_instrument_and_attribute():
+def test_the_page_names_every_instrument_and_attribute() -> None:
     page = PAGE.read_text(encoding="utf-8")
     names = {
         value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str) and "." in value

@@ -128,7 +128,7 @@ def test_a_stop_needs_no_reason(reason: Any) -> None:
     with pytest.raises(runguard.RunStoppedError, match=r"all, stopped by ops in "):
         call()
     with pytest.raises(PolicyError, match=r"^reason: give a text, not a list$"):
-        call.stop("all", actor="ops", reason=["x"])
+        call.stop("all", actor="ops", reason=["x"])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("labels", [{"team": ["a", "b"]}, {"team": None}, {"team": {"a": 1}}, {5: "x"}, "team"])
@@ -158,14 +158,14 @@ def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
             lambda: ToolRule(exempt=True, paging=True),
             "ToolRule: exempt already takes the tool out of the rules that polling and paging tune; keep one of them",
         ),
-        (lambda: Budget(usdd=5), "Budget.usdd: no such setting; did you mean 'usd'?"),
-        (lambda: Budget(5), "Budget takes no settings without a name; write Budget(usd=…)"),
-        (lambda: Threshold(percnt=0.5), "Threshold.percnt: no such setting; did you mean 'percent'?"),
-        (lambda: Threshold(), "Threshold.percent: missing"),
+        (lambda: Budget(usdd=5), "Budget.usdd: no such setting; did you mean 'usd'?"),  # type: ignore[call-arg]
+        (lambda: Budget(5), "Budget takes no settings without a name; write Budget(usd=…)"),  # type: ignore[call-arg]
+        (lambda: Threshold(percnt=0.5), "Threshold.percnt: no such setting; did you mean 'percent'?"),  # type: ignore[call-arg]
+        (lambda: Threshold(), "Threshold.percent: missing"),  # type: ignore[call-arg]
         (lambda: ModelLimits(context=9), "ModelLimits.context: no such setting; did you mean 'context_window'?"),
         (lambda: Price(input=1, output=2, cahced=1), "Price.cahced: no such setting; did you mean 'cached'?"),
-        (lambda: BudgetPolicy(max_token=3), "BudgetPolicy.max_token: no such setting; did you mean 'max_tokens'?"),
-        (lambda: BudgetMonitor(max_token=3), "BudgetMonitor.max_token: no such setting; did you mean 'max_tokens'?"),
+        (lambda: BudgetPolicy(max_token=3), "BudgetPolicy.max_token: no such setting; did you mean 'max_tokens'?"),  # type: ignore[call-arg]
+        (lambda: BudgetMonitor(max_token=3), "BudgetMonitor.max_token: no such setting; did you mean 'max_tokens'?"),  # type: ignore[call-arg]
         (lambda: Policy(max_usdd=3), "Policy.max_usdd: no such setting; did you mean 'max_usd'?"),
     ],
     ids=range(12),

@@ -152,7 +152,7 @@ def test_prices_are_frozen_and_come_from_plain_data() -> None:
     assert price.tiers[0].input == 2
     assert price.since == date(2026, 11, 1)
     with pytest.raises(ValidationError):
-        price.input = Decimal(3)  # type: ignore[misc]
+        price.input = Decimal(3)
 
 
 # ---- limits ---------------------------------------------------------------------------------------------------------
@@ -251,8 +251,14 @@ def test_made_up_names_do_not_fill_the_memory() -> None:
 
 
 def test_a_rate_is_looked_up_once_and_kept_until_the_price_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    book, lookups = Pricing(), []
-    monkeypatch.setattr(price_list, "entry_of", lambda table, model: lookups.append(model) or entry_of(table, model))
+    book = Pricing()
+    lookups: list[str] = []
+
+    def looked_up(table: Any, model: str) -> Any:
+        lookups.append(model)
+        return entry_of(table, model)
+
+    monkeypatch.setattr(price_list, "entry_of", looked_up)
     for at in (AT, AT + 1, AT + 60, AT + 86_400, AT + 86_400 * 3650):
         book.rates("gemini-2.5-flash", at)
         book.rates("no-such-model", at)
@@ -280,7 +286,7 @@ def test_without_genai_prices_the_users_prices_still_work(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
     preload("genai-prices")
     book = Pricing({"mine": Price(input=1, output=1)}, source="genai-prices")
-    assert per_mtok("mine", book) == (1, 1)
+    assert per_mtok("mine", book) == (Decimal(1), Decimal(1))
     assert "pip install 'runguard-agents[prices]'" in unpriced("gemini-2.5-flash", book).reason
     assert book.limits("gpt-4") == (None, None)
 

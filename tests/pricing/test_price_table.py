@@ -18,7 +18,6 @@ from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 from runguard.conductor.guard import Guard
 from runguard.core.money import NANO
 from runguard.policy import Policy
-from runguard.pricing import price_table
 from runguard.pricing.book import Pricing
 from runguard.pricing.genai_source import snapshot, table_text
 from runguard.pricing.matching import entry_of
@@ -251,7 +250,7 @@ def test_without_a_home_folder_the_packaged_table_is_used(monkeypatch: pytest.Mo
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(price_table.Path, "home", no_home)
+    monkeypatch.setattr(Path, "home", no_home)
     assert cost_of_a_million() == NANO * 3 // 10
 
 
@@ -269,7 +268,9 @@ def test_the_installed_package_is_followed_when_it_updates_its_prices() -> None:
             assert book.rates("gemini-2.5-flash", 1.7e9) is rates
     finally:
         set_custom_snapshot(None)
-    assert book.rates("gemini-2.5-flash", 1.7e9).source == f"genai-prices {genai_prices.__version__}"
+    rates = book.rates("gemini-2.5-flash", 1.7e9)
+    assert isinstance(rates, Rates)
+    assert rates.source == f"genai-prices {genai_prices.__version__}"
 
 
 def test_the_installed_package_and_its_table_agree() -> None:

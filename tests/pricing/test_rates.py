@@ -151,7 +151,9 @@ def usual_rates(draw: st.DrawFn) -> Rates:
     """Prices as providers make them: caches are cheaper, audio and cache writes dearer, long calls dearer."""
 
     def prices(factor: int) -> dict[str, Any]:
-        cents = lambda low, high: Decimal(draw(st.integers(low, high))) / 100 * factor  # noqa: E731
+        def cents(low: int, high: int) -> Decimal:
+            return Decimal(draw(st.integers(low, high))) / 100 * factor
+
         return {
             "input": cents(100, 200),
             "output": cents(100, 2000),
@@ -266,7 +268,9 @@ def test_equal_to_genai_prices_for_every_model_of_the_big_three(provider: str) -
     pictures or video have prices of their own, which nobody counts apart, never less."""
     when, book, chance = datetime.fromtimestamp(AT, UTC), Pricing(), random.Random(provider)
     seller = next(p for p in get_snapshot().providers if p.id == provider)
-    exact, bounds, without = set(), set(), set()
+    exact: set[str] = set()
+    bounds: set[str] = set()
+    without: set[str] = set()
     for info in seller.models:
         found = book.rates(_OUTSIDE[provider] + info.id, AT)
         if isinstance(found, Unpriced):

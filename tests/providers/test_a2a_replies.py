@@ -17,7 +17,8 @@ class Task:
     """A remote task as ADK keeps it: every message adds its metadata to that of the task."""
 
     def __init__(self, name: str = "t") -> None:
-        self.name, self.metadata, self.events = name, {}, 0
+        self.name, self.events = name, 0
+        self.metadata: dict[str, Any] = {}
 
     def says(self, parts: Any, tokens: int | None = None, state: str = "working", **metadata: Any) -> dict[str, Any]:
         self.events += 1

@@ -42,7 +42,7 @@ def response(counts: dict[str, int] | None, words: str = "", *, partial: bool = 
 
 
 @given(counts=REPORTS)
-def test_objects_and_both_spellings_of_json_are_read_alike(counts):
+def test_objects_and_both_spellings_of_json_are_read_alike(counts: Any) -> None:
     snake, camel, typed = (
         read_usage(report, [])
         for report in (spelled(counts, 0), spelled(counts, 1), SimpleNamespace(**spelled(counts, 0)))
@@ -51,7 +51,7 @@ def test_objects_and_both_spellings_of_json_are_read_alike(counts):
 
 
 @given(counts=REPORTS)
-def test_output_follows_the_total_or_else_the_parts(counts):
+def test_output_follows_the_total_or_else_the_parts(counts: Any) -> None:
     read = read_usage(spelled(counts, 0), [])
     get = counts.get
     prompt, answer, total = get("prompt", 0) + get("tool", 0), get("candidates", 0), get("total", 0)
@@ -67,7 +67,7 @@ def test_output_follows_the_total_or_else_the_parts(counts):
 
 
 @given(chunks=st.lists(REPORTS, min_size=1, max_size=5), last=REPORTS)
-def test_no_figure_falls_within_a_call(chunks, last):
+def test_no_figure_falls_within_a_call(chunks: list[Any], last: Any) -> None:
     call, seen = CallUsage(), Counts()
     for chunk in [*chunks, last]:
         call.add(response(chunk, partial=True))
@@ -78,7 +78,7 @@ def test_no_figure_falls_within_a_call(chunks, last):
 
 
 @given(counts=REPORTS, words=st.text(min_size=1, max_size=200))
-def test_a_report_with_the_answer_or_behind_it_is_the_bill(counts, words):
+def test_a_report_with_the_answer_or_behind_it_is_the_bill(counts: Any, words: str) -> None:
     read = read_usage(spelled(counts, 0), [])
     with_it, behind = CallUsage(), CallUsage()
     with_it.add(response(counts, words))
@@ -91,14 +91,14 @@ def test_a_report_with_the_answer_or_behind_it_is_the_bill(counts, words):
 
 
 @pytest.mark.parametrize("report", [{"total": 900}, {"prompt": 0, "candidates": 0, "total": 900}])
-def test_a_total_alone_is_not_added_to_an_estimate(report):
+def test_a_total_alone_is_not_added_to_an_estimate(report: dict[str, Any]) -> None:
     call = CallUsage()
     call.add(response(report, "words"))
     assert call.bill(500) == (Usage(output=900), True)
     assert call.prompt is None
 
 
-def test_audio_is_counted_in_any_spelling():
+def test_audio_is_counted_in_any_spelling() -> None:
     for report in (
         {"promptTokenCount": 9, "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 4}]},
         {"prompt_token_count": 9, "prompt_tokens_details": [{"modality": "audio", "token_count": 4}]},
@@ -114,7 +114,7 @@ CALL = {"content": {"parts": [{"function_call": {"name": "look", "args": {}}}]}}
 PLAIN = {"prompt": 900, "candidates": 250, "total": 1_150}
 
 
-def test_words_and_function_calls_of_one_answer_are_one_call():
+def test_words_and_function_calls_of_one_answer_are_one_call() -> None:
     """LiteLLM passes them on in two events, and reports once."""
     reader = EventUsage()
     first = reader.read(response(PLAIN, "let me look", author="a"), is_answer=True)
@@ -122,7 +122,7 @@ def test_words_and_function_calls_of_one_answer_are_one_call():
     assert reader.read({**response(None, author="a"), **CALL}, is_answer=True) is None
 
 
-def test_the_next_call_of_the_same_agent_is_one_of_its_own():
+def test_the_next_call_of_the_same_agent_is_one_of_its_own() -> None:
     reader = EventUsage()
     reader.read({**response(PLAIN, author="a"), **CALL}, is_answer=True)
     reader.pass_by(
@@ -133,7 +133,7 @@ def test_the_next_call_of_the_same_agent_is_one_of_its_own():
     assert taken.estimated
 
 
-def test_a_report_behind_its_answer_replaces_the_estimate_and_is_not_the_next_calls():
+def test_a_report_behind_its_answer_replaces_the_estimate_and_is_not_the_next_calls() -> None:
     reader = EventUsage()
     first = reader.read(response(None, "word " * 80, author="a"), is_answer=True)
     assert first == (Usage(output=100), True, None)
@@ -145,7 +145,7 @@ def test_a_report_behind_its_answer_replaces_the_estimate_and_is_not_the_next_ca
     )
 
 
-def test_branches_that_stream_side_by_side_are_told_apart():
+def test_branches_that_stream_side_by_side_are_told_apart() -> None:
     reader = EventUsage()
     for branch, prompt in (("b", 100), ("c", 200)):
         reader.read(
@@ -170,7 +170,7 @@ def test_branches_that_stream_side_by_side_are_told_apart():
         ({"input_tokens": 90, "output_tokens": 7}, (90, 7, False)),
     ],
 )
-def test_zeros_in_a_recording_are_estimated(tokens, expected):
+def test_zeros_in_a_recording_are_estimated(tokens: dict[str, Any], expected: tuple[int, int, bool]) -> None:
     steps = [
         {"kind": "message", "agent": "user", "text": "x" * 400},
         {"kind": "model", "agent": "a", "text": "y" * 100, **tokens},

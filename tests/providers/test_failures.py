@@ -29,7 +29,7 @@ def handling(*errors: BaseException) -> BaseException:
 
 def library(package: str, name: str, *bases: type[BaseException], **attributes: Any) -> BaseException:
     """An exception of a library that need not be installed."""
-    error = type(name, bases or (Exception,), {"__module__": f"{package}.exceptions"})("it failed")
+    error: BaseException = type(name, bases or (Exception,), {"__module__": f"{package}.exceptions"})("it failed")
     for attribute, value in attributes.items():
         setattr(error, attribute, value)
     return error
@@ -84,7 +84,7 @@ def refused() -> OSError:
     ],
     ids=repr,
 )
-def test_a_connection_that_was_never_made_is_not_billed(error):
+def test_a_connection_that_was_never_made_is_not_billed(error: Any) -> None:
     assert was_unbilled(error)
 
 
@@ -130,7 +130,7 @@ def test_a_connection_that_was_never_made_is_not_billed(error):
     ],
     ids=repr,
 )
-def test_what_may_have_reached_the_provider_counts_as_billed(error):
+def test_what_may_have_reached_the_provider_counts_as_billed(error: Any) -> None:
     assert not was_unbilled(error)
 
 
@@ -151,7 +151,7 @@ def test_what_may_have_reached_the_provider_counts_as_billed(error):
     ],
     ids=repr,
 )
-def test_a_call_that_the_provider_refused_is_not_billed(error):
+def test_a_call_that_the_provider_refused_is_not_billed(error: Any) -> None:
     assert was_unbilled(error)
 
 
@@ -160,7 +160,7 @@ def of_attempts(*fails: Exception) -> Exception:
     tenacity = pytest.importorskip("tenacity")
     failing = iter(fails)
 
-    @tenacity.retry(stop=tenacity.stop_after_attempt(len(fails)), reraise=True)
+    @tenacity.retry(stop=tenacity.stop_after_attempt(len(fails)), reraise=True)  # type: ignore[untyped-decorator]
     def call() -> None:
         raise next(failing)
 
@@ -169,12 +169,12 @@ def of_attempts(*fails: Exception) -> Exception:
     return raised.value
 
 
-def test_a_refused_connection_in_a_later_attempt_may_follow_one_that_arrived():
+def test_a_refused_connection_in_a_later_attempt_may_follow_one_that_arrived() -> None:
     assert was_unbilled(of_attempts(httpx.ConnectError("refused")))
     assert not was_unbilled(of_attempts(httpx.ReadError("reset"), httpx.ConnectError("refused")))
 
 
-def test_an_exception_that_cannot_be_read_counts_as_billed():
+def test_an_exception_that_cannot_be_read_counts_as_billed() -> None:
     class StrangeError(Exception):
         @property
         def num_retries(self) -> int:
@@ -183,7 +183,7 @@ def test_an_exception_that_cannot_be_read_counts_as_billed():
     assert not was_unbilled(caused(StrangeError(), httpx.ConnectError("refused")))
 
 
-def test_a_chain_that_goes_in_circles_or_has_no_end_is_left():
+def test_a_chain_that_goes_in_circles_or_has_no_end_is_left() -> None:
     one, two = RuntimeError("one"), RuntimeError("two")
     one.__cause__, two.__cause__ = two, one
     assert not was_unbilled(one)

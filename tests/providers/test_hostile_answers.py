@@ -25,7 +25,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import woul
 # ---- bounds ---------------------------------------------------------------------------------------------------------
 
 
-def test_text_calls_and_arguments_are_bounded():
+def test_text_calls_and_arguments_are_bounded() -> None:
     blocks = [{"type": "text", "text": "x" * 7_000}] * 3 + [{"type": "tool_use", "name": "f", "input": {}}] * 1_000
     reading = read({"content": blocks})
     assert len(reading.text) == TEXT_CHARS
@@ -35,7 +35,7 @@ def test_text_calls_and_arguments_are_bounded():
     assert read({"choices": [{"message": message}]}).calls == (("f", long),)
 
 
-def test_a_stream_keeps_its_bounds_and_counts_on():
+def test_a_stream_keeps_its_bounds_and_counts_on() -> None:
     stream = streamed(*["x" * 1_000] * 50)
     assert len(stream.reading().text) == TEXT_CHARS
     assert stream.chars == 50_000
@@ -46,14 +46,14 @@ def test_a_stream_keeps_its_bounds_and_counts_on():
     assert len(stream.reading().calls) == MAX_CALLS
 
 
-def test_arguments_that_no_parser_takes_stay_text():
+def test_arguments_that_no_parser_takes_stay_text() -> None:
     for text in ("[" * 100_000, "9" * 10_000):
         assert read(
             {"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": text}}]}}]}
         ).calls == (("f", text),)
 
 
-def test_classes_made_on_the_fly_are_not_kept():
+def test_classes_made_on_the_fly_are_not_kept() -> None:
     for n in range(2_000):
         read(type(f"Answer{n}", (), {"content": "x"})())
     assert len(asking._ways) <= asking._KINDS
@@ -68,7 +68,7 @@ class Hostile:
     def _fail(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("hostile")
 
-    __getattr__ = __eq__ = __bool__ = __len__ = __iter__ = __getitem__ = __repr__ = __str__ = __contains__ = _fail  # type: ignore[assignment]
+    __getattr__ = __eq__ = __bool__ = __len__ = __iter__ = __getitem__ = __repr__ = __str__ = __contains__ = _fail
     __hash__ = object.__hash__
 
 
@@ -76,7 +76,7 @@ class HostileDict(dict[str, Any]):
     def get(self, *_: Any) -> Any:
         raise RuntimeError("hostile")
 
-    __getitem__ = __contains__ = __iter__ = get  # type: ignore[assignment]
+    __getitem__ = __contains__ = __iter__ = get
 
 
 class HostileList(list[Any]):
@@ -118,7 +118,7 @@ anything = st.recursive(atoms, nested, max_leaves=25)
 
 
 @given(st.lists(anything, min_size=1, max_size=4))
-def test_whatever_is_handed_in_is_read_without_a_word(values):
+def test_whatever_is_handed_in_is_read_without_a_word(values: list[Any]) -> None:
     stream = StreamReading()
     for value in values:
         told = read(value)
@@ -152,7 +152,7 @@ def check(reading: Reading) -> None:
 
 
 @given(st.lists(anything, max_size=3), st.dictionaries(names, anything, max_size=5))
-def test_whatever_is_asked_is_read_without_a_word(args, kwargs):
+def test_whatever_is_asked_is_read_without_a_word(args: list[Any], kwargs: dict[Any, Any]) -> None:
     asked = read_request(tuple(args), kwargs)
     assert asked.input_tokens is None or asked.input_tokens > 0
     assert asked.max_output_tokens is None or asked.max_output_tokens >= 0
@@ -160,13 +160,13 @@ def test_whatever_is_asked_is_read_without_a_word(args, kwargs):
     assert type(asked.model) is str
 
 
-def test_one_hostile_part_does_not_hide_the_usage():
+def test_one_hostile_part_does_not_hide_the_usage() -> None:
     reading = read({"usage": {"prompt_tokens": 5, "completion_tokens": 5}, "choices": HostileList([1])})
     assert reading.usage == Usage(5, 5)
     assert reading.problems == ("the content could not be read: RuntimeError",)
 
 
-def test_a_hostile_chunk_does_not_end_the_reading():
+def test_a_hostile_chunk_does_not_end_the_reading() -> None:
     stream = streamed("a", {"choices": [{"delta": {"tool_calls": HostileList([1])}}]}, "b")
     assert stream.reading().text == "ab"
     assert stream.reading().problems == ("a chunk could not be read: RuntimeError",)
@@ -175,7 +175,7 @@ def test_a_hostile_chunk_does_not_end_the_reading():
 # ---- what it costs to have this -------------------------------------------------------------------------------------
 
 
-def test_importing_it_loads_no_library_of_a_provider():
+def test_importing_it_loads_no_library_of_a_provider() -> None:
     script = (
         "import sys, runguard.providers; print([m for m in ('google', 'openai', 'anthropic', 'litellm', "
         "'genai_prices') if m in sys.modules])"

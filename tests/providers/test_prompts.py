@@ -43,7 +43,7 @@ SAID = sum(len(message["content"]) for message in MESSAGES)
         ),
     ],
 )
-def test_a_prompt_is_found_wherever_it_stands_and_reckoned_high(args, kwargs):
+def test_a_prompt_is_found_wherever_it_stands_and_reckoned_high(args: Any, kwargs: dict[str, Any]) -> None:
     tokens = read_request(args, kwargs).input_tokens
     assert tokens is not None
     assert SAID / 3 <= tokens <= SAID / 3 + 30
@@ -59,7 +59,7 @@ def test_a_prompt_is_found_wherever_it_stands_and_reckoned_high(args, kwargs):
         ((object(),), {"messages": []}),
     ],
 )
-def test_without_a_prompt_nothing_is_reckoned(args, kwargs):
+def test_without_a_prompt_nothing_is_reckoned(args: Any, kwargs: dict[str, Any]) -> None:
     assert read_request(args, kwargs) == Request()
 
 
@@ -76,7 +76,9 @@ def test_without_a_prompt_nothing_is_reckoned(args, kwargs):
         ((), {"model": "x" * 1_000}, ""),
     ],
 )
-def test_the_model_is_named_or_looks_like_one(args, kwargs, model):
+def test_the_model_is_named_or_looks_like_one(
+    args: tuple[Any, ...] | tuple[str, list[Any]] | tuple[str], kwargs: dict[str, Any], model: str
+) -> None:
     assert read_request(args, kwargs).model == model
 
 
@@ -95,7 +97,7 @@ def test_the_model_is_named_or_looks_like_one(args, kwargs, model):
         ({"max_tokens": 1.5, "n": 10**9}, None, 1),
     ],
 )
-def test_every_candidate_may_reach_the_limit(kwargs, limit, candidates):
+def test_every_candidate_may_reach_the_limit(kwargs: dict[str, Any], limit: int | None, candidates: int) -> None:
     asked = read_request((), kwargs)
     assert (asked.max_output_tokens, asked.candidates) == (limit, candidates)
 
@@ -103,12 +105,12 @@ def test_every_candidate_may_reach_the_limit(kwargs, limit, candidates):
 @pytest.mark.parametrize(
     "kwargs", [{"previous_response_id": "r"}, {"conversation": "c"}, {"config": {"cached_content": "cachedContents/1"}}]
 )
-def test_what_the_provider_keeps_is_not_seen(kwargs):
+def test_what_the_provider_keeps_is_not_seen(kwargs: dict[str, Any]) -> None:
     assert read_request((), {"input": "x", **kwargs}).unseen
     assert not read_request((), {"input": "x", **dict.fromkeys(kwargs)}).unseen
 
 
-def test_types_of_genai_are_measured_as_their_json():
+def test_types_of_genai_are_measured_as_their_json() -> None:
     types = pytest.importorskip("google.genai.types")
     body: dict[str, Any] = {
         "role": "user",
@@ -152,7 +154,7 @@ def test_types_of_genai_are_measured_as_their_json():
     )
 
 
-def test_a_request_of_adk_is_at_least_what_adk_would_be_reserved():
+def test_a_request_of_adk_is_at_least_what_adk_would_be_reserved() -> None:
     module = pytest.importorskip("google.adk.models.llm_request")
     types = pytest.importorskip("google.genai.types")
     estimate = pytest.importorskip("runguard.adk.estimate")
@@ -169,7 +171,7 @@ def test_a_request_of_adk_is_at_least_what_adk_would_be_reserved():
     assert reserved <= asked.input_tokens <= reserved * 1.2
 
 
-def test_messages_of_the_libraries_can_be_sent_back():
+def test_messages_of_the_libraries_can_be_sent_back() -> None:
     chat = pytest.importorskip("openai.types.chat")
     message = chat.ChatCompletion.model_validate(CHAT).choices[0].message
     tokens = read_request((), {"messages": [*MESSAGES, message]}).input_tokens
@@ -196,7 +198,7 @@ PIXELS = "iVBORw0KGgo" * 50_000
         {"file_data": {"mime_type": "image/png", "file_uri": "gs://bucket/a.png"}},
     ],
 )
-def test_an_image_costs_what_images_cost_not_what_its_letters_would(part):
+def test_an_image_costs_what_images_cost_not_what_its_letters_would(part: dict[str, Any]) -> None:
     asked = read_request((), {"messages": [{"role": "user", "content": [part]}]})
     assert asked.input_tokens is not None
     assert 1_500 <= asked.input_tokens <= 1_700
@@ -211,25 +213,25 @@ def test_an_image_costs_what_images_cost_not_what_its_letters_would(part):
         {"inlineData": {"mimeType": "audio/wav", "data": "A" * 400_000}},
     ],
 )
-def test_audio_is_told_apart(part):
+def test_audio_is_told_apart(part: dict[str, Any]) -> None:
     asked = read_request((), {"messages": [{"role": "user", "content": [part]}]})
     assert asked.audio_tokens == 601
     assert asked.input_tokens is not None
     assert asked.audio_tokens <= asked.input_tokens <= asked.audio_tokens + 50
 
 
-def test_other_scripts_count_by_their_bytes():
+def test_other_scripts_count_by_their_bytes() -> None:
     assert (read_request(("天気はどうですか",), {}).input_tokens or 0) == 8
     assert read_request(("\ud800",), {}).input_tokens == 1
 
 
-def test_lists_of_token_numbers_are_tokens():
+def test_lists_of_token_numbers_are_tokens() -> None:
     tokens = read_request((), {"input": list(range(100_000))}).input_tokens
     assert tokens is not None
     assert 100_000 <= tokens <= 150_000
 
 
-def test_functions_and_classes_given_as_tools_or_schemas_count():
+def test_functions_and_classes_given_as_tools_or_schemas_count() -> None:
     def weather(city: str, day: str) -> str:
         """Tells the weather of a city on a day."""
         return city + day
@@ -239,14 +241,14 @@ def test_functions_and_classes_given_as_tools_or_schemas_count():
     assert tokens > len(weather.__doc__ or "") // 3 + 40
 
 
-def test_a_request_that_contains_itself_or_too_much_is_too_large_and_soon_said():
+def test_a_request_that_contains_itself_or_too_much_is_too_large_and_soon_said() -> None:
     loop: list[Any] = ["x"]
     loop.append(loop)
     assert (read_request((), {"messages": loop}).input_tokens or 0) > 20_000_000
     assert (read_request((), {"messages": [{"content": "x"}] * 300_000}).input_tokens or 0) > 20_000_000
 
 
-def test_no_code_of_an_argument_runs():
+def test_no_code_of_an_argument_runs() -> None:
     class Agent:
         def __init__(self) -> None:
             self.model = "gpt-4o"
@@ -262,6 +264,6 @@ def test_no_code_of_an_argument_runs():
 
     def generated() -> Any:
         raise AssertionError("consumed")
-        yield
+        yield  # type: ignore[unreachable]
 
     assert read_request((), {"messages": generated()}).input_tokens is None

@@ -86,6 +86,6 @@ def test_an_exception_that_fails_itself_says_nothing() -> None:
 @given(value=st.text(max_size=40))
 def test_any_header_gives_seconds_or_nothing(value: str) -> None:
     error = RefusedError(429)
-    error.response = SimpleNamespace(headers={"retry-after": value})
+    error.response = SimpleNamespace(headers={"retry-after": value})  # type: ignore[assignment]
     found = retry_after(error)
     assert found is None or 0 <= found <= 86_400

@@ -22,7 +22,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import woul
 # ---- who states a cost ----------------------------------------------------------------------------------------------
 
 
-def test_a_gateway_states_what_it_charged():
+def test_a_gateway_states_what_it_charged() -> None:
     assert read({"usage": {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}}).usd == Decimal("0.25")
     own_key = {
         "prompt_tokens": 1,
@@ -36,7 +36,7 @@ def test_a_gateway_states_what_it_charged():
     assert read({"usage": {"prompt_tokens": 1, "cost": {"total_cost": 0.5}}}).usd == Decimal("0.5")
 
 
-def test_a_gateway_behind_the_library_of_openai_is_heard():
+def test_a_gateway_behind_the_library_of_openai_is_heard() -> None:
     chat = pytest.importorskip("openai.types.chat")
     payload = copy.deepcopy(CHAT)
     payload["usage"]["cost"] = 0.125  # type: ignore[index]
@@ -46,7 +46,7 @@ def test_a_gateway_behind_the_library_of_openai_is_heard():
 # ---- what the caller tells of its own -------------------------------------------------------------------------------
 
 
-def test_dict_of_the_callers_own():
+def test_dict_of_the_callers_own() -> None:
     reading = read({"usd": 0.01, "sig": "search", "tokens": 900, "result": {"hits": 0}})
     assert reading == Reading(usage=Usage(output=900), usd=Decimal("0.01"), sig="search", result={"hits": 0})
 
@@ -66,11 +66,11 @@ def test_dict_of_the_callers_own():
         ({"usd": 1}, None),
     ],
 )
-def test_tokens_in_the_callers_own_words(told, usage):
+def test_tokens_in_the_callers_own_words(told: dict[str, Any], usage: Usage | None) -> None:
     assert read(told).usage == usage
 
 
-def test_the_callers_word_goes_before_the_response():
+def test_the_callers_word_goes_before_the_response() -> None:
     reading = read(
         {
             "usd": "0.5",
@@ -92,19 +92,19 @@ def test_the_callers_word_goes_before_the_response():
     "usd",
     [float("nan"), float("inf"), -0.01, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal(-1), "much", True, 1e300],
 )
-def test_an_amount_that_cannot_be_meant_is_not_told_and_that_is_said(usd):
+def test_an_amount_that_cannot_be_meant_is_not_told_and_that_is_said(usd: Decimal | float | str) -> None:
     reading = read({"usd": usd, "sig": "s"})
     assert reading.usd is None
     assert any("usd" in problem for problem in reading.problems)
 
 
 @pytest.mark.parametrize("usd", [0, 0.1, 1, Decimal("0.1"), 1_000_000])
-def test_an_amount_is_exact(usd):
+def test_an_amount_is_exact(usd: Decimal | float) -> None:
     assert read({"usd": usd}).usd == Decimal(str(usd))
     assert read({"usd": usd}).problems == ()
 
 
-def test_results_without_a_name_are_a_problem():
+def test_results_without_a_name_are_a_problem() -> None:
     assert read({"sig": "s", "results": [{"result": 1}]}).problems == ("results: an entry names no tool",)
 
 
@@ -112,7 +112,7 @@ def test_results_without_a_name_are_a_problem():
 
 
 @pytest.mark.parametrize("count", [-1, 1.5, float("nan"), 10**30])
-def test_a_broken_count_makes_the_usage_untold(count):
+def test_a_broken_count_makes_the_usage_untold(count: float) -> None:
     reading = read({"usage": {"prompt_tokens": count, "completion_tokens": 5}})
     assert reading.usage is None
     assert reading.problems == ("prompt_tokens: not a count of tokens",)
@@ -126,13 +126,13 @@ def test_a_broken_count_makes_the_usage_untold(count):
         ("promptTokenCount", "totalTokenCount"),
     ],
 )
-def test_zeros_alone_are_not_told(names):
+def test_zeros_alone_are_not_told(names: tuple[str, str]) -> None:
     reading = read({"usage": dict.fromkeys(names, 0)})
     assert reading.usage is None
     assert reading.problems == ("usage: zero tokens in and out, which means not reported",)
 
 
-def test_a_broken_detail_leaves_the_rest():
+def test_a_broken_detail_leaves_the_rest() -> None:
     reading = read(
         {"usage": {"prompt_tokens": 5, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}}}
     )
@@ -140,14 +140,14 @@ def test_a_broken_detail_leaves_the_rest():
     assert reading.problems == ("cached_tokens: not a count of tokens",)
 
 
-def test_output_alone_is_told_with_a_word_about_the_input():
+def test_output_alone_is_told_with_a_word_about_the_input() -> None:
     reading = read({"usage": {"output_tokens": 5}})
     assert reading.usage == Usage(0, 5)
     assert reading.problems == ("usage: no input tokens reported",)
 
 
 @pytest.mark.parametrize("mock", [Mock, MagicMock])
-def test_a_stand_in_of_a_test_tells_only_what_was_set(mock):
+def test_a_stand_in_of_a_test_tells_only_what_was_set(mock: Any) -> None:
     blank = mock()
     assert read(blank) == Reading()
     assert streamed(blank, blank).reading() == Reading()
@@ -160,7 +160,7 @@ def test_a_stand_in_of_a_test_tells_only_what_was_set(mock):
     assert read(answer) == Reading(Usage(10, 5), "gpt-4o", (), "hi")
 
 
-def test_objects_of_any_class_are_asked_by_name():
+def test_objects_of_any_class_are_asked_by_name() -> None:
     @dataclass(slots=True)
     class Counts:
         input_tokens: int
@@ -211,16 +211,16 @@ class Session:
         (None, 1),
     ],
 )
-def test_functions_among_the_tools_may_make_several_requests_of_a_call(config: Any, rounds: int):
+def test_functions_among_the_tools_may_make_several_requests_of_a_call(config: Any, rounds: int) -> None:
     request = read_request((), {"model": "gemini-2.5-flash", "contents": "go", "config": config})
     assert (request.rounds, request.hides_rounds, request.answered) == (rounds, False, 0)
 
 
-def test_functions_outside_of_a_config_are_the_callers_own():
+def test_functions_outside_of_a_config_are_the_callers_own() -> None:
     assert read_request((), {"model": "m", "messages": "go", "tools": [look_up]}).rounds == 1
 
 
-def test_rounds_that_a_prompt_ends_with_are_known():
+def test_rounds_that_a_prompt_ends_with_are_known() -> None:
     asked = {"role": "model", "parts": [{"function_call": {"name": "look_up"}}]}
     answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
     word = {"role": "user", "parts": [{"text": "go"}]}
@@ -243,7 +243,7 @@ class Answered:
         self.automatic_function_calling_history = history
 
 
-def test_the_requests_before_the_last_are_told():
+def test_the_requests_before_the_last_are_told() -> None:
     asked = {"role": "model", "parts": [{"function_call": {"name": "look_up", "args": {"q": "x" * 300}}}]}
     answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
     word = {"role": "user", "parts": [{"text": "go"}]}
@@ -257,5 +257,5 @@ def test_the_requests_before_the_last_are_told():
 
 
 @pytest.mark.parametrize("history", [None, [], "text", [None], [object()], [{"parts": None}], {"role": "model"}, 3])
-def test_a_history_that_tells_nothing(history: Any):
+def test_a_history_that_tells_nothing(history: Any) -> None:
     assert read(Answered(history)).earlier == ()

@@ -66,7 +66,7 @@ def gemini_type() -> Any:
     return types.GenerateContentResponse
 
 
-def test_gemini_in_every_form():
+def test_gemini_in_every_form() -> None:
     for form in forms(GEMINI, gemini_type()):
         reading = read(form)
         assert reading == Reading(
@@ -86,13 +86,13 @@ def test_gemini_in_every_form():
         ({"promptTokenCount": 10, "responseTokenCount": 5}, 5),  # live
     ],
 )
-def test_output_of_gemini_is_what_the_total_leaves(counts, output):
+def test_output_of_gemini_is_what_the_total_leaves(counts: dict[str, Any], output: int) -> None:
     usage = read({"usageMetadata": counts}).usage
     assert usage is not None
     assert (usage.input, usage.output) == (10, output)
 
 
-def test_adk_response_is_read_like_the_one_it_was_made_of():
+def test_adk_response_is_read_like_the_one_it_was_made_of() -> None:
     module = pytest.importorskip("google.adk.models.llm_response")
     response = module.LlmResponse.create(gemini_type().model_validate(GEMINI))
     reading = read(response)
@@ -124,14 +124,14 @@ GEMINI_CHUNKS = [
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_gemini_stream_takes_the_last_usage(typed):
+def test_gemini_stream_takes_the_last_usage(typed: bool) -> None:
     chunks = [gemini_type().model_validate(chunk) for chunk in GEMINI_CHUNKS] if typed else GEMINI_CHUNKS
     stream = streamed(*chunks)
     assert stream.reading() == Reading(Usage(9, 4), "gemini-2.5-flash", (("f", {"a": 1}),), "Hello")
     assert stream.chars >= len("thinking" + "Hello" + "f" + "a")
 
 
-def test_adk_stream_ends_with_the_whole_which_is_not_said_twice():
+def test_adk_stream_ends_with_the_whole_which_is_not_said_twice() -> None:
     module = pytest.importorskip("google.adk.models.llm_response")
     types = pytest.importorskip("google.genai.types")
 
@@ -148,22 +148,22 @@ def test_adk_stream_ends_with_the_whole_which_is_not_said_twice():
 # ---- OpenAI: chat completions ---------------------------------------------------------------------------------------
 
 
-def test_chat_completion_in_every_form():
+def test_chat_completion_in_every_form() -> None:
     chat = pytest.importorskip("openai.types.chat")
     for form in forms(CHAT, chat.ChatCompletion):
         assert read(form) == Reading(CHAT_USAGE, "gpt-4o-2024-08-06", CHAT_CALLS, "Looking.")
 
 
-def test_thinking_that_the_completion_leaves_out_is_in_the_total():
+def test_thinking_that_the_completion_leaves_out_is_in_the_total() -> None:
     usage = read({"usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 40}}).usage
     assert usage == Usage(10, 30)
 
 
-def test_a_total_that_is_too_small_takes_nothing_away():
+def test_a_total_that_is_too_small_takes_nothing_away() -> None:
     assert read({"usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 3}}).usage == Usage(10, 5)
 
 
-def test_embeddings_have_input_only():
+def test_embeddings_have_input_only() -> None:
     create = pytest.importorskip("openai.types.create_embedding_response")
     payload = {
         "object": "list",
@@ -175,7 +175,7 @@ def test_embeddings_have_input_only():
         assert read(form) == Reading(Usage(8, 0), "text-embedding-3-small")
 
 
-def test_custom_and_older_calls():
+def test_custom_and_older_calls() -> None:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": None,
@@ -211,7 +211,7 @@ CHAT_STREAMED = Reading(Usage(10, 5), "gpt-4o", (("search", {"q": "x"}), ("fetch
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_chat_chunks_are_joined(typed):
+def test_chat_chunks_are_joined(typed: bool) -> None:
     chat = pytest.importorskip("openai.types.chat")
     stream = streamed(
         *([chat.ChatCompletionChunk.model_validate(chunk) for chunk in CHAT_CHUNKS] if typed else CHAT_CHUNKS)
@@ -220,18 +220,18 @@ def test_chat_chunks_are_joined(typed):
     assert stream.chars == len("Looking." + "search" + '{"q": "x"}' + "fetch" + '{"u": 1}')
 
 
-def test_a_stream_left_in_the_middle_tells_what_came_and_no_usage():
+def test_a_stream_left_in_the_middle_tells_what_came_and_no_usage() -> None:
     stream = streamed(*CHAT_CHUNKS[:5])
     assert stream.reading() == Reading(None, "gpt-4o", (("search", '{"q": '),), "Looking.")
     assert stream.chars == len("Looking." + "search" + '{"q": ')
 
 
-def test_cumulative_usage_in_every_chunk_is_not_summed():
+def test_cumulative_usage_in_every_chunk_is_not_summed() -> None:
     told = [{"prompt_tokens": 10, "completion_tokens": n, "total_tokens": 10 + n} for n in (1, 2, 3)]
     assert streamed(*(chat_chunk({"content": "x"}, usage=usage) for usage in told)).reading().usage == Usage(10, 3)
 
 
-def test_calls_that_share_an_index_or_have_none_are_kept_apart():
+def test_calls_that_share_an_index_or_have_none_are_kept_apart() -> None:
     def whole(id_: str, name: str, **index: int) -> dict[str, Any]:
         return chat_chunk(
             {"tool_calls": [{**index, "id": id_, "type": "function", "function": {"name": name, "arguments": "{}"}}]}
@@ -241,7 +241,7 @@ def test_calls_that_share_an_index_or_have_none_are_kept_apart():
     assert streamed(whole("a", "f"), whole("b", "g")).reading().calls == (("f", {}), ("g", {}))
 
 
-def test_other_choices_and_reasoning_are_paid_but_not_said():
+def test_other_choices_and_reasoning_are_paid_but_not_said() -> None:
     stream = streamed(
         chat_chunk({"content": "one"}),
         chat_chunk({"content": "two"}, index=1),
@@ -303,7 +303,7 @@ RESPONSE_READ = Reading(
 )
 
 
-def test_response_in_every_form():
+def test_response_in_every_form() -> None:
     responses = pytest.importorskip("openai.types.responses")
     for form in forms(RESPONSE, responses.Response):
         assert read(form) == RESPONSE_READ
@@ -332,7 +332,7 @@ def response_events() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_response_events_end_with_the_whole(typed):
+def test_response_events_end_with_the_whole(typed: bool) -> None:
     responses = pytest.importorskip("openai.types.responses")
     pydantic = pytest.importorskip("pydantic")
     events: list[Any] = response_events()
@@ -373,13 +373,13 @@ MESSAGE: dict[str, Any] = {
 MESSAGE_USAGE = Usage(4310, 50, cached=4000, cache_write=300, thinking=30)
 
 
-def test_message_in_every_form_counts_what_the_cache_took():
+def test_message_in_every_form_counts_what_the_cache_took() -> None:
     anthropic = pytest.importorskip("anthropic.types")
     for form in forms(MESSAGE, anthropic.Message):
         assert read(form) == Reading(MESSAGE_USAGE, "claude-sonnet-4-5-20250929", (("search", {"q": "x"}),), "Hello")
 
 
-def test_rounds_of_a_compacted_message_are_all_paid():
+def test_rounds_of_a_compacted_message_are_all_paid() -> None:
     rounds = [
         {"type": "compaction", "input_tokens": 1000, "output_tokens": 40},
         {"type": "message", "input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 2},
@@ -435,7 +435,7 @@ def message_events() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("typed", [False, True])
-def test_message_events_give_input_first_and_output_last(typed):
+def test_message_events_give_input_first_and_output_last(typed: bool) -> None:
     anthropic = pytest.importorskip("anthropic.types")
     pydantic = pytest.importorskip("pydantic")
     events: list[Any] = message_events()
@@ -448,7 +448,7 @@ def test_message_events_give_input_first_and_output_last(typed):
     assert streamed(*events[:6]).reading().usage == Usage(4310, 1, cached=4000, cache_write=300)
 
 
-def test_events_that_the_library_adds_say_nothing_twice():
+def test_events_that_the_library_adds_say_nothing_twice() -> None:
     events: list[Any] = message_events()
     events.insert(6, SimpleNamespace(type="text", text="Hel", snapshot="Hel"))
     events[-1] = {"type": "message_stop", "message": MESSAGE}
@@ -458,7 +458,7 @@ def test_events_that_the_library_adds_say_nothing_twice():
 # ---- LiteLLM --------------------------------------------------------------------------------------------------------
 
 
-def test_litellm_response_with_its_cost():
+def test_litellm_response_with_its_cost() -> None:
     utils = pytest.importorskip("litellm.types.utils")
     response = utils.ModelResponse(**copy.deepcopy(CHAT))
     assert read(response).usage == CHAT_USAGE
@@ -473,7 +473,7 @@ def test_litellm_response_with_its_cost():
     assert "response_cost" in reading.problems[0]
 
 
-def test_litellm_passes_on_what_anthropic_cached_within_the_prompt():
+def test_litellm_passes_on_what_anthropic_cached_within_the_prompt() -> None:
     utils = pytest.importorskip("litellm.types.utils")
     usage = utils.Usage(
         prompt_tokens=4310,
@@ -486,7 +486,7 @@ def test_litellm_passes_on_what_anthropic_cached_within_the_prompt():
     assert read(response).usage == Usage(4310, 50, cached=4000, cache_write=300)
 
 
-def test_litellm_without_usage_tells_none():
+def test_litellm_without_usage_tells_none() -> None:
     utils = pytest.importorskip("litellm.types.utils")
     assert read(utils.ModelResponse()).usage is None
     zeros = utils.ModelResponse(usage=utils.Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0))
@@ -494,7 +494,7 @@ def test_litellm_without_usage_tells_none():
     assert "zero" in read(zeros).problems[0]
 
 
-def test_litellm_chunks_are_joined():
+def test_litellm_chunks_are_joined() -> None:
     utils = pytest.importorskip("litellm.types.utils")
     stream = StreamReading()
     for chunk in CHAT_CHUNKS:

@@ -38,7 +38,7 @@ def replay(*args: Any) -> Result:
     return CliRunner().invoke(main, ["replay", *map(str, args)])
 
 
-def test_the_table_shows_who_would_have_been_touched_and_the_totals(recorded):
+def test_the_table_shows_who_would_have_been_touched_and_the_totals(recorded: Path) -> None:
     done = replay(recorded)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
@@ -48,11 +48,11 @@ def test_the_table_shows_who_would_have_been_touched_and_the_totals(recorded):
     assert "1 records could not be read and were skipped" in told
 
 
-def test_all_shows_the_others_too(recorded):
+def test_all_shows_the_others_too(recorded: Path) -> None:
     assert "fine" in replay(recorded, "--all").output
 
 
-def test_json_is_one_document_with_every_run(recorded):
+def test_json_is_one_document_with_every_run(recorded: Path) -> None:
     done = replay(recorded, "--json")
     told = json.loads(done.stdout)
     assert [run["id"] for run in told["runs"]] == ["stuck", "fine", "false-stop", "short", "no-label"]
@@ -70,7 +70,7 @@ def test_json_is_one_document_with_every_run(recorded):
     assert told["skipped"]["count"] == 1
 
 
-def test_a_policy_file_decides(recorded, tmp_path):
+def test_a_policy_file_decides(recorded: Path, tmp_path: Path) -> None:
     policy = tmp_path / "strict.toml"
     policy.write_text("max_model_calls = 2\n")
     told = json.loads(replay(recorded, "--policy", policy, "--json").stdout)
@@ -78,7 +78,7 @@ def test_a_policy_file_decides(recorded, tmp_path):
     assert told["policy"]["name"] == "strict.toml"
 
 
-def test_two_policies_side_by_side(recorded, tmp_path):
+def test_two_policies_side_by_side(recorded: Path, tmp_path: Path) -> None:
     policy = tmp_path / "strict.toml"
     policy.write_text("max_model_calls = 2\n")
     told = json.loads(replay(recorded, "--against", policy, "--json").stdout)
@@ -89,7 +89,7 @@ def test_two_policies_side_by_side(recorded, tmp_path):
     assert "under runguard.toml" in table
 
 
-def test_explain_says_why_it_did_not_stop(recorded):
+def test_explain_says_why_it_did_not_stop(recorded: Path) -> None:
     told = " ".join(replay(recorded, "--explain", "short").output.split())
     assert "would have been nudged by repetition of look: 3 identical calls and answers, limit 3" in told
     assert "3 of 5 needed to stop; reached its nudge" in told
@@ -98,7 +98,7 @@ def test_explain_says_why_it_did_not_stop(recorded):
     assert {near["rule"] for near in data["rules"]} >= {"repetition", "stall", "growth", "max_usd"}
 
 
-def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
+def test_the_run_to_explain_may_be_named_by_its_beginning(recorded: Path) -> None:
     assert json.loads(replay(recorded, "--explain", "sho", "--json").stdout)["run"]["id"] == "short"
     several = replay(recorded, "--explain", "f")
     assert (several.exit_code, several.stderr) == (2, "'f' matches several runs: fine, false-stop\n")
@@ -110,7 +110,7 @@ def test_the_run_to_explain_may_be_named_by_its_beginning(recorded):
 
 
 @pytest.mark.parametrize(("option", "file"), [("--html", "page.html"), ("--against", "runguard.toml")])
-def test_what_an_explanation_cannot_do_is_not_passed_over(recorded, option, file):
+def test_what_an_explanation_cannot_do_is_not_passed_over(recorded: Path, option: str, file: str) -> None:
     done = replay(recorded, "--explain", "short", option, file)
     assert (done.exit_code, done.stdout) == (2, "")
     assert f"{option} is for all runs: use only one of them" in " ".join(done.stderr.split())
@@ -118,7 +118,7 @@ def test_what_an_explanation_cannot_do_is_not_passed_over(recorded, option, file
 
 
 @pytest.mark.parametrize("args", [("nowhere.jsonl",), ("{recorded}", "--policy", "nowhere.toml")])
-def test_what_cannot_be_used_is_said_with_exit_code_2(recorded, args):
+def test_what_cannot_be_used_is_said_with_exit_code_2(recorded: Path, args: tuple[str, str, str] | tuple[str]) -> None:
     done = replay(*(arg.format(recorded=recorded) for arg in args))
     assert done.exit_code == 2
     assert "nowhere" in done.output
@@ -148,7 +148,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
+def test_the_page_is_whole_self_contained_and_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>\"&'</title></svg>"
     runs = tmp_path / "runs.jsonl"
     run = looping(evil, success=True)
@@ -182,7 +182,7 @@ def test_the_page_is_whole_self_contained_and_escaped(tmp_path):
         ("{broken\n", "runs.db: no run could be read, 1 record skipped; the first: "),
     ],
 )
-def test_a_source_in_which_nothing_can_be_read_is_an_error(tmp_path, content, message):
+def test_a_source_in_which_nothing_can_be_read_is_an_error(tmp_path: Path, content: str, message: str) -> None:
     runs = tmp_path / "runs.db"
     runs.write_text(content)
     done = replay(runs, "--html", tmp_path / "page.html")
@@ -193,14 +193,14 @@ def test_a_source_in_which_nothing_can_be_read_is_an_error(tmp_path, content, me
     assert (answer["ok"], answer["error"].startswith(message)) == (False, True)
 
 
-def test_a_page_that_cannot_be_written_is_told_before_the_replay(recorded):
+def test_a_page_that_cannot_be_written_is_told_before_the_replay(recorded: Path) -> None:
     done = replay(recorded, "--html", "absent/page.html")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == "absent/page.html: cannot be written: the folder absent does not exist; create it first\n"
 
 
 @pytest.mark.parametrize("options", [[], ["--explain", "id\x1b[2J\nforged"]], ids=["table", "explain"])
-def test_names_of_a_recording_are_shown_and_not_obeyed(tmp_path, options):
+def test_names_of_a_recording_are_shown_and_not_obeyed(tmp_path: Path, options: list[Any] | list[str]) -> None:
     run = looping("id\x1b[2J\nforged", model="acme\x1b[2J")
     for step in run["steps"]:
         step["tool"] = "t\x1b]0;owned\x07"
@@ -215,7 +215,7 @@ def test_names_of_a_recording_are_shown_and_not_obeyed(tmp_path, options):
     assert "\x1b" not in told.output
 
 
-def test_a_cost_that_nobody_knows_is_not_zero(tmp_path):
+def test_a_cost_that_nobody_knows_is_not_zero(tmp_path: Path) -> None:
     runs = tmp_path / "runs.jsonl"
     unknown, known = looping("unknown", model="acme-1", success=True), looping("known")
     runs.write_text(json.dumps(unknown) + "\n")
@@ -240,13 +240,13 @@ main(["replay", sys.argv[1], "--json"])
 """
 
 
-def test_replaying_lines_needs_no_framework(recorded):
+def test_replaying_lines_needs_no_framework(recorded: Path) -> None:
     done = subprocess.run([sys.executable, "-c", _BARE, str(recorded)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["totals"]["runs"] == 5
 
 
-def test_a_run_is_found_by_its_session_and_by_the_name_that_a_trip_gives_it(tmp_path):
+def test_a_run_is_found_by_its_session_and_by_the_name_that_a_trip_gives_it(tmp_path: Path) -> None:
     calls = [{"function_call": {"id": f"c{n}", "name": "look", "args": {}}} for n in range(2)]
     events = [{"author": "user", "invocation_id": "inv-7", "content": {"parts": [{"text": "go"}]}}]
     events += [{"author": "a", "invocation_id": "inv-7", "content": {"parts": [part]}} for part in calls]

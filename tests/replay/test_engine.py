@@ -1,6 +1,7 @@
 """One recorded run past one policy: what is said where, and what came after."""
 
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ def judged(run: dict[str, Any], **policy: Any) -> RunResult:
     return Judge(early(**policy)).play(run_of(run, "here", Faults()))
 
 
-def test_a_loop_is_nudged_refused_and_stopped_where_live_would():
+def test_a_loop_is_nudged_refused_and_stopped_where_live_would() -> None:
     result = judged(looping())
     assert [(v.action, v.rule, v.turn, v.observed) for v in result.verdicts] == [
         ("nudge", "repetition", 3, 3),
@@ -31,7 +32,7 @@ def test_a_loop_is_nudged_refused_and_stopped_where_live_would():
     assert stop.evidence[0]["tool"] == "look"
 
 
-def test_what_came_after_the_stop_is_counted_to_the_token():
+def test_what_came_after_the_stop_is_counted_to_the_token() -> None:
     result = judged(looping(times=8))
     assert (result.model_calls, result.tool_calls) == (8, 8)
     after = [1_000 + 100 * turn + 50 for turn in range(5, 8)]  # the sixth call and those after it
@@ -42,24 +43,24 @@ def test_what_came_after_the_stop_is_counted_to_the_token():
     assert result.saved.tool_calls == 3
 
 
-def test_a_nudge_says_what_came_after_it_too():
+def test_a_nudge_says_what_came_after_it_too() -> None:
     nudge = judged(looping(times=8)).first("nudge")
     assert nudge is not None
     assert nudge.after.model_calls == 5
 
 
-def test_work_is_left_alone():
+def test_work_is_left_alone() -> None:
     assert judged(working(times=20)).verdicts == []
 
 
-def test_cost_is_that_of_the_price_list_and_of_the_policy():
+def test_cost_is_that_of_the_price_list_and_of_the_policy() -> None:
     result = judged(looping(times=2), prices={"gpt-4o": {"input": 1, "output": 10}})
     assert result.usd == Decimal("0.0031")
     unknown = judged(looping(times=2, model="nobody-knows-it"))
     assert (unknown.usd, unknown.unpriced) == (None, 2)
 
 
-def test_a_budget_stops_before_the_call_that_does_not_fit():
+def test_a_budget_stops_before_the_call_that_does_not_fit() -> None:
     result = judged(working(times=8), max_tokens=5_000)
     stop = result.first("stop")
     assert stop is not None
@@ -73,26 +74,26 @@ def test_a_budget_stops_before_the_call_that_does_not_fit():
     )
 
 
-def test_a_dollar_limit_refuses_what_has_no_price_as_live():
+def test_a_dollar_limit_refuses_what_has_no_price_as_live() -> None:
     stop = judged(looping(model="nobody-knows-it"), max_usd=1).first("stop")
     assert stop is not None
     assert (stop.rule, stop.turn) == ("unpriced", 0)
 
 
-def test_recorded_time_is_the_clock():
+def test_recorded_time_is_the_clock() -> None:
     stop = judged(working(times=8), max_seconds=12).first("stop")
     assert stop is not None
     assert (stop.rule, stop.turn) == ("deadline", 4)
 
 
-def test_without_times_no_rule_about_time_speaks():
+def test_without_times_no_rule_about_time_speaks() -> None:
     run = working(times=8)
     for step in run["steps"]:
         step.pop("ts")
     assert judged(run, max_seconds=0.001).verdicts == []
 
 
-def test_a_message_of_the_user_starts_afresh():
+def test_a_message_of_the_user_starts_afresh() -> None:
     first, second = looping(times=3), looping(times=3)
     run = {**first, "steps": first["steps"] + second["steps"]}
     result = judged(run)
@@ -101,13 +102,13 @@ def test_a_message_of_the_user_starts_afresh():
     assert len({v.run for v in result.verdicts}) == 2
 
 
-def test_a_message_after_a_stop_is_judged_again_and_not_saved():
+def test_a_message_after_a_stop_is_judged_again_and_not_saved() -> None:
     first, second = looping(times=7), working(times=5)
     result = judged({**first, "steps": first["steps"] + second["steps"]})
     assert result.saved.model_calls == 2
 
 
-def test_unknown_tokens_are_estimated_from_the_texts():
+def test_unknown_tokens_are_estimated_from_the_texts() -> None:
     run = looping(times=3)
     for step in run["steps"]:
         step.pop("input_tokens", None)
@@ -117,7 +118,7 @@ def test_unknown_tokens_are_estimated_from_the_texts():
     assert result.prompt_tokens > 0
 
 
-def test_a_simulated_customers_own_calls_are_not_the_agents():
+def test_a_simulated_customers_own_calls_are_not_the_agents() -> None:
     run = looping(times=2)
     run["steps"][1:1] = [
         {"kind": "tool_call", "agent": "user", "tool": "phone", "args": {}},
@@ -126,7 +127,7 @@ def test_a_simulated_customers_own_calls_are_not_the_agents():
     assert judged(run).tool_calls == 2
 
 
-def test_a_hand_off_is_one_and_circles_are_seen():
+def test_a_hand_off_is_one_and_circles_are_seen() -> None:
     steps: list[dict[str, Any]] = [{"kind": "message", "agent": "user", "text": "go"}]
     for turn in range(14):
         here, there = ("a", "b") if turn % 2 == 0 else ("b", "a")
@@ -137,7 +138,7 @@ def test_a_hand_off_is_one_and_circles_are_seen():
     assert [(v.action, v.rule) for v in result.verdicts] == [("nudge", "handoff"), ("stop", "handoff")]
 
 
-def test_nothing_is_written_told_or_enforced(tmp_path):
+def test_nothing_is_written_told_or_enforced(tmp_path: Path) -> None:
     store = tmp_path / "guard.db"
     heard: list[object] = []
     policy = early(
@@ -148,7 +149,7 @@ def test_nothing_is_written_told_or_enforced(tmp_path):
     assert heard == []
 
 
-def test_two_policies_see_one_walk():
+def test_two_policies_see_one_walk() -> None:
     judges = [Judge(early(**values)) for values in ({}, {"max_model_calls": 2})]
     mine, other = play(run_of(looping(), "here", Faults()), judges)
     assert [r.first("stop").rule for r in (mine, other)] == ["repetition", "model_calls"]  # type: ignore[union-attr]
@@ -170,7 +171,7 @@ def branches(stuck: str) -> list[Step]:
     return steps
 
 
-def test_a_stop_in_a_branch_spares_that_branch_alone():
+def test_a_stop_in_a_branch_spares_that_branch_alone() -> None:
     result = Judge(early()).play(RecordedRun("x", iter(branches("p2"))))
     stop = result.first("stop")
     assert stop is not None
@@ -179,7 +180,7 @@ def test_a_stop_in_a_branch_spares_that_branch_alone():
     assert result.saved.tokens == stop.after.tokens == 3 * 110
 
 
-def test_branches_do_not_mix():
+def test_branches_do_not_mix() -> None:
     assert Judge(early()).play(RecordedRun("x", iter(branches("neither")))).verdicts == []
 
 
@@ -187,7 +188,7 @@ def test_branches_do_not_mix():
 # ----------------------------------------------------------------------------------------------
 
 
-def test_an_explanation_says_how_near_each_rule_came():
+def test_an_explanation_says_how_near_each_rule_came() -> None:
     told = explain(run_of(looping(times=4), "here", Faults()), Judge(early(), to_the_end=True))
     near = {each.rule: each for each in told.rules}
     assert near["repetition"].peak is not None
@@ -199,7 +200,7 @@ def test_an_explanation_says_how_near_each_rule_came():
     assert "depth" in told.not_recorded
 
 
-def test_an_explanation_knows_no_cost_without_a_price():
+def test_an_explanation_knows_no_cost_without_a_price() -> None:
     limited = early(max_usd=1, on_unpriced="tokens")
     told = explain(run_of(looping(times=4, model="acme-1"), "here", Faults()), Judge(limited, to_the_end=True))
     (money,) = [near for near in told.rules if near.rule == "max_usd"]
@@ -207,14 +208,14 @@ def test_an_explanation_knows_no_cost_without_a_price():
     assert money.why == "unknown in 1 user turn; the limit is 1 for each; 4 of 4 model calls have no price"
 
 
-def test_an_explanation_changes_no_verdict():
+def test_an_explanation_changes_no_verdict() -> None:
     plain = judged(looping())
     told = explain(run_of(looping(), "here", Faults()), Judge(early(), to_the_end=True))
     assert [v for v in told.result.verdicts if not v.moot] == plain.verdicts
 
 
 @pytest.mark.parametrize("broken", [None, 7, "x", [], {"kind": "dance"}, {"kind": ["model"]}])
-def test_broken_steps_are_counted_and_skipped(broken):
+def test_broken_steps_are_counted_and_skipped(broken: Any) -> None:
     run, faults = looping(), Faults()
     run["steps"].insert(4, broken)
     result = Judge(early()).play(run_of(run, "here", faults))

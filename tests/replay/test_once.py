@@ -15,7 +15,7 @@ from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.recordings import early
 
-ONCE = {"tools": {"pay": {"once": True}}}
+ONCE: dict[str, Any] = {"tools": {"pay": {"once": True}}}
 
 
 def found(*calls: tuple[dict[str, Any], Any]) -> int:

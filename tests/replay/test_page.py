@@ -21,11 +21,11 @@ EVIL = "<script>document.title='run'</script><img src=x onerror=\"document.title
     ("largest", "whole", "step"),
     [(1, True, 1), (1, False, 0.2), (72, True, 20), (0.0897, False, 0.02), (4, True, 1), (2.9e6, False, 1e6)],
 )
-def test_ticks_are_round_and_whole_where_things_are_counted(largest, whole, step):
+def test_ticks_are_round_and_whole_where_things_are_counted(largest: float, whole: bool, step: float) -> None:
     assert step_of(largest, whole=whole) == pytest.approx(step)
 
 
-def test_everything_drawn_lies_within_the_picture():
+def test_everything_drawn_lies_within_the_picture() -> None:
     plot = Plot("t", "x", "y", 7, 0.0897, whole="x")
     assert plot.y_max >= 0.0897
     assert plot.x(0) < plot.x(7) <= 640
@@ -46,7 +46,7 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
-def test_hostile_names_stay_text(page):
+def test_hostile_names_stay_text(page: Path) -> None:
     text = page.read_text()
     assert "<script" not in text
     assert "<img" not in text
@@ -56,7 +56,7 @@ def test_hostile_names_stay_text(page):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1200])
-def test_in_a_browser_nothing_runs_and_nothing_sticks_out(page, scheme: Any, width: int):
+def test_in_a_browser_nothing_runs_and_nothing_sticks_out(page: Path, scheme: Any, width: int) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     browser_path = shutil.which("chromium")
     if browser_path is None:

@@ -35,7 +35,7 @@ def url_of(server: valkey_server.Valkey, namespace: str, scheme: str = "redis") 
     return f"{scheme}://:{PASSWORD}@127.0.0.1:{server.port}/0?namespace={namespace}"
 
 
-def contents(server: valkey_server.Valkey) -> dict[str, bytes]:
+def contents(server: valkey_server.Valkey) -> dict[str, bytes | None]:
     """Every key there is, with what is in it."""
     client = redis.Redis.from_url(f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0")
     found = {key.decode(): client.dump(key) for key in client.scan_iter()}
@@ -56,7 +56,7 @@ def step(n: int) -> dict[str, int]:
     return {"n": n}
 
 
-async def test_the_records_of_real_runs_are_replayed_and_nothing_is_written(server):
+async def test_the_records_of_real_runs_are_replayed_and_nothing_is_written(server: valkey_server.Valkey) -> None:
     url = url_of(server, "real", "valkey")
     plugin = RunGuardPlugin(store=url, store_timeout=30)
     for number, calls in enumerate((12, 3)):
@@ -76,7 +76,9 @@ async def test_the_records_of_real_runs_are_replayed_and_nothing_is_written(serv
     assert contents(server) == before
 
 
-def test_records_of_many_runs_at_once_come_out_run_by_run(server, monkeypatch):
+def test_records_of_many_runs_at_once_come_out_run_by_run(
+    server: valkey_server.Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(own_records, "_AT_ONCE", 7)  # many pages
     session = RedisStore(url_of(server, "mixed")).connect(20)
     for number in range(10):
@@ -100,7 +102,7 @@ def test_records_of_many_runs_at_once_come_out_run_by_run(server, monkeypatch):
     ]
 
 
-def test_a_namespace_that_is_no_store_is_refused_and_not_made_one(server):
+def test_a_namespace_that_is_no_store_is_refused_and_not_made_one(server: valkey_server.Valkey) -> None:
     before = contents(server)
     with pytest.raises(UnreadableError, match="no RunGuard store in this namespace") as refused:
         open_sources(url_of(server, "nobody"))
@@ -108,7 +110,7 @@ def test_a_namespace_that_is_no_store_is_refused_and_not_made_one(server):
     assert contents(server) == before
 
 
-def test_what_cannot_be_reached_or_is_not_ours_is_said_without_the_password(server):
+def test_what_cannot_be_reached_or_is_not_ours_is_said_without_the_password(server: valkey_server.Valkey) -> None:
     client = redis.Redis.from_url(f"redis://:{PASSWORD}@127.0.0.1:{server.port}/0")
     client.set("{odd}:schema", "1")
     client.set("{odd}:r:call", "no stream")

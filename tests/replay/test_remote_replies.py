@@ -108,4 +108,5 @@ async def test_a_cap_stops_before_the_second_remote_call(tmp_path: Path) -> None
     (batch,) = replay(open_sources(str(path)), [Policy.validated({"max_tokens": 1_250}, "")])
     ((result,),) = batch.results
     stop = result.first("stop")
+    assert stop is not None
     assert (stop.rule, stop.agent) == ("budget", "two")

@@ -18,7 +18,7 @@ CLOSING = (TOKENS + 1_024) * 10_000  # its prompt with a margin
 def judged(**policy: Any) -> RunResult:
     steps: list[Any] = [Turn(1.0, "r")]
     steps += [Asked(2.0 + n, "a", model="m", usage=Usage(TOKENS, 10)) for n in range(CALLS)]
-    return Judge(Policy.validated({"prices": PRICES, **policy}, "")).play(RecordedRun("r", steps=steps))
+    return Judge(Policy.validated({"prices": PRICES, **policy}, "")).play(RecordedRun("r", steps=iter(steps)))
 
 
 def test_the_price_of_the_closing_call_is_not_saved() -> None:

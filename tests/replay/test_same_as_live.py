@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ class Listening(RunGuardPlugin):
         self.guard.sink.on_decided("the test", lambda made: self.heard.append((made.lane.key, made.decision)))
 
 
-def told(lane: str, action: str, rule: str, observed: float, limit: float, tool: str) -> tuple[Any, ...]:
+def told(
+    lane: str, action: str, rule: str, observed: Decimal | float, limit: Decimal | float, tool: str
+) -> tuple[Any, ...]:
     """A decision; what is about the whole run is about no lane."""
     return (
         "" if rule in COUNTED else lane,
@@ -223,7 +226,7 @@ async def test_what_an_enforcing_guard_did_is_found_in_the_recording(
     assert {v.rule for v in result.verdicts if v.action == "stop"} == stopped
 
 
-def test_every_rule_that_can_be_told_was():
+def test_every_rule_that_can_be_told_was() -> None:
     """Runs last: the comparison above is worth something only where rules fire."""
     if len(RAN) < len(CASES) - 1:  # one is skipped on old versions of ADK
         pytest.skip("not all of the comparison ran in this process")

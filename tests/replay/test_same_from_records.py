@@ -189,7 +189,7 @@ async def test_entries_that_cannot_be_read_are_counted_and_skipped(tmp_path: Pat
     assert result.model_calls == 1
 
 
-def test_every_rule_of_a_run_was_told():
+def test_every_rule_of_a_run_was_told() -> None:
     """Runs last: the comparison above is worth something only where rules fire."""
     if len(RAN) < len(CASES):
         pytest.skip("not all of the comparison ran in this process")

@@ -2,8 +2,10 @@
 
 import asyncio
 import gzip
+import itertools
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ def rules(runs: list[RunResult]) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("name", ["runs.jsonl", "runs.jsonl.gz", "odd.name"])
-def test_lines_plain_or_compressed(tmp_path, name):
+def test_lines_plain_or_compressed(tmp_path: Path, name: str) -> None:
     path = write_lines(tmp_path / name, looping("a"), working("b"))
     if name == "odd.name":
         path = write_lines(path, looping("a"), working("b"))
@@ -51,7 +53,7 @@ def test_lines_plain_or_compressed(tmp_path, name):
     assert faults.count == 0
 
 
-def test_broken_lines_are_told_with_their_place_and_skipped(tmp_path):
+def test_broken_lines_are_told_with_their_place_and_skipped(tmp_path: Path) -> None:
     first = json.dumps(looping("a"))
     path = write_lines(tmp_path / "runs.jsonl", first, "{not json", "[]", '{"id": "c"}', "", working("b"), first[:200])
     runs, faults = results(path)
@@ -60,7 +62,7 @@ def test_broken_lines_are_told_with_their_place_and_skipped(tmp_path):
     assert faults.first[0].startswith(f"runs.jsonl at byte {len(first) + 1}: not valid JSON")
 
 
-def test_a_compressed_file_that_is_cut_off_is_read_up_to_there(tmp_path):
+def test_a_compressed_file_that_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "runs.jsonl.gz", *(working(f"r{n}", 30) for n in range(50)))
     path.write_bytes(path.read_bytes()[:-200])
     runs, faults = results(path)
@@ -69,7 +71,7 @@ def test_a_compressed_file_that_is_cut_off_is_read_up_to_there(tmp_path):
     assert "damaged or cut off" in " ".join(faults.first)
 
 
-def test_parts_of_a_file_hold_every_line_once(tmp_path):
+def test_parts_of_a_file_hold_every_line_once(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text("".join("x" * (n % 37) + f"{n}\n" for n in range(500)))
     whole = [line for _, line in lines_of(path, Faults())]
@@ -78,7 +80,7 @@ def test_parts_of_a_file_hold_every_line_once(tmp_path):
         assert parts == whole
 
 
-def test_many_processes_say_the_same_in_the_same_order(tmp_path, monkeypatch):
+def test_many_processes_say_the_same_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from runguard.replay import sources
 
     path = write_lines(tmp_path / "runs.jsonl", *((looping if n % 3 else working)(f"r{n}") for n in range(60)))
@@ -89,7 +91,7 @@ def test_many_processes_say_the_same_in_the_same_order(tmp_path, monkeypatch):
     assert faults.count == 0
 
 
-def test_recorded_fixtures_replay():
+def test_recorded_fixtures_replay() -> None:
     """Three short recordings from public repositories; licence and origin stand in each record."""
     runs, faults = results(FIXTURES / "recorded.jsonl")
     assert faults.count == 0
@@ -98,7 +100,7 @@ def test_recorded_fixtures_replay():
     assert {rule for rule in rules(runs).values() if rule} == {"repetition"}
 
 
-def test_a_folder_is_all_recordings_in_it(tmp_path):
+def test_a_folder_is_all_recordings_in_it(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", looping("a"))
     (tmp_path / "below").mkdir()
     write_lines(tmp_path / "below" / "b.jsonl.gz", working("b"))
@@ -110,7 +112,7 @@ def test_a_folder_is_all_recordings_in_it(tmp_path):
 
 
 @pytest.mark.parametrize("given", ["nowhere.jsonl", "redis://host/0", "sqlite://"])
-def test_what_cannot_be_replayed_is_said(given, tmp_path):
+def test_what_cannot_be_replayed_is_said(given: str, tmp_path: Path) -> None:
     with pytest.raises(UnreadableError):
         open_sources(given)
 
@@ -118,21 +120,22 @@ def test_what_cannot_be_replayed_is_said(given, tmp_path):
 # ---- ADK's JSON -----------------------------------------------------------------------------------------------------
 
 
+numbers = itertools.count(1)
+
+
 def event(author: str, *parts: dict[str, Any], at: float = 0.0, **more: Any) -> dict[str, Any]:
-    event.number += 1  # type: ignore[attr-defined]
     content = {"role": "user" if author == "user" else "model", "parts": list(parts)}
     return {
-        "id": f"e{event.number}",
+        "id": f"e{next(numbers)}",
         "invocation_id": "i1",
         "author": author,
         "content": content,
         "timestamp": at,
         "actions": {},
         **more,
-    }  # type: ignore[attr-defined]
+    }
 
 
-event.number = 0  # type: ignore[attr-defined]
 USAGE = {"prompt_token_count": 100, "candidates_token_count": 10, "total_token_count": 110}
 
 
@@ -161,7 +164,7 @@ def _camel(name: str) -> str:
 
 @pytest.mark.parametrize("shape", [lambda s: s, camel, lambda s: [s], lambda s: [camel(s)], lambda s: s["events"]])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_exported_sessions_in_every_shape(tmp_path, shape, indent):
+def test_exported_sessions_in_every_shape(tmp_path: Path, shape: Callable[..., Any], indent: int | None) -> None:
     path = tmp_path / "session.json"
     path.write_text(json.dumps(shape(session()), indent=indent))
     (run,), faults = results(path)
@@ -171,7 +174,7 @@ def test_exported_sessions_in_every_shape(tmp_path, shape, indent):
     assert run.usd is not None
 
 
-def test_a_session_that_is_cut_off_is_read_up_to_there(tmp_path):
+def test_a_session_that_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
     whole = json.dumps(session(times=12))
     path = tmp_path / "session.json"
     path.write_text(whole[: len(whole) * 3 // 4])
@@ -181,7 +184,7 @@ def test_a_session_that_is_cut_off_is_read_up_to_there(tmp_path):
     assert 5 < run.model_calls < 12
 
 
-def test_broken_events_are_counted_and_skipped(tmp_path):
+def test_broken_events_are_counted_and_skipped(tmp_path: Path) -> None:
     told = session()
     told["events"][3:3] = [7, {"author": 5}, {"author": "a", "content": "no object"}]
     path = tmp_path / "session.json"
@@ -192,7 +195,7 @@ def test_broken_events_are_counted_and_skipped(tmp_path):
 
 
 @pytest.mark.parametrize("shape", [lambda s: s, camel])
-def test_eval_sets(tmp_path, shape):
+def test_eval_sets(tmp_path: Path, shape: Callable[..., Any]) -> None:
     call = {"id": "c", "name": "look", "args": {"at": "it"}}
     turn = {
         "invocation_id": "i1",
@@ -235,7 +238,7 @@ def test_eval_sets(tmp_path, shape):
     assert faults.count == 1
 
 
-def test_a_json_document_is_walked_in_small_pieces(tmp_path):
+def test_a_json_document_is_walked_in_small_pieces(tmp_path: Path) -> None:
     import io
 
     class Slow(io.StringIO):
@@ -260,7 +263,7 @@ def test_a_json_document_is_walked_in_small_pieces(tmp_path):
 # ---- databases ------------------------------------------------------------------------------------------------------
 
 
-def test_the_legacy_schema_is_refused_and_never_unpickled(tmp_path):
+def test_the_legacy_schema_is_refused_and_never_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE sessions (app_name, user_id, id, create_time)")
@@ -272,7 +275,7 @@ def test_the_legacy_schema_is_refused_and_never_unpickled(tmp_path):
         open_sources(str(path))
 
 
-def test_other_databases_are_refused(tmp_path):
+def test_other_databases_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as db:
         db.execute("CREATE TABLE things (id)")
@@ -301,7 +304,7 @@ def adk_database(path: Path, events: list[Any]) -> Path:
     return path
 
 
-def test_events_keep_the_order_in_which_they_came_and_broken_ones_are_skipped(tmp_path):
+def test_events_keep_the_order_in_which_they_came_and_broken_ones_are_skipped(tmp_path: Path) -> None:
     events = session()["events"]
     path = adk_database(tmp_path / "session.db", [*events[:4], "{broken", "[]", *events[4:]])
     (run,), faults = results(path)
@@ -311,7 +314,7 @@ def test_events_keep_the_order_in_which_they_came_and_broken_ones_are_skipped(tm
     assert results(f"sqlite:///{path}")[0][0].to_dict() == run.to_dict()
 
 
-def test_a_damaged_database_is_read_as_far_as_it_goes(tmp_path):
+def test_a_damaged_database_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = adk_database(tmp_path / "session.db", session(times=400)["events"])
     data = bytearray(path.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 8_192] = b"\xff" * 8_192
@@ -321,7 +324,7 @@ def test_a_damaged_database_is_read_as_far_as_it_goes(tmp_path):
     assert len(runs) == 1
 
 
-def test_it_only_reads(tmp_path):
+def test_it_only_reads(tmp_path: Path) -> None:
     path = adk_database(tmp_path / "session.db", session()["events"])
     before = path.read_bytes()
     path.chmod(0o444)
@@ -330,7 +333,7 @@ def test_it_only_reads(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["session.db"]
 
 
-def test_an_answer_that_a_live_guard_refused_or_nudged_is_read_as_such(tmp_path):
+def test_an_answer_that_a_live_guard_refused_or_nudged_is_read_as_such(tmp_path: Path) -> None:
     told = session()
     told["events"][6]["content"]["parts"][0]["function_response"]["response"]["runguard_notice"] = "do not repeat it"
     refused = told["events"][8]["content"]["parts"][0]["function_response"]
@@ -339,7 +342,7 @@ def test_an_answer_that_a_live_guard_refused_or_nudged_is_read_as_such(tmp_path)
     assert [(v.action, v.turn) for v in run.verdicts] == [("nudge", 3), ("block", 4), ("stop", 5)]
 
 
-def test_own_records_show_what_money_and_growth_rules_would_do(tmp_path):
+def test_own_records_show_what_money_and_growth_rules_would_do(tmp_path: Path) -> None:
     from google.adk.agents import LlmAgent
 
     from runguard.adk import RunGuardPlugin
@@ -382,7 +385,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("odd", ODD, ids=repr)
-def test_no_value_in_any_field_ends_a_replay(tmp_path, odd):
+def test_no_value_in_any_field_ends_a_replay(tmp_path: Path, odd: Any) -> None:
     fields = {name for step in looping()["steps"] for name in step} | {
         "branch",
         "text_chars",

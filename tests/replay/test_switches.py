@@ -37,7 +37,9 @@ def test_replay_reports_the_switch_and_an_estimate_of_what_it_saves() -> None:
     """Three calls of $0.02 reach half of the budget; the two calls before the stop would have cost $0.002 each."""
     steps: list[Any] = [Turn(1.0, "r")]
     steps += [Asked(2.0 + n, "a", model="big-1", usage=Usage(1_000, 250)) for n in range(5)]
-    result = Judge(Policy.validated({**SETTINGS, "min_output_tokens": 250}, "")).play(RecordedRun("r", steps=steps))
+    result = Judge(Policy.validated({**SETTINGS, "min_output_tokens": 250}, "")).play(
+        RecordedRun("r", steps=iter(steps))
+    )
     (verdict,) = [v for v in result.verdicts if v.rule == "downgrade"]
     assert (verdict.action, verdict.turn) == ("warn", 3)
     assert "agent a would be switched from big-1 to small-1" in verdict.detail
@@ -47,7 +49,7 @@ def test_replay_reports_the_switch_and_an_estimate_of_what_it_saves() -> None:
 
 async def test_a_store_names_the_model_that_answered_and_the_one_that_was_asked(tmp_path: Path) -> None:
     file = tmp_path / "guard.db"
-    model = Pair(lambda n, _: call("work", q=n) if n < 6 else text("done"), model="big-1")
+    model = Pair(lambda n, _: call("work", q=n) if n < 6 else text("done"), model="big-1")  # type: ignore[misc]
     plugin = RunGuardPlugin(store=f"sqlite:///{file}", tokens=lambda request: 1_000, **SETTINGS)
     # a settlement reaches the store in the background
     await play(agent(model, Tool("work", lambda n: {"done": n, "is_written": plugin.flush(10)})), plugins=[plugin])

@@ -16,7 +16,7 @@ def replayed(every_s: float, **policy: Any) -> RunResult:
     steps: list[Any] = [Turn(600_000.0, "r")]
     steps += [Asked(600_000.0 + (n + 1) * every_s, "a", model="m", usage=Usage(100, 10)) for n in range(6)]
     budget = Budget(calls=2, per="model", window="1m", on_exhausted="wait")
-    return Judge(Policy.validated({"budgets": [budget], **policy}, "")).play(RecordedRun("r", steps=steps))
+    return Judge(Policy.validated({"budgets": [budget], **policy}, "")).play(RecordedRun("r", steps=iter(steps)))
 
 
 def test_calls_that_would_have_waited_are_counted_with_their_time() -> None:

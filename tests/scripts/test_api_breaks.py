@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def package(folder: Path, **changed: str) -> Path:
     return folder
 
 
-def found_after(tmp_path: Path, **changed: str) -> list:
+def found_after(tmp_path: Path, **changed: str) -> list[Any]:
     return list(api.breaks(package(tmp_path / "old"), package(tmp_path / "new", **changed)))
 
 

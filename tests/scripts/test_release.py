@@ -51,7 +51,9 @@ def test_one_command_sets_both(tree: Path) -> None:
         (["--open", "0.3.0"], "still open"),
     ],
 )
-def test_what_is_refused_changes_nothing(tree: Path, capsys: pytest.CaptureFixture[str], arguments, message) -> None:
+def test_what_is_refused_changes_nothing(
+    tree: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert release.main(tree, arguments) == 2
     assert message in capsys.readouterr().err
     assert version(tree) == '__version__ = "0.1.0"\n'

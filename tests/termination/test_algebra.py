@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -42,7 +42,7 @@ from tests.kit.conditions import (
 # ---- the algebra, by example ----------------------------------------------------------------------------------------
 
 
-def test_autogen_defect_chains_are_flat_and_mixtures_nest():
+def test_autogen_defect_chains_are_flat_and_mixtures_nest() -> None:
     a, b, c, d = (TextMentionTermination(letter) for letter in "abcd")
     assert (a | b | c).conditions == (a, b, c)
     assert (a | (b | c)).conditions == (a, b, c)
@@ -52,7 +52,7 @@ def test_autogen_defect_chains_are_flat_and_mixtures_nest():
     assert [type(one) for one in mixed.conditions] == [AndTerminationCondition, TextMentionTermination]
 
 
-def test_or_tells_all_children_and_joins_the_reasons_of_those_that_fired_now():
+def test_or_tells_all_children_and_joins_the_reasons_of_those_that_fired_now() -> None:
     a, b, count = TextMentionTermination("a"), TextMentionTermination("b"), MaxIterationsTermination(3)
     either = a | b | count
     assert not either.check([say("x"), say("y")])
@@ -63,14 +63,14 @@ def test_or_tells_all_children_and_joins_the_reasons_of_those_that_fired_now():
     assert (a.terminated, b.terminated) == (False, True)
 
 
-def test_and_waits_for_the_last_and_keeps_the_order_of_the_children():
+def test_and_waits_for_the_last_and_keeps_the_order_of_the_children() -> None:
     both = TextMentionTermination("a") & TextMentionTermination("b")
     assert not both.check([say("b")])
     assert (both.terminated, both.reason) == (False, None)
     assert both.check([say("a")]).reason == "Text 'a' mentioned, Text 'b' mentioned"
 
 
-def test_and_asks_no_child_that_has_fired():
+def test_and_asks_no_child_that_has_fired() -> None:
     asked: list[int] = []
 
     def once(events: Sequence[Any]) -> bool:
@@ -83,7 +83,7 @@ def test_and_asks_no_child_that_has_fired():
     assert asked == [1]
 
 
-def test_a_child_asked_on_its_own_counts_for_its_composites():
+def test_a_child_asked_on_its_own_counts_for_its_composites() -> None:
     a, b = TextMentionTermination("a"), TextMentionTermination("b")
     either, both = a | b, a & b
     a.check([say("a")])
@@ -94,14 +94,14 @@ def test_a_child_asked_on_its_own_counts_for_its_composites():
     assert both.check([say("b")]).reason == "Text 'a' mentioned, Text 'b' mentioned"
 
 
-def test_an_instance_with_itself_is_itself():
+def test_an_instance_with_itself_is_itself() -> None:
     count = MaxIterationsTermination(3)
     for twice in (count | count, count & count):
         assert twice.conditions == (count,)
         assert fires_at(twice.for_run(), *[[say("x")]] * 4) == 3
 
 
-def test_reset_resets_everything_within():
+def test_reset_resets_everything_within() -> None:
     a, b, count = TextMentionTermination("a"), TextMentionTermination("b"), MaxIterationsTermination(2)
     condition = (a & b) | count
     condition.check([say("a")])
@@ -111,7 +111,7 @@ def test_reset_resets_everything_within():
     assert condition.check([say("a")])
 
 
-def test_the_reason_does_not_change_after_the_end():
+def test_the_reason_does_not_change_after_the_end() -> None:
     a, b = TextMentionTermination("a"), TextMentionTermination("b")
     condition = (a | b) & TextMentionTermination("c")
     either = condition.conditions[0]
@@ -120,7 +120,7 @@ def test_the_reason_does_not_change_after_the_end():
     assert either.reason == "Text 'a' mentioned"
 
 
-def test_a_finished_condition_gives_fresh_copies():
+def test_a_finished_condition_gives_fresh_copies() -> None:
     condition = MaxIterationsTermination(1) | TextMentionTermination("x")
     condition.check([say("x")])
     run = condition.for_run()
@@ -131,7 +131,7 @@ def test_a_finished_condition_gives_fresh_copies():
 # ---- the algebra, by chance -----------------------------------------------------------------------------------------
 
 
-_leaves = [
+_leaves: list[Callable[[], TerminationCondition]] = [
     lambda: TextMentionTermination("a"),
     lambda: TextMentionTermination("b", sources="boss"),
     lambda: MaxIterationsTermination(3),
@@ -245,12 +245,12 @@ def nested(tree: Tree) -> TerminationCondition:
 
 
 @given(_tree, _deltas)
-def test_or_fires_with_the_first_and_and_with_the_last_of_its_children(tree, deltas):
+def test_or_fires_with_the_first_and_and_with_the_last_of_its_children(tree: Any, deltas: list[list[Any]]) -> None:
     assert play(build(tree).for_run(now=0), deltas) == expected(tree, deltas)
 
 
 @given(_tree, _deltas)
-def test_order_and_grouping_change_nothing_but_the_order_of_reasons(tree, deltas):
+def test_order_and_grouping_change_nothing_but_the_order_of_reasons(tree: Any, deltas: list[list[Any]]) -> None:
     outcome = reasons(play(build(tree).for_run(now=0), deltas))
     assert reasons(play(build(mirrored(tree)).for_run(now=0), deltas)) == outcome
     assert reasons(play(build(regrouped(tree)).for_run(now=0), deltas)) == outcome
@@ -258,7 +258,7 @@ def test_order_and_grouping_change_nothing_but_the_order_of_reasons(tree, deltas
 
 
 @given(_tree, _deltas)
-def test_one_instance_in_many_places_is_told_of_each_delta_once(tree, deltas):
+def test_one_instance_in_many_places_is_told_of_each_delta_once(tree: Any, deltas: list[list[Any]]) -> None:
     assert reasons(play(build(tree, {}).for_run(now=0), deltas)) == reasons(expected(tree, deltas))
     condition = build(tree, {})
     condition.reset(now=0)
@@ -266,7 +266,7 @@ def test_one_instance_in_many_places_is_told_of_each_delta_once(tree, deltas):
 
 
 @given(_tree, _deltas, st.integers(1, 4))
-def test_latching_is_idempotent(tree, deltas, times):
+def test_latching_is_idempotent(tree: Any, deltas: list[list[Any]], times: int) -> None:
     condition = build(tree).for_run(now=0)
     when, reason = play(condition, deltas)
     for _ in range(times if when is not None else 0):
@@ -276,7 +276,7 @@ def test_latching_is_idempotent(tree, deltas, times):
 
 
 @given(_tree, _deltas, _deltas)
-def test_a_reset_forgets_everything(tree, before, deltas):
+def test_a_reset_forgets_everything(tree: Any, before: list[list[Any]], deltas: list[list[Any]]) -> None:
     condition = build(tree)
     condition.reset(now=0)
     play(condition, before)
@@ -285,7 +285,9 @@ def test_a_reset_forgets_everything(tree, before, deltas):
 
 
 @given(_tree, _deltas, _deltas, st.booleans())
-def test_copies_for_runs_never_influence_one_another(tree, left, right, are_shared):
+def test_copies_for_runs_never_influence_one_another(
+    tree: Any, left: list[list[Any]], right: list[list[Any]], are_shared: bool
+) -> None:
     condition = build(tree, {} if are_shared else None)
     alone = [play(condition.for_run(now=0), deltas) for deltas in (left, right)]
     runs = [condition.for_run(now=0), condition.for_run(now=0)]
@@ -303,7 +305,7 @@ def test_copies_for_runs_never_influence_one_another(tree, left, right, are_shar
 
 
 @given(_tree, _deltas)
-def test_saved_and_loaded_it_behaves_the_same(tree, deltas):
+def test_saved_and_loaded_it_behaves_the_same(tree: Any, deltas: list[list[Any]]) -> None:
     condition = build(tree)
     loaded = TerminationCondition.from_dict(json.loads(json.dumps(condition.to_dict())))
     assert loaded.to_dict() == condition.to_dict()
@@ -312,7 +314,7 @@ def test_saved_and_loaded_it_behaves_the_same(tree, deltas):
 
 
 @given(_tree, _deltas)
-def test_awaiting_is_checking(tree, deltas):
+def test_awaiting_is_checking(tree: Any, deltas: list[list[Any]]) -> None:
     async def awaited() -> tuple[int | None, str]:
         condition = build(tree).for_run(now=0)
         for number, delta in enumerate(deltas):
@@ -324,7 +326,7 @@ def test_awaiting_is_checking(tree, deltas):
 
 
 @given(_tree, _deltas)
-def test_how_events_are_cut_into_deltas_does_not_matter(tree, deltas):
+def test_how_events_are_cut_into_deltas_does_not_matter(tree: Any, deltas: list[list[Any]]) -> None:
     one_by_one = [[one] for delta in deltas for one in delta]
     with_all = [one for delta in deltas for one in delta]
 
@@ -336,7 +338,7 @@ def test_how_events_are_cut_into_deltas_does_not_matter(tree, deltas):
 
 
 @given(_tree)
-def test_what_cannot_know_early_never_fires_without_events(tree):
+def test_what_cannot_know_early_never_fires_without_events(tree: Any) -> None:
     condition = build(tree).for_run(now=0)
     condition.count(10**9, 10**9, model="toy")
     for external in condition.leaves():

@@ -36,7 +36,7 @@ from tests.kit.conditions import (
 )
 
 
-def test_saved_conditions_are_plain_and_versioned():
+def test_saved_conditions_are_plain_and_versioned() -> None:
     condition = (
         TextMentionTermination("DONE", sources=["critic", "editor"]) | TimeoutTermination(2.5)
     ) & MaxMessageTermination(3, include_agent_event=True)
@@ -56,14 +56,14 @@ def test_saved_conditions_are_plain_and_versioned():
     }
 
 
-def test_autogen_defect_sources_survive_saving():
+def test_autogen_defect_sources_survive_saving() -> None:
     condition = TextMentionTermination("x", sources="critic")
     loaded = TextMentionTermination.from_dict(condition.to_dict())
     assert not loaded.check([say("x", author="writer")])
     assert loaded.check([say("x", author="critic")])
 
 
-def test_autogen_defect_functions_are_saved_by_the_name_they_are_imported_by():
+def test_autogen_defect_functions_are_saved_by_the_name_they_are_imported_by() -> None:
     saved = FunctionalTermination(top_level_function).to_dict()
     assert saved["func"] == f"{top_level_function.__module__}:top_level_function"
     assert TerminationCondition.from_dict(saved).check([say("x", author="boss")])
@@ -79,14 +79,14 @@ def local_function() -> Any:
 @pytest.mark.parametrize(
     "func", [lambda events: True, local_function(), Holder().method, partial(top_level_function), AsyncCallable()]
 )
-def test_functions_that_cannot_be_imported_cannot_be_saved(func):
+def test_functions_that_cannot_be_imported_cannot_be_saved(func: Any) -> None:
     condition = FunctionalTermination(func)
     with pytest.raises(PolicyError, match=r"func = .*cannot be saved"):
         (condition | MaxIterationsTermination(1)).to_dict()
 
 
-def test_prices_and_amounts_survive_saving_exactly():
-    prices = {
+def test_prices_and_amounts_survive_saving_exactly() -> None:
+    prices: dict[str, Any] = {
         "m": [
             {"input": "0.1", "output": "0.3", "tiers": [{"above": 10, "input": "0.7", "output": 1}]},
             {"input": 5, "output": 6, "since": "2030-01-01"},
@@ -102,20 +102,20 @@ def test_prices_and_amounts_survive_saving_exactly():
 
 
 @pytest.mark.parametrize("value", [(1, 2), NAN, {1: 2}, object(), {1}])
-def test_values_that_json_would_change_cannot_be_saved(value):
+def test_values_that_json_would_change_cannot_be_saved(value: Any) -> None:
     with pytest.raises(PolicyError, match="value = "):
         StateTermination("k", value).to_dict()
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [1], {"a": None}])
-def test_values_that_mean_nothing_elsewhere_are_kept(value):
+def test_values_that_mean_nothing_elsewhere_are_kept(value: Any) -> None:
     loaded = TerminationCondition.from_dict(StateTermination("k", value).to_dict())
     assert loaded.check([does(state_delta={"k": value})])
     assert "value" not in StateTermination("k").to_dict()
 
 
 @pytest.mark.parametrize("name", ["RuleTermination", "NoProgressTermination"])
-def test_rules_are_saved_with_their_rungs(name):
+def test_rules_are_saved_with_their_rungs(name: str) -> None:
     condition = RuleTermination("stall", nudge=2, stop=4) if name == "RuleTermination" else NoProgressTermination()
     loaded = TerminationCondition.from_dict(json.loads(json.dumps(condition.to_dict())))
     assert type(loaded).__name__ == name
@@ -124,12 +124,12 @@ def test_rules_are_saved_with_their_rungs(name):
     assert fires_at(loaded, *each(failing)) == fires_at(condition, *each(failing)) is not None
 
 
-def test_the_names_that_autogen_uses_can_be_loaded():
+def test_the_names_that_autogen_uses_can_be_loaded() -> None:
     loaded = TerminationCondition.from_dict({"version": 1, "type": "TokenUsageTermination", "max_total_token": 5})
     assert loaded.to_dict() == {"version": 1, "type": "TokenUsageTermination", "max_total": 5}
 
 
-def test_conditions_of_your_own_are_saved_by_where_they_are():
+def test_conditions_of_your_own_are_saved_by_where_they_are() -> None:
     saved = (OwnTermination("boss") | MaxIterationsTermination(9)).to_dict()
     assert saved["conditions"][0] == {"type": f"{OwnTermination.__module__}:OwnTermination", "author": "boss"}
     assert fires_at(TerminationCondition.from_dict(saved), [say("x", author="boss")] * 2) == 1
@@ -188,17 +188,17 @@ def _or(*conditions: Any) -> dict[str, Any]:
         ([], "condition = \\[\\]: must be a mapping"),
     ],
 )
-def test_faults_in_saved_conditions_are_told_with_their_path_and_the_nearest_name(data, message):
+def test_faults_in_saved_conditions_are_told_with_their_path_and_the_nearest_name(data: Any, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         TerminationCondition.from_dict(data)
 
 
-def test_loading_another_kind_than_asked_for_is_told():
+def test_loading_another_kind_than_asked_for_is_told() -> None:
     with pytest.raises(PolicyError, match="is no TimeoutTermination"):
         TimeoutTermination.from_dict(ExternalTermination().to_dict())
 
 
-def test_nesting_without_end_is_refused():
+def test_nesting_without_end_is_refused() -> None:
     data: dict[str, Any] = {"type": "ExternalTermination"}
     for _ in range(5_000):
         data = {"type": "OrTerminationCondition", "conditions": [data]}
@@ -206,7 +206,7 @@ def test_nesting_without_end_is_refused():
         TerminationCondition.from_dict({"version": 1, **data})
 
 
-def test_each_name_of_the_package_is_there():
+def test_each_name_of_the_package_is_there() -> None:
     from runguard import termination
 
     assert all(getattr(termination, name) for name in termination.__all__)

@@ -5,8 +5,9 @@ import copy
 import gc
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ from tests.kit.conditions import (
 # ---- signals and functions ------------------------------------------------------------------------------------------
 
 
-def test_a_signal_ends_every_run_under_way_and_none_that_begins_later():
+def test_a_signal_ends_every_run_under_way_and_none_that_begins_later() -> None:
     button = ExternalTermination()
     condition = button | MaxIterationsTermination(100)
     one, two = condition.for_run(), condition.for_run()
@@ -52,7 +53,7 @@ def test_a_signal_ends_every_run_under_way_and_none_that_begins_later():
     assert later.check()
 
 
-def test_a_signal_is_seen_by_the_instance_itself_and_gone_after_reset():
+def test_a_signal_is_seen_by_the_instance_itself_and_gone_after_reset() -> None:
     button = ExternalTermination()
     button.set()
     assert not button.terminated  # as with AutoGen: known when it is asked
@@ -61,14 +62,14 @@ def test_a_signal_is_seen_by_the_instance_itself_and_gone_after_reset():
     assert not button.check()
 
 
-def test_a_copy_can_give_the_signal_for_all():
+def test_a_copy_can_give_the_signal_for_all() -> None:
     button = ExternalTermination()
     one, two = button.for_run(), button.for_run()
     one.set()
     assert two.check()
 
 
-def test_autogen_defect_whoever_subscribes_is_told_at_once_from_any_thread():
+def test_autogen_defect_whoever_subscribes_is_told_at_once_from_any_thread() -> None:
     button = ExternalTermination()
     run = ((button | TextMentionTermination("x")) & MaxIterationsTermination(1)).for_run()
     told: list[str] = []
@@ -83,7 +84,7 @@ def test_autogen_defect_whoever_subscribes_is_told_at_once_from_any_thread():
     assert told == ["operator"]
 
 
-def test_a_subscriber_that_fails_keeps_nobody_from_being_told(caplog):
+def test_a_subscriber_that_fails_keeps_nobody_from_being_told(caplog: pytest.LogCaptureFixture) -> None:
     button, told = ExternalTermination(), []
     button.on_set(lambda: 1 / 0)
     button.on_set(lambda: told.append(1))
@@ -93,7 +94,7 @@ def test_a_subscriber_that_fails_keeps_nobody_from_being_told(caplog):
     assert "on_set_failed" in caplog.text
 
 
-def test_a_subscriber_may_unsubscribe_and_set_again():
+def test_a_subscriber_may_unsubscribe_and_set_again() -> None:
     button = ExternalTermination()
     calls: list[int] = []
 
@@ -107,22 +108,27 @@ def test_a_subscriber_may_unsubscribe_and_set_again():
     assert calls == [1]
 
 
-def test_conditions_without_a_signal_take_subscribers_and_never_call():
+def test_conditions_without_a_signal_take_subscribers_and_never_call() -> None:
     MaxIterationsTermination(1).on_set(lambda: pytest.fail("no signal here"))()
 
 
-def test_a_deep_copy_keeps_the_signal():
+def test_a_deep_copy_keeps_the_signal() -> None:
     button = ExternalTermination()
     twin = copy.deepcopy(button | MaxIterationsTermination(3))
     button.set()
     assert twin.check()
 
 
-def test_many_threads_lose_no_signal():
+def test_many_threads_lose_no_signal() -> None:
     button = ExternalTermination()
     told: list[int] = []
     button.on_set(lambda: told.append(1))
-    threads = [threading.Thread(target=lambda: [button.set() for _ in range(50)]) for _ in range(8)]
+
+    def press() -> None:
+        for _ in range(50):
+            button.set()
+
+    threads = [threading.Thread(target=press) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -132,12 +138,12 @@ def test_many_threads_lose_no_signal():
 
 
 @pytest.mark.parametrize("value", [1, "yes", [1], None, False, object()])
-def test_only_true_itself_counts(value):
+def test_only_true_itself_counts(value: Any) -> None:
     assert not FunctionalTermination(lambda events: value).check([say("x")])
     assert FunctionalTermination(lambda events: True).check([say("x")])
 
 
-def test_a_function_sees_the_new_events_and_is_not_asked_without_any():
+def test_a_function_sees_the_new_events_and_is_not_asked_without_any() -> None:
     seen: list[int] = []
 
     def look(events: Sequence[Any]) -> bool:
@@ -160,7 +166,7 @@ async def _slow_true(events: Sequence[Any]) -> bool:
     [_slow_true, AsyncCallable(), lambda events: _slow_true(events), partial(_slow_true)],
     ids=["def", "object", "lambda", "partial"],
 )
-async def test_async_functions_are_awaited_and_check_says_so(func):
+async def test_async_functions_are_awaited_and_check_says_so(func: Any) -> None:
     condition = FunctionalTermination(func) | MaxIterationsTermination(100)
     with pytest.raises(RunGuardError, match="await condition"):
         condition.check([say("x")])
@@ -168,14 +174,14 @@ async def test_async_functions_are_awaited_and_check_says_so(func):
     assert await condition([say("x")]) == TerminationResult(True, "Functional termination condition met")
 
 
-def test_what_check_cannot_await_is_closed(recwarn):
+def test_what_check_cannot_await_is_closed(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.raises(RunGuardError, match="await"):
         FunctionalTermination(lambda events: _slow_true(events)).check([say("x")])
     gc.collect()
     assert [str(warning.message) for warning in recwarn if "never awaited" in str(warning.message)] == []
 
 
-def test_check_on_an_async_function_leaves_its_neighbours_uncounted():
+def test_check_on_an_async_function_leaves_its_neighbours_uncounted() -> None:
     count = MaxIterationsTermination(2)
     condition = count | FunctionalTermination(_slow_true)
     for _ in range(3):
@@ -184,11 +190,15 @@ def test_check_on_an_async_function_leaves_its_neighbours_uncounted():
     assert not count.check([say("x")])
 
 
-async def test_a_function_that_raises_is_logged_once_and_means_no(caplog):
+async def test_a_function_that_raises_is_logged_once_and_means_no(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(events: Sequence[Any]) -> bool:
         raise KeyError("mine")
 
-    for func, ask_async in ((lambda events: 1 / 0, False), (broken, True)):
+    def dividing(events: Sequence[Any]) -> bool:
+        return bool(1 / 0)
+
+    functions: list[tuple[Callable[[Sequence[Any]], Any], bool]] = [(dividing, False), (broken, True)]
+    for func, ask_async in functions:
         caplog.clear()
         condition = FunctionalTermination(func) | MaxIterationsTermination(3)
         with caplog.at_level(logging.ERROR, "runguard"):
@@ -198,7 +208,7 @@ async def test_a_function_that_raises_is_logged_once_and_means_no(caplog):
         assert "KeyError" in caplog.text or "ZeroDivisionError" in caplog.text
 
 
-async def test_a_cancellation_inside_a_function_is_no_fault():
+async def test_a_cancellation_inside_a_function_is_no_fault() -> None:
     async def cancelled(events: Sequence[Any]) -> bool:
         raise asyncio.CancelledError
 
@@ -209,14 +219,14 @@ async def test_a_cancellation_inside_a_function_is_no_fault():
 # ---- rules ----------------------------------------------------------------------------------------------------------
 
 
-def test_repetition_fires_where_the_guard_would_stop():
+def test_repetition_fires_where_the_guard_would_stop() -> None:
     assert fires_at(RuleTermination("repetition"), *each(rounds(12))) == 18  # the ninth answer
     condition = RuleTermination("repetition", stop=3)
     assert fires_at(condition, *each(rounds(9))) == 6
     assert condition.reason == "Rule repetition of tool 't': 3 identical calls and answers, limit 3"
 
 
-def test_the_answer_fires_and_never_the_call_which_would_stay_unanswered():
+def test_the_answer_fires_and_never_the_call_which_would_stay_unanswered() -> None:
     for rungs in ({"stop": 2}, {"block": 2}, {}):
         events = rounds(9)
         at = fires_at(RuleTermination("repetition", **rungs), *each(events))
@@ -224,7 +234,7 @@ def test_the_answer_fires_and_never_the_call_which_would_stay_unanswered():
         assert at % 2 == 0
 
 
-def test_other_arguments_are_no_repetition():
+def test_other_arguments_are_no_repetition() -> None:
     assert fires_at(RuleTermination("repetition", stop=3), rounds(9, page=lambda n: n)) is None
 
 
@@ -251,13 +261,13 @@ def test_other_arguments_are_no_repetition():
         ("handoff", {"stop": 3}, [does(transfer_to_agent="b") for _ in range(5)], 3),
     ],
 )
-def test_every_rule_that_events_can_show_is_a_condition(rule, rungs, events, at):
+def test_every_rule_that_events_can_show_is_a_condition(rule: str, rungs: dict[str, Any], events: Any, at: int) -> None:
     condition = RuleTermination(rule, **rungs)
     assert fires_at(condition, *each(events)) == at
     assert f"Rule {rule}" in (condition.reason or "")
 
 
-def test_no_progress_is_any_of_them():
+def test_no_progress_is_any_of_them() -> None:
     assert fires_at(NoProgressTermination(), *each(rounds(12))) == 18
     failing = rounds(12, response={"error": "bad format"}, page=lambda n: n)
     assert fires_at(NoProgressTermination(), *each(failing)) == 12
@@ -266,7 +276,7 @@ def test_no_progress_is_any_of_them():
     assert fires_at(NoProgressTermination(), working) is None
 
 
-def test_hand_offs_of_an_agent_called_inside_of_its_own_call_are_counted_together():
+def test_hand_offs_of_an_agent_called_inside_of_its_own_call_are_counted_together() -> None:
     events, branch = [], ""
     for n in range(1, 8):
         asked = call("helper", n, request="room")
@@ -278,14 +288,14 @@ def test_hand_offs_of_an_agent_called_inside_of_its_own_call_are_counted_togethe
     assert fires_at(RuleTermination("handoff"), *each(events)) == 12
 
 
-def test_branches_are_lanes_of_their_own():
+def test_branches_are_lanes_of_their_own() -> None:
     left, right = rounds(2, branch="p.left"), rounds(2, branch="p.right", start=10)
     interleaved = [e for pair in zip(left, right, strict=True) for e in pair]
     assert fires_at(RuleTermination("repetition", stop=3), interleaved) is None
     assert fires_at(RuleTermination("repetition", stop=2), interleaved) == 1
 
 
-def test_calls_of_one_response_are_one_observation():
+def test_calls_of_one_response_are_one_observation() -> None:
     ask = event(
         *(SimpleNamespace(function_call=SimpleNamespace(name="t", args={}, id=f"c{n}")) for n in range(4)), id="e"
     )
@@ -297,7 +307,7 @@ def test_calls_of_one_response_are_one_observation():
     assert fires_at(RuleTermination("repetition", stop=2), [ask, *one_by_one]) is None
 
 
-def test_calls_without_ids_are_paired_by_name():
+def test_calls_without_ids_are_paired_by_name() -> None:
     def nameless(e: Any) -> Any:
         for part in e.content.parts:
             (getattr(part, "function_call", None) or part.function_response).id = None
@@ -309,7 +319,7 @@ def test_calls_without_ids_are_paired_by_name():
     assert fires_at(RuleTermination("repetition", stop=2), interleaved) == 1
 
 
-def test_steering_tools_chunks_and_answers_without_a_call_are_no_work():
+def test_steering_tools_chunks_and_answers_without_a_call_are_no_work() -> None:
     for tool in ("transfer_to_agent", "exit_loop", "adk_request_credential"):
         assert fires_at(NoProgressTermination(), rounds(20, tool=tool)) is None
     assert fires_at(NoProgressTermination(), [answer("t", n, {"v": 1}) for n in range(20)]) is None
@@ -319,7 +329,7 @@ def test_steering_tools_chunks_and_answers_without_a_call_are_no_work():
     assert fires_at(NoProgressTermination(), chunks) is None
 
 
-def test_new_words_at_the_end_of_a_turn_are_news():
+def test_new_words_at_the_end_of_a_turn_are_news() -> None:
     events = [e for n in range(6) for e in (*rounds(2, start=2 * n), say(f"draft {n} {'x' * n}"))]
     assert fires_at(RuleTermination("no_news", stop=3), events) is None
     assert (
@@ -328,7 +338,9 @@ def test_new_words_at_the_end_of_a_turn_are_news():
     )
 
 
-def test_a_rule_writes_no_log_of_stops_and_heeds_no_policy_from_outside(caplog, monkeypatch, tmp_path):
+def test_a_rule_writes_no_log_of_stops_and_heeds_no_policy_from_outside(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "runguard.toml").write_text('mode = "off"\n[rules]\nrepetition = false\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RUNGUARD_MODE", "off")
@@ -337,7 +349,7 @@ def test_a_rule_writes_no_log_of_stops_and_heeds_no_policy_from_outside(caplog, 
     assert caplog.text == ""
 
 
-def test_a_rule_begins_anew_after_reset_and_for_each_run():
+def test_a_rule_begins_anew_after_reset_and_for_each_run() -> None:
     condition = RuleTermination("repetition", stop=3)
     assert fires_at(condition, rounds(2)) is None
     assert fires_at(condition.for_run(), rounds(2)) is None

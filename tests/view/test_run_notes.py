@@ -47,7 +47,7 @@ async def test_status_and_dashboard_show_the_notes_of_a_run(tmp_path: Path) -> N
         seen.append(notes_of(run))
         return {"done": n}
 
-    await play(agent(Cached(_answer, model="big-1"), Tool("work", work)), plugins=[plugin])
+    await play(agent(Cached(_answer, model="big-1"), Tool("work", work)), plugins=[plugin])  # type: ignore[misc]
     switched, lost = seen[-1]
     assert switched == "worker on small-1 instead of big-1: 1% of the budget of app:app is spent"
     assert lost.startswith("prompt cache: agent worker: 18,000 prompt tokens of its last 2 calls to small-1")

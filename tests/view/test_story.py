@@ -101,7 +101,7 @@ def test_parallel_strands_keep_their_own_answers() -> None:
 
 def test_a_call_that_was_given_back_was_not_made() -> None:
     story = build_story(TRIP, [], [step("ask", 1.0, n=1, model="m"), {"k": "back", "n": 1}])
-    assert [(row.kind, row.outcome, row.usd) for row in story.rows] == [("model", "not made", 0)]
+    assert [(row.kind, row.outcome, row.usd) for row in story.rows] == [("model", "not made", Decimal(0))]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +118,8 @@ def test_a_call_that_was_refused_costs_nothing(steps: list[dict[str, Any]]) -> N
     paid = [step("ask", 1.0, n=1, model="m", **{"in": 70}), {"k": "paid", "n": 1, "usd": "2", "in": 70, "out": 7}]
     story = build_story(TRIP, [], [*paid, step("ask", 2.0, n=2, model="m", **{"in": 80}), *steps])
     made, refused = (row for row in story.rows if row.kind == "model")
-    assert (made.outcome, made.usd) == ("", 2)
-    assert (refused.outcome, refused.usd, refused.tokens_in, refused.tokens_out) == ("refused", 0, 0, 0)
+    assert (made.outcome, made.usd) == ("", Decimal(2))
+    assert (refused.outcome, refused.usd, refused.tokens_in, refused.tokens_out) == ("refused", Decimal(0), 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -230,9 +230,9 @@ def test_unknown_prices_are_not_zero() -> None:
 
 def test_a_branch_that_was_stopped_leaves_what_others_spent_apart() -> None:
     story = build_story({**TRIP, "branch": "b"}, calls(*[1_000_000_000] * 8), [])
-    assert (story.usd, story.later_usd) == (6, 2)
+    assert (story.usd, story.later_usd) == (Decimal(6), Decimal(2))
     story = build_story(TRIP, calls(*[1_000_000_000] * 8), [])
-    assert (story.usd, story.later_usd) == (8, 0), "what was in flight belongs to a stopped run"
+    assert (story.usd, story.later_usd) == (Decimal(8), Decimal(0)), "what was in flight belongs to a stopped run"
 
 
 def test_a_run_at_adks_own_cap_has_no_projection() -> None:
@@ -242,7 +242,7 @@ def test_a_run_at_adks_own_cap_has_no_projection() -> None:
 def test_the_projection_goes_to_the_cap_that_the_run_had() -> None:
     story = build_story(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0, "model_call_limit": 10}])
     assert story.projection is not None
-    assert (story.projection.cap, story.projection.more_usd) == (10, 7)
+    assert (story.projection.cap, story.projection.more_usd) == (10, Decimal(7))
     assert build_story(TRIP, calls(1_000_000_000), [{"k": "start", "t": 1.0}]).projection is None, (
         "a run without a cap has no end to project to"
     )

@@ -100,7 +100,7 @@ def test_events_are_passed_on_and_booked(setup: Setup) -> None:
         with guarded(**setup.request) as stream:
             events = list(stream)
         assert len(events) > 4
-    assert figures(guarded) == (3, 0, CALL_USD * 3, 0)
+    assert figures(guarded) == (3, 0, CALL_USD * 3, Decimal(0))
     with pytest.raises(runguard.BudgetExceededError):
         guarded(**setup.request)
     assert len(setup.server.requests) == 3
@@ -114,7 +114,7 @@ async def test_async_events_are_passed_on_and_booked(setup: Setup, wrap: str) ->
         async with guarded(**setup.request) as stream:
             events = [event async for event in stream]
         assert len(events) > 4
-    assert figures(guarded) == (3, 0, CALL_USD * 3, 0)
+    assert figures(guarded) == (3, 0, CALL_USD * 3, Decimal(0))
     with pytest.raises(runguard.BudgetExceededError):
         async with guarded(**setup.request):
             pass
@@ -126,7 +126,7 @@ async def test_one_may_await_it_first(setup: Setup) -> None:
     guarded = setup.guard_async()
     async with await guarded(**setup.request) as stream:
         assert [event async for event in stream]
-    assert figures(guarded) == (1, 0, CALL_USD, 0)
+    assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
 
 
 @kinds
@@ -135,9 +135,9 @@ def test_the_final_message_is_exact_and_known_at_once(setup: Setup) -> None:
     guarded = setup.guard()
     with guarded(**setup.request) as stream:
         final = getattr(stream, FINAL[setup.kind])()
-        assert figures(guarded) == (1, 0, CALL_USD, 0), "booked when it ended, not when the block was left"
+        assert figures(guarded) == (1, 0, CALL_USD, Decimal(0)), "booked when it ended, not when the block was left"
     assert "one two three" in str(final)
-    assert figures(guarded) == (1, 0, CALL_USD, 0)
+    assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
 
 
 @kinds
@@ -146,7 +146,7 @@ async def test_the_final_message_of_an_async_stream(setup: Setup) -> None:
     guarded = setup.guard_async()
     async with guarded(**setup.request) as stream:
         final = await getattr(stream, FINAL[setup.kind])()
-        assert figures(guarded) == (1, 0, CALL_USD, 0)
+        assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
         assert await stream.until_done() in (None, stream)
     assert "one two three" in str(final)
 
@@ -157,7 +157,7 @@ def test_text_that_is_read_past_the_guard_is_booked_from_what_the_stream_knows(s
     guarded = setup.guard()
     with guarded(**setup.request) as stream:
         assert "".join(stream.text_stream) == "one two three"
-    assert figures(guarded) == (1, 0, CALL_USD, 0)
+    assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
 
 
 @pytest.mark.parametrize("kind", ["messages"])
@@ -166,7 +166,7 @@ async def test_async_text_that_is_read_past_the_guard(setup: Setup) -> None:
     guarded = setup.guard_async()
     async with guarded(**setup.request) as stream:
         assert "".join([piece async for piece in stream.text_stream]) == "one two three"
-    assert figures(guarded) == (1, 0, CALL_USD, 0)
+    assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
 
 
 @pytest.mark.parametrize("kind", ["messages"])
@@ -178,7 +178,7 @@ def test_text_that_is_left_in_the_middle_is_an_estimate(setup: Setup) -> None:
         for number, _ in enumerate(stream.text_stream, 1):
             if number == 2:
                 break
-    assert figures(guarded) == (1, 1, Decimal("0.0012"), 0)
+    assert figures(guarded) == (1, 1, Decimal("0.0012"), Decimal(0))
 
 
 @kinds
@@ -188,7 +188,7 @@ def test_a_stream_that_is_left_in_the_middle_is_an_estimate(setup: Setup) -> Non
     with guarded(**setup.request) as stream:
         next(stream)
     calls, estimated, usd, held = figures(guarded)
-    assert (calls, estimated, held) == (1, 1, 0)
+    assert (calls, estimated, held) == (1, 1, Decimal(0))
     assert usd >= Decimal("0.001"), "the prompt at least"
 
 
@@ -215,7 +215,7 @@ def test_a_stream_that_breaks_is_an_estimate(setup: Setup) -> None:
         list(stream)
     assert not isinstance(broke.value, runguard.RunGuardError)
     calls, estimated, usd, held = figures(guarded)
-    assert (calls, estimated, held) == (1, 1, 0)
+    assert (calls, estimated, held) == (1, 1, Decimal(0))
     assert Decimal("0.001") <= usd <= CALL_USD
 
 
@@ -228,10 +228,10 @@ async def test_what_the_provider_refused_costs_nothing(setup: Setup) -> None:
     with pytest.raises(Exception, match="429"):
         async with guarded_async(**setup.request):
             pass
-    assert figures(guarded) == figures(guarded_async) == (1, 0, 0, 0)
+    assert figures(guarded) == figures(guarded_async) == (1, 0, Decimal(0), Decimal(0))
     with guarded(**setup.request) as stream:
         list(stream)
-    assert figures(guarded) == (2, 0, CALL_USD, 0)
+    assert figures(guarded) == (2, 0, CALL_USD, Decimal(0))
 
 
 @kinds
@@ -242,7 +242,7 @@ def test_one_that_is_never_entered_was_never_asked_for(setup: Setup) -> None:
     del manager
     gc.collect()
     assert guarded.flush(5)
-    assert figures(guarded) == (0, 0, 0, 0)
+    assert figures(guarded) == (0, 0, Decimal(0), Decimal(0))
     assert not setup.server.requests
 
 
@@ -293,4 +293,6 @@ def test_plain_streams_of_the_client_are_booked(chat: Setup) -> None:
         for chunk in stream:
             if chunk.usage is not None:
                 break
-    assert figures(guarded) == (2, 0, CALL_USD * 2, 0), "left after the provider's last word, nothing is missing"
+    assert figures(guarded) == (2, 0, CALL_USD * 2, Decimal(0)), (
+        "left after the provider's last word, nothing is missing"
+    )

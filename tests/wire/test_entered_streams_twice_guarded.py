@@ -42,7 +42,7 @@ def test_both_guards_book_the_call_when_the_stream_ends(server: AnthropicServer)
         for _ in range(2):
             with outer(**REQUEST) as stream:
                 assert stream.get_final_message().usage.output_tokens == 250
-        assert figures(outer) == figures(inner) == (2, 0, CALL_USD * 2, 0)
+        assert figures(outer) == figures(inner) == (2, 0, CALL_USD * 2, Decimal(0))
         with pytest.raises(runguard.BudgetExceededError):
             outer(**REQUEST)
     assert len(server.requests) == 2
@@ -55,5 +55,5 @@ async def test_both_guards_book_an_async_call_when_the_stream_ends(server: Anthr
         for _ in range(2):
             async with await outer(**REQUEST) as stream:
                 assert [event async for event in stream]
-        assert figures(outer) == figures(inner) == (2, 0, CALL_USD * 2, 0)
+        assert figures(outer) == figures(inner) == (2, 0, CALL_USD * 2, Decimal(0))
     assert len(server.requests) == 2

@@ -17,6 +17,7 @@ from google.genai import types
 
 from runguard.adk import RunGuardPlugin
 from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.contents import parts
 from tests.kit.gemini_server import Answer, GeminiServer, text, usage
 from tests.kit.openai_server import KEY, OpenAIServer
 from tests.kit.sse_server import Json, Reply
@@ -57,7 +58,7 @@ ANTHROPIC: dict[str, tuple[Json, Expected | None]] = {
 }
 
 
-def cases(shapes: dict[str, tuple[Json, Expected | None]]) -> Any:
+def cases(shapes: dict[str, tuple[Json, Expected | None]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("reported", "expected"), shapes.values(), ids=shapes)
 
 
@@ -69,7 +70,8 @@ async def assert_billed(model: Any, priced: str, mode: str, expected: Expected |
         LlmAgent(name="a", model=model, generate_content_config=config), plugins=[plugin], mode=mode, seconds=60
     )
     assert (
-        "".join(event.content.parts[0].text for event in result.events if event.content and not event.partial) == WORDS
+        "".join(parts(event.content)[0].text or "" for event in result.events if event.content and not event.partial)
+        == WORDS
     )
     tokens, output, cached, write = expected or (PROMPT, 100, 0, 0)
     spent = plugin.spend()

@@ -118,7 +118,7 @@ async def test_a_connection_that_the_default_transport_could_not_make_costs_noth
     plugin = guard(max_usd=1)
     result = await play(agent("a", models(closed_port(), "default")), plugins=[plugin], catch=True)
     assert result.error is not None
-    assert (figures(plugin), taken(plugin)) == ((1, 0, 0), NOTHING)
+    assert (figures(plugin), taken(plugin)) == ((1, 0, Decimal(0)), NOTHING)
     assert_nothing_reserved(plugin)
 
 
@@ -127,7 +127,7 @@ async def test_each_attempt_counts_as_a_model_call(models: Callable[..., Gemini]
     hopeful = agent("a", models(closed_port()), on_model_error_callback=forgive)
     result = await play(LoopAgent(name="loop", sub_agents=[hopeful], max_iterations=10), plugins=[plugin])
     assert assert_stopped(result, "model_calls").model_calls == 4
-    assert (plugin.spend()["calls"], *taken(plugin)) == (4, 0, 0)
+    assert (plugin.spend()["calls"], *taken(plugin)) == (4, Decimal(0), 0)
 
 
 async def test_each_attempt_counts_in_a_budget_of_calls(models: Callable[..., Gemini]) -> None:
@@ -189,8 +189,8 @@ async def asking(kind: str, url: str, retries: int = 0) -> AsyncIterator[Ask]:
     elif kind == "openai":
         async with pytest.importorskip("openai").AsyncOpenAI(
             api_key="key", base_url=url, max_retries=retries
-        ) as client:
-            yield lambda: client.chat.completions.create(model=MODEL, messages=message, max_tokens=250)
+        ) as openai:
+            yield lambda: openai.chat.completions.create(model=MODEL, messages=message, max_tokens=250)
     elif kind == "anthropic":
         async with pytest.importorskip("anthropic").AsyncAnthropic(
             api_key="key", base_url=url, max_retries=retries
@@ -233,7 +233,7 @@ async def fail(kind: str, ask: Ask, **limits: Any) -> Any:
 async def test_a_function_whose_client_cannot_connect_costs_nothing(kind: str) -> None:
     async with asking(kind, f"http://127.0.0.1:{closed_port()}") as ask:
         guarded = await fail(kind, ask, budget={"max_usd": 1, "max_tokens": 10_000})
-    assert (figures(guarded), taken(guarded)) == ((1, 0, 0), NOTHING)
+    assert (figures(guarded), taken(guarded)) == ((1, 0, Decimal(0)), NOTHING)
     assert guarded.spend()["reserved_usd"] == 0
 
 
@@ -259,7 +259,7 @@ async def test_a_name_that_does_not_resolve_costs_nothing(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     guarded = await fail("httpx", lambda: httpx.post("http://provider.invalid", timeout=5), budget={"max_usd": 1})
-    assert (figures(guarded), taken(guarded)) == ((1, 0, 0), NOTHING)
+    assert (figures(guarded), taken(guarded)) == ((1, 0, Decimal(0)), NOTHING)
 
 
 async def test_a_connection_that_takes_too_long_costs_nothing() -> None:
@@ -280,4 +280,4 @@ async def test_a_connection_that_takes_too_long_costs_nothing() -> None:
         finally:
             for one in waiting:
                 one.close()
-    assert (figures(guarded), taken(guarded)) == ((1, 0, 0), NOTHING)
+    assert (figures(guarded), taken(guarded)) == ((1, 0, Decimal(0)), NOTHING)

@@ -139,11 +139,12 @@ async def run_adk_agent(user_input: str, litellm: FakeLiteLlm, **limits: Any) ->
 
 
 async def test_a_healthy_run_answers() -> None:
-    litellm = FakeLiteLlm(
-        lambda n: [("search_tool", {"query": "moon"}), ("summarize_tool", {"text": "The moon is far."}), "It is far."][
-            n - 1
-        ]
-    )
+    steps: list[tuple[str, dict[str, Any]] | str] = [
+        ("search_tool", {"query": "moon"}),
+        ("summarize_tool", {"text": "The moon is far."}),
+        "It is far.",
+    ]
+    litellm = FakeLiteLlm(lambda n: steps[n - 1])
     assert await run_adk_agent("How far is the moon?", litellm) == "It is far."
 
 

@@ -7,7 +7,7 @@ sessions and memory) need an account; here the same code runs on the services in
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent
@@ -38,6 +38,9 @@ from pydantic import BaseModel
 import runguard
 from runguard.core.decision import Decision
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+from tests.kit.agents import scripted
+from tests.kit.contents import parts
+from tests.kit.optional import present
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +123,7 @@ async def test_an_agent_without_history() -> None:
     )
     await run(agent, "first", session_service=service)
     await run(agent, "second", session_service=service)
-    assert [content.parts[0].text for content in model.requests[-1].contents] == ["second"]
+    assert [parts(content)[0].text for content in model.requests[-1].contents] == ["second"]
 
 
 async def test_a_callback_that_changes_the_request() -> None:
@@ -180,7 +183,7 @@ async def test_state_in_a_tool() -> None:
     assert [
         part.function_response.response
         for event in result.events
-        for part in event.content.parts
+        for part in parts(event.content)
         if part.function_response
     ] == [{"result": "Saved."}]
     assert {key: result.session.state[key] for key in ("count", "a", "user:theme", "app:feature_flags")} == {
@@ -237,7 +240,7 @@ async def test_memory_that_a_tool_searches() -> None:
     async def recall_facts(query: str, tool_context: ToolContext) -> dict[str, Any]:
         """Find facts."""
         response = await tool_context.search_memory(query)
-        return {"facts": [entry.content.parts[0].text for entry in response.memories]}
+        return {"facts": [parts(entry.content)[0].text for entry in response.memories]}
 
     model = ScriptedModel(lambda n, _: call("recall_facts", query="moon") if n == 2 else text("The moon is far."))
     agent = LlmAgent(
@@ -251,9 +254,9 @@ async def test_memory_that_a_tool_searches() -> None:
     await memory.add_events_to_memory(app_name="memory-app", user_id="u1", events=first.session.events[-2:])
     second = await run(agent, "Where?", runner=runner, session_id="s2")
     answers = [
-        part.function_response.response
+        present(part.function_response.response)
         for event in second.events
-        for part in event.content.parts
+        for part in parts(event.content)
         if part.function_response
     ]
     assert "The moon is far." in answers[0]["facts"]
@@ -330,7 +333,7 @@ async def test_tools_that_set_actions() -> None:
     ]
     assert any(event.actions.render_ui_widgets for event in result.events)
     assert any(event.actions.escalate for event in result.events)
-    assert desk.model.calls == 1, "the escalation ended the loop"
+    assert scripted(desk).calls == 1, "the escalation ended the loop"
 
 
 async def test_a_compaction() -> None:
@@ -370,7 +373,7 @@ async def test_a_callback_and_a_plugin_that_only_look() -> None:
 
 
 @pytest.mark.parametrize("on_stop", ["stop", "raise"])
-async def test_a_limit_of_model_calls(on_stop: str, interventions: list[Decision]) -> None:
+async def test_a_limit_of_model_calls(on_stop: Literal["stop", "raise"], interventions: list[Decision]) -> None:
     """The limit holds for the whole tree and ends with RunGuard's stop; under "raise" the error is also ADK's."""
     runguard.uninstall()
     runguard.install(on_stop=on_stop)

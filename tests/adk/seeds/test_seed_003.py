@@ -118,7 +118,7 @@ def test_the_testing_sample() -> None:
     asyncio.run(
         plugin.after_model_callback(
             callback_context=None,
-            llm_response=SimpleNamespace(
+            llm_response=SimpleNamespace(  # type: ignore[arg-type]
                 usage_metadata=SimpleNamespace(
                     prompt_token_count=30,
                     candidates_token_count=30,

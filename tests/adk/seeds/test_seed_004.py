@@ -4,6 +4,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent
@@ -23,6 +24,7 @@ from runguard import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, call, run, text
+from tests.kit.agents import scripted
 
 
 @pytest.fixture(autouse=True)
@@ -41,16 +43,16 @@ def writer(say: Callable[[int], types.Part] = lambda n: text(f"draft {n}")) -> L
 
 async def test_a_loop_ends_with_an_event_that_escalates_and_says_why() -> None:
     agent = writer(lambda n: text("TERMINATE" if n == 3 else f"draft {n}"))
-    loop = LoopAgent(
+    loop = LoopAgent(  # type: ignore[call-arg]
         name="loop",
         sub_agents=[agent],
         termination_condition=TextMentionTermination("TERMINATE") | MaxIterationsTermination(10),
     )
     result = await run(loop)
     last = result.events[-1]
-    assert agent.model.calls == 3
+    assert scripted(agent).calls == 3
     assert last.actions.escalate is True
-    assert last.actions.termination_reason == "Text 'TERMINATE' mentioned"
+    assert last.actions.termination_reason == "Text 'TERMINATE' mentioned"  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("streamed", [True, False], ids=["run_async", "run"])
@@ -58,7 +60,7 @@ async def test_a_runner_takes_a_condition_for_one_run(streamed: bool) -> None:
     loop, condition = LoopAgent(name="loop", sub_agents=[writer()]), MaxIterationsTermination(4)
     runner = InMemoryRunner(agent=loop, app_name="app")
     session = await runner.session_service.create_session(app_name="app", user_id="u")
-    asked = {
+    asked: dict[str, Any] = {
         "user_id": "u",
         "session_id": session.id,
         "new_message": types.UserContent("go"),
@@ -73,7 +75,7 @@ async def test_a_runner_takes_a_condition_for_one_run(streamed: bool) -> None:
         # the last event has no content
         texts = [event.content.parts[0].text for event in events if event.content and event.content.parts]
         assert len(texts) == 4
-        assert "4" in events[-1].actions.termination_reason
+        assert "4" in events[-1].actions.termination_reason  # type: ignore[attr-defined]
 
 
 ENDS = {
@@ -90,16 +92,22 @@ ENDS = {
 @pytest.mark.parametrize("condition", ENDS.values(), ids=ENDS)
 async def test_every_condition_ends_an_endless_loop(condition: TerminationCondition) -> None:
     agent = writer(lambda n: call("work", n=n) if n % 3 == 0 else text(f"draft {n}"))
-    result = await run(LoopAgent(name="loop", sub_agents=[agent], termination_condition=condition))
-    assert result.events[-1].actions.termination_reason
+    result = await run(LoopAgent(name="loop", sub_agents=[agent], termination_condition=condition))  # type: ignore[call-arg]
+    assert result.events[-1].actions.termination_reason  # type: ignore[attr-defined]
 
 
 async def test_an_external_signal_ends_it_too() -> None:
     stop = ExternalTermination()
-    agent = writer(lambda n: (stop.set() if n == 3 else None, text(f"draft {n}"))[1])
-    result = await run(LoopAgent(name="loop", sub_agents=[agent], termination_condition=stop))
-    assert result.events[-1].actions.termination_reason == "External termination requested"
-    assert agent.model.calls == 3
+
+    def say(n: int) -> types.Part:
+        if n == 3:
+            stop.set()
+        return text(f"draft {n}")
+
+    agent = writer(say)
+    result = await run(LoopAgent(name="loop", sub_agents=[agent], termination_condition=stop))  # type: ignore[call-arg]
+    assert result.events[-1].actions.termination_reason == "External termination requested"  # type: ignore[attr-defined]
+    assert scripted(agent).calls == 3
 
 
 def test_the_operators_build_the_composites() -> None:

@@ -246,7 +246,7 @@ def _database(cluster: Any, *statements: str) -> None:
 
     with psycopg.connect(cluster.url, autocommit=True) as db:
         for statement in statements:
-            db.execute(statement)  # type: ignore[arg-type]
+            db.execute(statement)
 
 
 def _tool(cluster: Any, program: str, *arguments: str, stdin: bytes | None = None) -> bytes:

@@ -178,7 +178,11 @@ def test_a_key_of_another_type_is_an_error_that_says_so_and_nothing_is_written(
         return {name: raw.hgetall(name) for name in raw.keys(key_of(session, "a:*")) if raw.type(name) == "hash"}
 
     before = accounts()
-    for call in (lambda: session.reserve("g", 60, both, CALL), lambda: session.settle("g", both, CALL)):
+    calls: list[Callable[[], object]] = [
+        lambda: session.reserve("g", 60, both, CALL),
+        lambda: session.settle("g", both, CALL),
+    ]
+    for call in calls:
         with pytest.raises(StoreError, match="not of the right type"):
             call()
     assert accounts() == before

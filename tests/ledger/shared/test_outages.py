@@ -147,9 +147,9 @@ async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(
     assert (await play(plugin, again, session="again", user="bob")).texts == ["done"]
     assert plugin.flush(10)
     spent, held, calls = balance(place)
-    assert (held, spent) == (0, calls * CALL), "what was made is booked, what was not is not held"
+    assert (held, spent) == (Decimal(0), calls * CALL), "what was made is booked, what was not is not held"
     assert calls >= 3
-    assert balance(place, "user:app/bob") == (3 * CALL, 0, 3)
+    assert balance(place, "user:app/bob") == (3 * CALL, Decimal(0), 3)
     assert len(outage_lines(caplog)) == 1
     assert no_secret(caplog.text)
     assert no_secret(json.dumps(trip.to_dict()))
@@ -187,7 +187,7 @@ async def test_a_store_that_goes_away_is_told_later_what_was_spent_meanwhile(
     assert not plugin.flush(0.1), "there is something left to tell"
     trouble.end()
     assert plugin.flush(15)
-    assert eventually(lambda: balance(place) == (7 * CALL, 0, 7)), balance(place)
+    assert eventually(lambda: balance(place) == (7 * CALL, Decimal(0), 7)), balance(place)
     assert ledger(plugin).lost == 0
     assert len(outage_lines(caplog)) == 1
     assert no_secret(caplog.text)
@@ -200,7 +200,7 @@ async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on
     from tests.kit.valkey_server import valkey_process
 
     with valkey_process() as server, mock.patch.dict(remote._open, clear=True):
-        policy = {
+        policy: dict[str, Any] = {
             "prices": PRICES,
             "tokens": thousand,
             "store": server.url,
@@ -231,7 +231,7 @@ async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_re
         valkey_process("--appendonly", "yes", "--appendfsync", "always") as server,
         mock.patch.dict(remote._open, clear=True),
     ):
-        policy = {
+        policy: dict[str, Any] = {
             "prices": PRICES,
             "tokens": thousand,
             "store": server.url,
@@ -266,7 +266,7 @@ async def test_a_long_outage_is_logged_once_although_a_run_goes_on_beating(
     assert len(outage_lines(caplog)) == 1
     trouble.end()
     assert plugin.flush(10)
-    assert balance(place) == (CALL, 0, 1)
+    assert balance(place) == (CALL, Decimal(0), 1)
 
 
 @pytest.mark.parametrize("place", ["redis", "postgres"], indirect=True)
@@ -300,7 +300,7 @@ class Odd:
         self._before, self.asked = before, dict.fromkeys(before, 0)
 
     def connect(self, timeout: float) -> StoreSession:
-        return _OddSession(self, self._store.connect(timeout))  # type: ignore[return-value]
+        return _OddSession(self, self._store.connect(timeout))
 
     def meet(self, name: str) -> None:
         if name in self._before:
@@ -335,7 +335,7 @@ async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(pl
     assert model.calls == 0
     await asyncio.sleep(0.9)  # now it has answered
     assert plugin.flush(10)
-    assert balance(place) == (CALL, 0, 1)
+    assert balance(place) == (CALL, Decimal(0), 1)
 
 
 @on_a_file
@@ -351,7 +351,7 @@ async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Pla
     await asyncio.sleep(0.5)
     assert plugin.flush(10)
     assert model.calls == 0
-    assert balance(place) == (0, 0, 0)
+    assert balance(place) == (Decimal(0), Decimal(0), 0)
 
 
 @on_a_file
@@ -392,7 +392,7 @@ async def test_a_fault_in_what_the_heart_tells_does_not_end_the_bookkeeping(plac
     assert asked, "the heart has beaten"
     await play(plugin, steps(2), session="later")
     assert plugin.flush(10)
-    assert balance(place) == (4 * CALL, 0, 4)
+    assert balance(place) == (4 * CALL, Decimal(0), 4)
 
 
 @on_a_file

@@ -46,14 +46,14 @@ def test_a_fork_in_the_middle_leaves_two_workers_whose_calls_all_count(
     assert both["child"]["worker"].endswith(f":{both['child']['pid']}"), "a child is a worker of its own"
     parent.do("join", session="long")
     assert parent.do("flush", seconds=10)
-    assert balance(place) == (16 * CALL, 0, 16)
+    assert balance(place) == (16 * CALL, Decimal(0), 16)
     session = place.connect()
     assert session.running(60) == [], "the child does not keep its parent's runs alive"
     session.close()
 
 
 async def test_guards_with_one_url_share_one_ledger_and_its_cap(place: Place) -> None:
-    policy = {
+    policy: dict[str, Any] = {
         "prices": PRICES,
         "tokens": thousand,
         "store": place.url,
@@ -97,7 +97,7 @@ def test_loops_in_two_threads_and_the_synchronous_runner_share_one_guard(place: 
     assert events, "the synchronous runner told its events"
     assert plugin.guard.guard_errors == 0
     assert plugin.flush(10)
-    assert balance(place) == (Decimal("0.20"), 0, 10)
+    assert balance(place) == (Decimal("0.20"), Decimal(0), 10)
 
 
 # ---- breakers and side effects --------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class _Meeting:
 
 
 async def test_one_probe_goes_through_a_broken_tool_whichever_worker_makes_it(place: Place, worker: Make) -> None:
-    policy = {"max_tool_failures": 2, "half_open_reset_seconds": 0.7}
+    policy: dict[str, Any] = {"max_tool_failures": 2, "half_open_reset_seconds": 0.7}
     one, two = worker(**policy), worker(**policy)
     await _break(one, 2)
     made: list[str] = []
@@ -162,7 +162,7 @@ async def test_one_probe_goes_through_a_broken_tool_whichever_worker_makes_it(pl
     meeting = _Meeting(2)
 
     async def probe(plugin: RunGuardPlugin, name: str, q: int) -> None:
-        model = _Together([call("flaky", q=q), text("done")], prompt_tokens=meeting)
+        model = _Together([call("flaky", q=q), text("done")], prompt_tokens=meeting)  # type: ignore[call-arg]
         await run(agent(model, tools=[tool_of(name)]), plugins=[plugin], session_id=name)
 
     await asyncio.gather(probe(one, "one", 10), probe(two, "two", 11))
@@ -184,7 +184,7 @@ def steps_of(tool: str) -> ScriptedModel:
 
 
 async def test_a_failed_probe_keeps_the_tool_closed_for_every_worker(place: Place, worker: Make) -> None:
-    policy = {"max_tool_failures": 2, "half_open_reset_seconds": 0.7}
+    policy: dict[str, Any] = {"max_tool_failures": 2, "half_open_reset_seconds": 0.7}
     one, two = worker(**policy), worker(**policy)
     await _break(one, 2)
     await asyncio.sleep(0.8)
@@ -219,7 +219,7 @@ async def test_a_side_effect_happens_once_over_workers(place: Place, worker: Mak
         plugin: RunGuardPlugin, name: str, amount: int, session: str, meeting: _Meeting | None = None
     ) -> list[Any]:
         script = [call("pay", amount=amount), text("done")]
-        model = _Together(script, prompt_tokens=meeting) if meeting is not None else ScriptedModel(script)
+        model = _Together(script, prompt_tokens=meeting) if meeting is not None else ScriptedModel(script)  # type: ignore[call-arg]
         result = await run(agent(model, tools=[pay_in(name)]), plugins=[plugin], session_id=session)
         return [response.response for event in result.session.events for response in event.get_function_responses()]
 

@@ -40,8 +40,8 @@ def test_v12_a_users_cap_holds_over_processes_to_the_cent_and_thresholds_fire_on
     fourth = one.do("run", session="s4")
     assert (fourth["calls"], fourth["trips"]) == (0, [["budget", "user", ALICE]])
     assert [one.do("flush", seconds=10), two.do("flush", seconds=10)] == [True, True]
-    assert balance(place) == (Decimal("0.10"), 0, 5)
-    assert balance(place, "user:app/bob") == (Decimal("0.10"), 0, 5)
+    assert balance(place) == (Decimal("0.10"), Decimal(0), 5)
+    assert balance(place, "user:app/bob") == (Decimal("0.10"), Decimal(0), 5)
     told = sorted(fired.read_text().splitlines())
     assert [line.rpartition(" ")[0] for line in told] == [
         f"{ALICE} 0.5",
@@ -76,7 +76,7 @@ def test_v12_a_worker_killed_in_a_call_leaves_exact_accounts_to_the_next_one(
     second.do("open", **policy)
     result = second.do("run", session="after the restart")
     assert (result["calls"], result["trips"]) == (2, [["budget", "user", ALICE]])
-    assert eventually(lambda: balance(place) == (Decimal("0.10"), 0, 5)), (
+    assert eventually(lambda: balance(place) == (Decimal("0.10"), Decimal(0), 5)), (
         "the provider may have billed the lost call: it counts"
     )
     third = process()
@@ -88,7 +88,7 @@ def test_v12_a_worker_killed_in_a_call_leaves_exact_accounts_to_the_next_one(
     third.do("extend", scope=ALICE, usd="0.04")
     assert second.do("run", session="extended")["calls"] == 2, "extended by one process, spent by another"
     assert second.do("flush", seconds=10)
-    assert balance(place) == (Decimal("0.14"), 0, 7)
+    assert balance(place) == (Decimal("0.14"), Decimal(0), 7)
     assert [line.split()[1:] for line in fired.read_text().splitlines()][2:] == [["0.8", "0.12"]], (
         "the extension has armed one again"
     )
@@ -144,7 +144,7 @@ def test_branches_that_hold_more_than_they_spend_get_all_the_cap_pays_and_meet_n
         assert plugin.guard.guard_errors == 0
         assert [trip.rule for trip in plugin.trips] == ["budget"]
         assert model.calls == 24, "the 25th would hold $0.04, and $0.02 is left"
-        assert balance(place, f"user:app/user{number}") == (Decimal("0.48"), 0, 24)
+        assert balance(place, f"user:app/user{number}") == (Decimal("0.48"), Decimal(0), 24)
 
 
 # ---- holds of those who do not come back ----------------------------------------------------------------------------
@@ -157,12 +157,12 @@ async def test_a_hold_that_outlives_its_time_is_charged_and_a_late_answer_correc
     model = ScriptedModel([text("late")], latency_s=1.2)
     running = asyncio.create_task(play(plugin, model))
     await _in_flight(model)
-    assert balance(place) == (0, Decimal("0.03"), 0)
+    assert balance(place) == (Decimal(0), Decimal("0.03"), 0)
     await asyncio.sleep(0.7)
-    assert balance(place) == (Decimal("0.03"), 0, 1)
+    assert balance(place) == (Decimal("0.03"), Decimal(0), 1)
     assert (await running).texts == ["late"]
     assert plugin.flush(10)
-    assert balance(place) == (CALL, 0, 1)
+    assert balance(place) == (CALL, Decimal(0), 1)
 
 
 # ---- clocks ---------------------------------------------------------------------------------------------------------

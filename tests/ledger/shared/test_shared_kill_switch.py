@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, assert_stopped, run, text
 from tests.kit.money import PRICES
+from tests.kit.optional import present
 from tests.kit.processes import Process
 from tests.kit.shared_stores import (
     ALICE,
@@ -58,7 +60,7 @@ def test_a_stop_from_another_process_ends_a_call_in_flight_and_holds_until_it_is
     )
     assert busy.do("flush", seconds=10)
     spent, held, _ = balance(place)
-    assert (spent >= 11 * CALL, held) == (True, 0), (
+    assert (spent >= 11 * CALL, held) == (True, Decimal(0)), (
         "the call that was ended may have been billed: an estimate stands for it"
     )
 
@@ -83,7 +85,7 @@ def test_whoever_looks_sees_the_stops_in_force(place: Place, worker: Make) -> No
 
 def test_a_guard_that_joins_a_ledger_in_use_obeys_the_stops_in_force(place: Place) -> None:
     """Two guards with one URL share one ledger; the second is made after the ledger has heard of the stop."""
-    policy = {"prices": PRICES, "tokens": thousand, "store": place.url, "store_timeout": 5.0}
+    policy: dict[str, Any] = {"prices": PRICES, "tokens": thousand, "store": place.url, "store_timeout": 5.0}
     with mock.patch.dict(remote._open):
         first = RunGuardPlugin(**policy)
         asyncio.run(play(first))
@@ -114,7 +116,7 @@ async def test_a_stop_ends_a_call_in_flight_at_once_in_its_own_process(local: Ma
     assert "ops" in trip.message
     assert "enough" in trip.message
     assert (result.texts, running.cancelling()) == ([], 0)
-    assert "enough" not in result.events[-1].error_message, "the reason is the operator's, not the user's"
+    assert "enough" not in present(result.events[-1].error_message), "the reason is the operator's, not the user's"
     refused = steps(1)
     assert_stopped(await play(plugin, refused, session_service=sessions), "kill_switch")
     assert refused.calls == 0

@@ -29,11 +29,11 @@ def test_two_processes_hold_one_limit_and_both_finish(place: Place, process: Cal
     results = [worker.do("join", session=session) for worker in workers for session in ("s1", "s2")]
     assert [(result["calls"], result["trips"], result["texts"]) for result in results] == [(3, [], ["done"])] * 4
     assert all(worker.do("flush", seconds=10) for worker in workers)
-    session = place.connect()
+    connection = place.connect()
     try:
-        windows = [balance.spent[2] for balance in session.read(MODEL)]
+        windows = [balance.spent[2] for balance in connection.read(MODEL)]
     finally:
-        session.close()
+        connection.close()
     assert sum(windows) == 12
     assert max(windows) <= 4
 
