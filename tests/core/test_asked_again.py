@@ -5,7 +5,7 @@ import pytest
 from runguard.core.decision import Action, Rungs
 from runguard.core.detectors.asked_again import AskedAgain
 from runguard.core.detectors.failures import Stall
-from runguard.core.events import Outcome
+from runguard.core.events import Answer, Outcome
 from runguard.core.outcomes import classify, was_done
 from runguard.core.wording import text_for_model
 from tests.core.test_every_rule import weigh
@@ -56,7 +56,7 @@ def test_the_class_is_the_same_for_other_particulars() -> None:
     assert len({classify(f"Rate limit reached, try again in {n} s") for n in range(20)}) == 1
 
 
-def asking(call: int, says: str = "busy", tool: str = "t"):
+def asking(call: int, says: str = "busy", tool: str = "t") -> Answer:
     return answer(f"call {call}", says, tool=tool, failure=says)
 
 

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 
 from runguard import Budget
-from runguard.accounting import history, spending
+from runguard.accounting import spending
 from runguard.conductor import session_growth
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
@@ -108,7 +108,7 @@ async def test_finished_sessions_leave_memory_flat(kind: str, tmp_path: Path) ->
 async def test_a_finished_session_leaves_a_few_bytes_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its account is kept, as it may come back: as objects 1,000 bytes, packed less than 250."""
     monkeypatch.setattr(memory, "_UNPACKED_KEPT", 64)
-    monkeypatch.setattr(history, "_UNPACKED_KEPT", 64)
+    monkeypatch.setattr(spending, "_UNPACKED_KEPT", 64)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
     monkeypatch.setattr(session_growth, "SESSIONS_KEPT", FEW)
     guard = a_guard("memory", BUDGETS)
