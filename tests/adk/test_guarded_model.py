@@ -26,6 +26,7 @@ from runguard.testing import ScriptedModel, assert_calls_answered, call, calls, 
 from tests.kit.adk_runs import told
 from tests.kit.contents import parts
 from tests.kit.tools import step
+from tests.kit.waiting import until_async
 
 PRICES = {"scripted-1": {"input": 10, "output": 40}}  # one call of 1,000 and 250 tokens: $0.02
 MONEY: dict[str, Any] = {
@@ -312,9 +313,7 @@ async def test_cancelled_calls_leave_nothing_reserved() -> None:
     model = ScriptedModel([text("x")], latency_s=5)
     guarded = GuardedLlm(model, max_usd=1, **MONEY)
     task = asyncio.create_task(run(on(guarded)))
-    async with asyncio.timeout(5):
-        while model.calls == 0:  # noqa: ASYNC110 - the model has no event to wait for
-            await asyncio.sleep(0.01)
+    await until_async(lambda: model.calls)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

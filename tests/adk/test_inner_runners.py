@@ -14,6 +14,7 @@ import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, text
 from tests.kit.adk_runs import play
+from tests.kit.waiting import until_async
 
 GUARDS = pytest.mark.parametrize("guard", ["plugin", "install"])
 
@@ -79,7 +80,7 @@ async def test_every_place_is_free_again_after_calls_that_fail_or_are_cancelled(
             *(answer_of(LlmAgent(name=f"b{n}", model=broken), "x") for n in range(5)), return_exceptions=True
         )
         waiting = [asyncio.create_task(answer_of(LlmAgent(name=f"s{n}", model=slow), "x")) for n in range(5)]
-        await asyncio.sleep(0.2)
+        await until_async(lambda: slow.calls == 5)
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)

@@ -34,7 +34,7 @@ from tests.kit.settling import (
     stream,
 )
 from tests.kit.tools import step
-from tests.kit.waiting import forever
+from tests.kit.waiting import forever, until_async
 
 HELLO = types.Content(role="user", parts=[types.Part(text="go")])
 
@@ -155,8 +155,9 @@ async def test_a_call_cancelled_while_it_waits_for_money_holds_nothing() -> None
         app=App(name="app", root_agent=agent("a", model), plugins=[plugin]), session_service=InMemorySessionService()
     )
     one, two = (asyncio.create_task(play(runner.agent, runner=runner, session_id=name)) for name in ("s1", "s2"))
-    while not (model.calls and any(run["session"] == "s2" and run["model_calls"] for run in plugin.snapshot()["runs"])):  # noqa: ASYNC110 - nobody is told that a call waits
-        await asyncio.sleep(0.001)
+    await until_async(
+        lambda: model.calls and any(run["session"] == "s2" and run["model_calls"] for run in plugin.snapshot()["runs"])
+    )
     (status,) = plugin.budgets("user:app/u1")
     assert (status.reserved, status.spent) == (CALL_USD, 0)
     two.cancel()

@@ -36,6 +36,7 @@ from tests.kit.adk_runs import play
 from tests.kit.agents import scripted
 from tests.kit.optional import present
 from tests.kit.terminating_agents import CALL, PRICES, SSE, assert_ended, is_third, message, runner_of, speaker, worker
+from tests.kit.waiting import until_async
 
 # ---- branches -------------------------------------------------------------------------------------------------------
 
@@ -70,8 +71,7 @@ async def test_siblings_make_no_further_call_once_it_has_fired_however_slow_the_
     first, sibling = speaker("first", say=lambda n: "DONE"), worker("sibling", latency_s=0.02)
 
     async def not_before_the_sibling(callback_context: Any, llm_request: Any) -> None:
-        while scripted(sibling).calls < 2:  # noqa: ASYNC110 - the model has no event to wait for
-            await asyncio.sleep(0.005)
+        await until_async(lambda: scripted(sibling).calls >= 2)
 
     first.before_model_callback = not_before_the_sibling
     root = ParallelAgent(name="par", sub_agents=[first, _behind_tool(sibling)])  # a run of its own waits for nobody
@@ -347,10 +347,11 @@ async def test_an_agent_that_swallows_its_end_leaves_no_trace_of_it() -> None:
 
 
 async def test_a_callers_own_cancellation_is_passed_on() -> None:
+    agent = _stuck()
     run = asyncio.create_task(
-        play(_stuck(), plugins=[TerminationPlugin(ExternalTermination() | TimeoutTermination(60))], seconds=20)
+        play(agent, plugins=[TerminationPlugin(ExternalTermination() | TimeoutTermination(60))], seconds=20)
     )
-    await asyncio.sleep(0.1)
+    await until_async(lambda: scripted(agent).calls)
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run

@@ -17,8 +17,10 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.console.hints import hint
 from runguard.testing import assert_stopped, run
+from tests.kit.agents import scripted
 from tests.kit.commands import guarded, looping, process, runguard, told
 from tests.kit.stores import Place
+from tests.kit.waiting import until_async
 
 
 def elsewhere(*arguments: str) -> Any:
@@ -36,8 +38,7 @@ async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(
     filled = place.url
     plugin, agent = guarded(filled), looping(latency_s=60)
     task = asyncio.create_task(run(agent, plugins=[plugin], app_name="docs", user_id="dora"))
-    while not agent.model.calls:  # type: ignore[union-attr]  # noqa: ASYNC110 - a model has no event to wait for
-        await asyncio.sleep(0.01)
+    await until_async(lambda: scripted(agent).calls)
     await asyncio.to_thread(
         elsewhere, "stop", "user:docs/dora", "--reason", "a bad day", "--actor", "ops", "--store", filled
     )

@@ -15,7 +15,7 @@ from runguard import (
     guard_async,
 )
 from tests.kit.functions import DIME, Model, Status, held, in_threads, in_time, refused, swallowing
-from tests.kit.waiting import PATIENCE_S, until
+from tests.kit.waiting import PATIENCE_S, turns, until, until_async
 
 # ---- what others get wrong: concurrency, swallowed errors, honest figures -------------------------------------------
 
@@ -137,7 +137,8 @@ async def test_a_cancelled_first_call_lets_the_next_one_go() -> None:
     call = guard_async(model.asynchronous, budget={"max_usd": 1.0})
     first = asyncio.create_task(call())
     waiting = asyncio.create_task(call())
-    await asyncio.sleep(0.02)
+    await until_async(lambda: model.calls == 1)
+    await turns(20)  # the second one has asked, too
     assert model.calls == 1
     first.cancel()
     model.takes = 0
@@ -149,10 +150,10 @@ async def test_whoever_gives_up_waiting_disturbs_nobody() -> None:
     model = Model(takes=0.1)
     call = guard_async(model.asynchronous, budget={"max_usd": 1.0})
     first = asyncio.create_task(call())
-    await asyncio.sleep(0.01)
+    await until_async(lambda: model.calls == 1)
     gave_up = asyncio.create_task(call())
     stayed = asyncio.create_task(call())
-    await asyncio.sleep(0.01)
+    await turns(20)
     gave_up.cancel()
     assert await first == await stayed == {"usd": 0.1}
     assert model.calls == 2

@@ -15,6 +15,7 @@ from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
+from tests.kit.waiting import until_async
 
 CALL = Decimal("0.02")
 
@@ -73,9 +74,7 @@ def balance(place: Place, scope: str = ALICE) -> tuple[Decimal, Decimal, int]:
 
 
 async def _in_flight(model: ScriptedModel, calls: int = 1) -> None:
-    async with asyncio.timeout(10):
-        while model._in_flight < calls:  # noqa: ASYNC110 - a model does not tell
-            await asyncio.sleep(0.005)
+    await until_async(lambda: model._in_flight >= calls)
 
 
 class Ticks:

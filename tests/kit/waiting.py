@@ -24,6 +24,13 @@ def until(holds: Callable[[], object], seconds: float = PATIENCE_S) -> None:
     assert eventually(holds, seconds), "it never happened"
 
 
+async def until_async(holds: Callable[[], object], seconds: float = PATIENCE_S) -> None:
+    """``until`` for a test that runs in the same event loop as what it waits for."""
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - models, stores and snapshots have no event to wait for
+            await asyncio.sleep(0.002)
+
+
 async def turns(number: int) -> None:
     """Give the other tasks of the event loop so many turns."""
     for _ in range(number):

@@ -2,13 +2,13 @@
 
 import os
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from runguard import background
 from runguard.outlets.callbacks import Outbox
+from tests.kit.waiting import until
 
 
 def test_callbacks_run_in_order_on_another_thread() -> None:
@@ -40,9 +40,7 @@ def test_what_does_not_fit_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatc
     out, go = Outbox(), threading.Event()
     heard: list[Any] = []
     out.send(lambda _: go.wait(5), None)
-    end = time.monotonic() + 5
-    while out._waiting and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: not out._waiting)
     for number in range(5):
         out.send(heard.append, number)
     go.set()
@@ -55,10 +53,7 @@ def test_a_thread_without_work_ends_and_comes_back(monkeypatch: pytest.MonkeyPat
     out = Outbox()
     heard: list[Any] = []
     out.send(heard.append, 1)
-    end = time.monotonic() + 5
-    while out._thread is not None and time.monotonic() < end:
-        time.sleep(0.01)
-    assert out._thread is None
+    until(lambda: out._thread is None)
     out.send(heard.append, 2)
     assert out.flush(5)
     assert heard == [1, 2]

@@ -23,6 +23,7 @@ from tests.kit.vanishing_stores import (
     play,
     store_command,
 )
+from tests.kit.waiting import until_async
 
 ALICE = "user:app/alice"
 
@@ -142,8 +143,7 @@ async def test_a_call_on_its_way_is_booked_in_the_store_that_was_adopted(place: 
     assert await one.calls(1) == 1
     slow = ScriptedModel([text("done")], latency_s=0.6)
     running = asyncio.create_task(play(one.plugin, slow))
-    while not slow._in_flight:  # noqa: ASYNC110 - a model does not tell
-        await asyncio.sleep(0.01)
+    await until_async(lambda: slow._in_flight)
     Ground(place).begun_anew()
     await running
     store_command("adopt", one.id, "--store", place.url)

@@ -39,7 +39,7 @@ from tests.kit.shared_stores import (
 )
 from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
-from tests.kit.waiting import eventually
+from tests.kit.waiting import eventually, until_async
 
 
 def warm(plugin: RunGuardPlugin) -> None:
@@ -340,11 +340,12 @@ async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(pl
 
 @on_a_file
 async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Place, worker: Make) -> None:
-    plugin = worker(Odd(place.store(), reserve=lambda _: time.sleep(0.4)), usd="1")
+    odd = Odd(place.store(), reserve=lambda _: time.sleep(0.4))
+    plugin = worker(odd, usd="1")
     warm(plugin)
     model = steps(1)
     running = asyncio.create_task(play(plugin, model))
-    await asyncio.sleep(0.2)
+    await until_async(lambda: odd.asked["reserve"])
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
