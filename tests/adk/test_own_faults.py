@@ -305,7 +305,7 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
 @pytest.mark.parametrize(
     ("owner", "method"),
     [
-        (lambda plugin: plugin.guard.accounts._expectations, "learn"),
+        (lambda plugin: plugin.guard.accounts.expectations, "learn"),
         (lambda plugin: plugin.guard.accounts.spending, "opened"),
         (lambda plugin: plugin.guard.accounts.spending, "book"),
         (lambda plugin: plugin.guard.accounts.ledger, "settle"),

@@ -225,6 +225,7 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path) -> None:
             "--config-file=",
             str(program),
             str(home / "functions" / "wrappers.py"),
+            str(home / "functions" / "guarded_function.py"),
         ],
         capture_output=True,
         text=True,
@@ -234,8 +235,8 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path) -> None:
         env={**os.environ, "MYPYPATH": str(home.parent)},
     ).stdout
     told = [line for line in checked.replace("builtins.", "").splitlines() if "program.py" in line]
-    assert sum("def (x: int) -> str" in line for line in told) == 2, checked
-    assert sum("def (x: int) -> " in line and "Coroutine[Any, Any, str]" in line for line in told) == 1, checked
+    assert sum("GuardedFunction[[x: int], str]" in line for line in told) == 2, checked
+    assert sum("[[x: int], " in line and "Coroutine[Any, Any, str]]" in line for line in told) == 1, checked
     assert sum("[arg-type]" in line for line in told) == 1, checked
 
 
