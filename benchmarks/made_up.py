@@ -9,11 +9,12 @@ import noise
 import orders
 import reworded
 import talk
+import told_again
 import try_again
 import unseen_failures
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded, try_again)
+_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded, try_again, told_again)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

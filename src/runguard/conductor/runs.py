@@ -31,10 +31,11 @@ from runguard.core.detectors.orders import Orders
 from runguard.core.detectors.polling import Polling
 from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.detectors.rereading import Rereading
+from runguard.core.detectors.told_again import ToldAgain
 from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
-from runguard.policy.rule_defaults import ORDERS, RULES
+from runguard.policy.rule_defaults import ORDERS, RULES, TOLD_AGAIN
 from runguard.policy.settings import Policy
 
 Observe = Callable[[Any], Finding | None]
@@ -267,7 +268,7 @@ class Run(Stoppable):
             Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             FanOut(policy.fan_out) if policy.fan_out else None,
             self.deadline,
-            Orders(ORDERS) if policy.rungs("no_news") == RULES["no_news"][0] else None,
+            *((Orders(ORDERS), ToldAgain(TOLD_AGAIN)) if policy.rungs("no_news") == RULES["no_news"][0] else ()),
         ]
         self.detectors = [d for d in whole if d is not None]
 

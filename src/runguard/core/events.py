@@ -171,6 +171,7 @@ class ToolResults:
     another_page: bool = False  # in a long row of one call: it shares few words with the answer before
     new_subject: bool = False  # an order, or the report on it, is about something else than those before
     new_item: bool = False  # an earlier order with another number in it
+    words: str = ""  # how orders and reports of agents without tools relate to earlier ones: see ToldAgain
     is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
 
 

@@ -11,6 +11,7 @@ from runguard.core.decision import (
     REWORDED,
     SAME_ANSWER,
     SAME_PAIR,
+    TOLD_AGAIN,
     TRY_AGAIN,
     Action,
     Finding,
@@ -91,6 +92,10 @@ _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     ORDERS: (
         "'{tool}' was set to work {n} times, made the same calls each time and got the same answers. The same order in "
         "other words will not change that: go on with what is known, give another order, or say what is missing."
+    ),
+    TOLD_AGAIN: (
+        "'{tool}' has reported the same in other words {n} times. The same order in other words will not change that: "
+        "use the report, give another order, or say what is missing."
     ),
     ONLY_NOTES: (
         "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."

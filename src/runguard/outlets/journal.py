@@ -195,7 +195,7 @@ def _called(event: ToolCall) -> Entry:
 
 def _answered(event: ToolResults) -> Entry:
     flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
-    flags |= _sparse({"new": event.new_subject, "item": event.new_item})
+    flags |= _sparse({"new": event.new_subject, "item": event.new_item, "words": event.words})
     return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
 
 
@@ -362,6 +362,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
         another_page=page,
         new_subject=bool(entry.get("new")),
         new_item=bool(entry.get("item")),
+        words=str(entry.get("words") or ""),
         is_understood=True,
     )
 

@@ -11,6 +11,8 @@ LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for a
 REWORDED: Final = Rungs(nudge=3, stop=6)  # default limits of no_news for one long answer in other words
 # default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
 ORDERS: Final = Rungs(nudge=4, stop=10)
+# default limits of no_news for an agent without tools that is called again and again; words alone are weak evidence
+TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 # limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
