@@ -109,3 +109,8 @@ def test_the_state_is_bounded() -> None:
     for n in range(5_000):
         one.observe(results(asking(n, f"text {n % 3}", tool=f"tool {n % 100}")))
     assert weigh(one)[0] < 1_500
+
+
+def test_an_explicit_limit_counts_such_answers_too(drive) -> None:
+    d = drive(max_identical_tool_results=3)
+    assert [d.tool(args={"q": n}, says="Server busy").word for n in range(3)] == ["allow", "allow", "stop"]

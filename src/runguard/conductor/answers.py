@@ -109,7 +109,7 @@ class Answers:
             ):
                 a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
-            if self._counts_unfinished and good and (outcome is _EMPTY or is_unfinished(raw)):
+            if self._counts_unfinished and good and (outcome is _EMPTY or a.failure or is_unfinished(raw)):
                 a.unfinished = digest(mask(answer_text(value))).hex()
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good and not missing)

@@ -94,6 +94,6 @@ def _nothing_new(result: ToolResult, args: Any) -> str:
         outcome, failure = Outcome.FAILED, failure_class(answer_text(value))
     if outcome in FAILURES:
         return f"{result.tool}\0{failure}\0{named_items(args, value)}"
-    if outcome is Outcome.EMPTY or is_unfinished(value):
+    if outcome is Outcome.EMPTY or failure or is_unfinished(value):
         return f"{result.tool}\0{mask(answer_text(value))}"
     return ""

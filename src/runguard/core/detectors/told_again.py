@@ -27,7 +27,7 @@ _NEWS_WORTH: Final = 3  # reports in known words that one new report makes up fo
 SAME, EDITED, NEW, OTHER = "same", "edited", "new", "other"
 
 
-class _Worker:
+class _Reporter:
     """The words of the orders for one worker and of its reports, and how often they were the same."""
 
     __slots__ = ("count", "orders", "reports")
@@ -65,13 +65,13 @@ class ToldAgain:
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
-        self._workers: OrderedDict[str, _Worker] = OrderedDict()  # by the tool that calls it
+        self._workers: OrderedDict[str, _Reporter] = OrderedDict()  # by the tool that calls it
 
     def observe(self, event: AgentEntered | ToolResults) -> Finding | None:
         if type(event) is AgentEntered:
             tool, is_call, _ = event.lane.rpartition("/")[2].partition("@")
             if is_call:
-                self._workers.setdefault(tool, _Worker())
+                self._workers.setdefault(tool, _Reporter())
                 self._workers.move_to_end(tool)
                 if len(self._workers) > _WORKERS_KEPT:
                     self._workers.popitem(last=False)
