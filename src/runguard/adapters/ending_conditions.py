@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from runguard.adapters.tool_calls import OpenCall, ToolUse
 from runguard.core.decision import Trip
@@ -30,34 +30,29 @@ _SOONEST_S: Final = 0.02
 # ---- events, with the fields of ADK's that conditions read ----------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _FunctionCall:
+class _FunctionCall(NamedTuple):
     id: str
     name: str
     args: Any
 
 
-@dataclass(slots=True)
-class _FunctionResponse:
+class _FunctionResponse(NamedTuple):
     id: str
     name: str
     response: Any
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(NamedTuple):
     text: str | None = None
     function_call: _FunctionCall | None = None
     function_response: _FunctionResponse | None = None
 
 
-@dataclass(slots=True)
-class _Content:
-    parts: list[_Part] = field(default_factory=list)
+class _Content(NamedTuple):
+    parts: Sequence[_Part] = ()
 
 
-@dataclass(slots=True)
-class _Actions:
+class _Actions(NamedTuple):
     transfer_to_agent: str | None = None
 
 

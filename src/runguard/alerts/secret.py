@@ -133,22 +133,14 @@ def _one_line(text: str) -> str:
 def _masked(text: str) -> str:
     text = _PEM.sub(HIDDEN, text)
     text = _URL.sub(_bare_url, text)
-    text = _AUTHORISED.sub(_keep_scheme, text)
+    text = _AUTHORISED.sub(lambda found: f"{found[1] or found[2]} {HIDDEN}", text)  # keeps the scheme
     text = _PROVIDER.sub(HIDDEN, text)
-    return _NAMED.sub(_keep_name, text)
+    return _NAMED.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}", text)  # keeps the name
 
 
 def _bare_url(found: re.Match[str]) -> str:
     scheme, host, rest = found.groups()
     return f"{scheme}{host}{'/' + HIDDEN if rest and rest != '/' else ''}"
-
-
-def _keep_scheme(found: re.Match[str]) -> str:
-    return f"{found[1] or found[2]} {HIDDEN}"
-
-
-def _keep_name(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{HIDDEN}"
 
 
 def _without_last_word(text: str) -> str:

@@ -5,6 +5,8 @@
 with ``run``.
 """
 
+import json
+import sys
 import warnings
 from importlib import import_module
 from types import ModuleType
@@ -19,11 +21,14 @@ def run(*, as_json: bool = False, seed_table: bool = False) -> int:
 
     Returns the exit code: 0 if everything ended as expected, otherwise 1.
     """
+    if as_json:
+        play = load("seed_table" if seed_table else "play")
+        result = play.play_table() if seed_table else play.play(play.new_report())
+        sys.stdout.write(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        return 0 if result.ok else 1
     from runguard.demo import seed_screen, show
 
-    if seed_table:
-        return seed_screen.show_json() if as_json else seed_screen.show()
-    return show.show_json() if as_json else show.show()
+    return seed_screen.show() if seed_table else show.show()
 
 
 def load(name: str = "play") -> ModuleType:

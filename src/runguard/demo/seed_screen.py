@@ -1,15 +1,12 @@
-"""The seed's table on a screen or as JSON; see ``seed_table``."""
+"""The seed's table on a screen; see ``seed_table``."""
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from runguard._version import __version__
-from runguard.console.screen import console, print_table
+from runguard.console import screen
 from runguard.demo import load
 from runguard.demo.show import fill_lines
 
@@ -20,14 +17,8 @@ if TYPE_CHECKING:
 _NAMES = {"seed_values": "seed's values", "defaults": "defaults"}
 
 
-def show_json() -> int:
-    table: SeedTable = load("seed_table").play_table()
-    sys.stdout.write(json.dumps(table.to_dict(), indent=2, ensure_ascii=False) + "\n")
-    return 0 if table.ok else 1
-
-
 def show() -> int:
-    out = console()
+    out = screen.console()
     module = load("seed_table")
     out.print(Text.assemble(("RunGuard", "bold"), f" {__version__} on google-adk {module.adk_version}"))
     out.print(
@@ -36,7 +27,7 @@ def show() -> int:
     )
     out.print()
     table: SeedTable = module.play_table()
-    print_table(out, _table(table))
+    screen.print_table(out, _table(table))
     out.print()
     out.print(_sentences(table, out.width), soft_wrap=True)
     words = (
@@ -49,11 +40,8 @@ def show() -> int:
 
 
 def _table(table: "SeedTable") -> Table:
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("failure mode", "guard"):
-        made.add_column(name, no_wrap=True)
-    for name in ("model calls", "tokens", "saved", "seed"):
-        made.add_column(name, no_wrap=True, justify="right")
+    names, numbers = ("failure mode", "guard"), ("model calls", "tokens", "saved", "seed")
+    made = screen.table(*names, *numbers, right=numbers, whole=(*names, *numbers))
     for row in table.rows:
         for position, (key, pair) in enumerate(row.pairs().items()):
             made.add_row(

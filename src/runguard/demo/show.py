@@ -1,7 +1,5 @@
-"""Print the demo: tables that fill up while the stories run, plain lines without a terminal, or JSON."""
+"""Print the demo: tables that fill up while the stories run, plain lines without a terminal."""
 
-import json
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,13 +22,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 80  # for both tables
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-
-
-def show_json() -> int:
-    play = load()
-    report: Report = play.play(play.new_report())
-    sys.stdout.write(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
-    return 0 if report.ok else 1
 
 
 def show() -> int:

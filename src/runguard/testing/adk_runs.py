@@ -26,19 +26,6 @@ from pydantic import PrivateAttr
 from runguard.core.decision import STOP_CODE, Trip, trip
 from runguard.core.exceptions import RunStoppedError
 
-__all__ = [
-    "FakeClock",
-    "Recording",
-    "ScriptedModel",
-    "assert_calls_answered",
-    "assert_stopped",
-    "call",
-    "calls",
-    "run",
-    "text",
-    "transfer",
-]
-
 
 @dataclass(slots=True)
 class FakeClock:
