@@ -8,6 +8,7 @@ import pytest
 from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.agent_tool import AgentTool
+from google.genai import types
 
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import Observed, observe
@@ -19,7 +20,8 @@ from shapes import Shape
 
 def team_of(shape: Shape, *, as_tools: bool) -> LlmAgent:
     """A lead who gives the orders of a made-up run, and workers who report as they do there."""
-    orders, reports = [], {}
+    orders: list[types.Part] = []
+    reports: dict[str, list[str]] = {}
     for step in shape.run()["steps"]:
         if step["kind"] == "tool_call":
             orders.append(call(step["tool"], **step["args"]))

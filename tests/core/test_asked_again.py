@@ -1,5 +1,7 @@
 """Answers that look like success and ask to try again."""
 
+from typing import Any
+
 import pytest
 
 from runguard.core.decision import Action, Rungs
@@ -111,6 +113,6 @@ def test_the_state_is_bounded() -> None:
     assert weigh(one)[0] < 1_500
 
 
-def test_an_explicit_limit_counts_such_answers_too(drive) -> None:
+def test_an_explicit_limit_counts_such_answers_too(drive: Any) -> None:
     d = drive(max_identical_tool_results=3)
     assert [d.tool(args={"q": n}, says="Server busy").word for n in range(3)] == ["allow", "allow", "stop"]

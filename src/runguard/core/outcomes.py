@@ -46,6 +46,7 @@ _PARTICULARS: Final = re.compile(
 )
 
 _MOST_KEYS: Final = 32_768
+_HOLDERS: Final = frozenset({dict, list, tuple})
 _FEW_KEYS: Final = 8  # of a dict that only asks to try again
 _STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "response_type")
 _HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
@@ -154,7 +155,7 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
         return _EMPTY, ""  # as of grep or diff: nothing found
     if reports_failure(text):
         return _failed(text)
-    return _OK, failure_class(text) if says_try_again(text) else ""
+    return _OK, failure_class(text) if len(text) <= HEAD and says_try_again(text) else ""
 
 
 def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
@@ -214,12 +215,18 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
 
 def _asks_again(answer: dict[str, object]) -> str:
     """The words by which a dict that holds no result asks to try again, or ""."""
-    words = "; ".join(value for key, value in answer.items() if key in _SAYING and type(value) is str)
-    if not may_ask(words) or len(answer) > _FEW_KEYS:
+    if len(answer) > _FEW_KEYS:
         return ""
-    for value in answer.values():
-        if type(value) in (dict, list, tuple) and value:
+    said: list[str] = []
+    for key, value in answer.items():
+        if type(value) is str:
+            if key in _SAYING:
+                said.append(value)
+        elif type(value) in _HOLDERS and value:
             return ""  # a result
+    words = "; ".join(said)
+    if not may_ask(words):
+        return ""
     for key in _STATUS_KEYS:
         status = answer.get(key)
         if type(status) is str and is_try_again(status):
