@@ -76,9 +76,8 @@ class _Schedule:
         self._given = given
         self._listed = listed
         moments, daily = listed.moments if isinstance(listed, ListedPrice) else (set(), set())
-        self._moments = sorted(
-            moments.union(begins for dated in given for begins, _ in dated)
-        )  # unix seconds at which a price begins
+        # unix seconds at which a price begins
+        self._moments = sorted(moments.union(begins for dated in given for begins, _ in dated))
         self._daily = sorted(daily)  # seconds of the UTC day at which the price changes every day
 
     def rates(self, at: float) -> Rates | Unpriced:

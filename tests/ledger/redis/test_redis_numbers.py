@@ -8,7 +8,7 @@ import redis
 
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.redis.connection import script_of
-from runguard.ledger.redis.holds import MOST_EXACT as EXACT
+from runguard.ledger.redis.session import MOST_EXACT as EXACT
 from runguard.ledger.redis.session import RedisSession
 from runguard.ledger.store import MOST, StoreError
 from tests.kit.redis_stores import CALL, a_line, key_of

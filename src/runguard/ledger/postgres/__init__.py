@@ -4,5 +4,5 @@ The server's clock is the only one. No operation takes longer than its deadline,
 server ends statements and lock waits before the deadline, and the client gives up after it.
 
 ``backend`` reads the URL, ``dialing`` connects within a deadline, ``connection`` sends statements, ``schema`` creates
-and checks the schema, ``holds`` reserves and settles, ``session`` has the other operations.
+and checks the schema, ``session`` has the operations.
 """

@@ -11,6 +11,5 @@ Lua counts in doubles, which are exact up to 2**53: amounts beyond 9,007,199,254
 refused. ``?timeout`` and the like are not options: every call ends within about the timeout given to ``connect``. Half
 of it is for reaching the server, half for each answer; only looking up a host name cannot be limited.
 
-``backend`` reads the URL, ``connection`` runs scripts, ``holds`` reserves and settles, ``session`` has the other
-operations.
+``backend`` reads the URL, ``connection`` runs scripts, ``session`` has the operations.
 """

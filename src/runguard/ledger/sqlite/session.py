@@ -14,7 +14,7 @@ _PURGE_AT_ONCE: Final = 2_000
 
 
 class SqliteSession(SqliteHolds):
-    """One connection with all operations of ``Session``."""
+    """One connection with all operations of ``StoreSession``."""
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
