@@ -103,15 +103,13 @@ class Request:
     hides_rounds: bool = False  # and the answer will not say how many there were
 
 
-class _Found:
-    __slots__ = ("audio", "candidates", "hides_rounds", "limit", "model", "rounds", "size", "unseen")
+class _Reader:
+    __slots__ = ("limit", "request", "size")
 
     def __init__(self) -> None:
-        self.model = ""
-        self.size = self.audio = 0
-        self.limit: int | None = None
-        self.candidates = self.rounds = 1
-        self.unseen = self.hides_rounds = False
+        self.request = Request()
+        self.size = 0  # bytes of the prompt
+        self.limit: int | None = None  # output tokens of one candidate
 
     def take(self, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
         for name, value in entries:
@@ -120,16 +118,16 @@ class _Found:
             if what is _Is.PROMPT:
                 self.prompt(value)
             elif what is _Is.MODEL:
-                if not self.model and type(value) is str and len(value) <= LONGEST_ID:
-                    self.model = value
+                if not self.request.model and type(value) is str and len(value) <= LONGEST_ID:
+                    self.request.model = value
             elif what is _Is.LIMIT:
                 if type(value) is int and 0 <= value <= _MOST_TOKENS:
                     self.limit = value if self.limit is None else max(self.limit, value)
             elif what is _Is.CANDIDATES:
                 if type(value) is int and 1 < value <= _MOST_CANDIDATES:
-                    self.candidates = max(self.candidates, value)
+                    self.request.candidates = max(self.request.candidates, value)
             elif what is _Is.ELSEWHERE:
-                self.unseen = True
+                self.request.unseen = True
             elif depth < _NESTED:
                 held = attributes(value)
                 self.take(held.items(), depth + 1)
@@ -147,18 +145,20 @@ class _Found:
         given = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
         most = given.get("maximum_remote_calls", given.get("maximumRemoteCalls"))
         if not given.get("disable"):
-            self.rounds = max(_ROUNDS if type(most) is not int else most, 1)
-            self.hides_rounds = bool(given.get("ignore_call_history", given.get("ignoreCallHistory")))
+            rounds = self.request.rounds = max(_ROUNDS if type(most) is not int else most, 1)
+            hidden = given.get("ignore_call_history", given.get("ignoreCallHistory"))
+            self.request.hides_rounds = bool(hidden) and rounds > 1
 
     def prompt(self, value: Any) -> None:
         size, audio = measure(value)
-        self.size, self.audio = self.size + size, self.audio + audio
+        self.size += size
+        self.request.audio_tokens += audio
 
     def positional(self, value: Any) -> None:
         kind = type(value)
         if kind is str:
-            if not self.model and len(value) <= LONGEST_ID and _MODEL.fullmatch(value):
-                self.model = value
+            if not self.request.model and len(value) <= LONGEST_ID and _MODEL.fullmatch(value):
+                self.request.model = value
             else:
                 self.prompt(value)
         elif kind is list or kind is tuple:
@@ -173,23 +173,17 @@ class _Found:
 
 def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Request:
     """Never raises: unreadable parts count as not reported."""
-    found = _Found()
+    reader = _Reader()
+    request = reader.request
     try:
-        found.take(kwargs.items(), 0)
+        reader.take(kwargs.items(), 0)
         for value in args:
-            found.positional(value)
+            reader.positional(value)
     except Exception:
         _log.debug("runguard.unreadable: a part of a request could not be measured", exc_info=True)
-        found.unseen = True
-    request = Request(
-        found.model,
-        -(-found.size // UPPER) if found.size else None,
-        None if found.limit is None else found.limit * found.candidates,
-        found.audio,
-        found.candidates,
-        found.unseen,
-    )
-    if found.rounds > 1:
-        request.rounds, request.hides_rounds = found.rounds, found.hides_rounds
+        request.unseen = True
+    request.input_tokens = -(-reader.size // UPPER) if reader.size else None
+    request.max_output_tokens = None if reader.limit is None else reader.limit * request.candidates
+    if request.rounds > 1:
         request.answered = len(rounds_of(kwargs.get("contents")))
     return request
