@@ -32,7 +32,7 @@ from runguard.core.events import ModelCall, RunInfo
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_count, to_nano
 from runguard.ledger.base import Ledger
-from runguard.ledger.kill_switch import Switch
+from runguard.ledger.control import Switch
 from runguard.ledger.store import StoreError, StoreOutage
 from runguard.ledger.urls import open_ledger
 from runguard.policy.settings import Policy

@@ -14,7 +14,7 @@ from runguard.core.events import RunInfo
 from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
 from runguard.core.threshold import Threshold
 from runguard.ledger.base import Account, Hold, Refusal
-from runguard.ledger.kill_switch import Stop
+from runguard.ledger.control import Stop
 from runguard.pricing.rates import Rates, Unpriced
 
 RecentCall = tuple[str, str, str, Entry]  # lane, agent and model of a call, and what it took

@@ -13,8 +13,8 @@ from runguard.accounting.thresholds import over_threshold
 from runguard.accounting.waiting_calls import Opening, RoomWaits, Visit
 from runguard.core.events import ModelCall
 from runguard.ledger.base import Hold, Ledger, Refusal, Stale
+from runguard.ledger.control import Switch
 from runguard.ledger.identity import StoreReplacedError
-from runguard.ledger.kill_switch import Switch
 from runguard.ledger.store import StoreOutage
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Rates, Unpriced

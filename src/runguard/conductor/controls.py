@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from runguard.conductor.guard import Guard
 from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Trip
-from runguard.ledger.kill_switch import Stop
+from runguard.ledger.control import Stop
 
 
 class Controls:

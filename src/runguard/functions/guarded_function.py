@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overloa
 from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Trip
 from runguard.functions.caller import Caller
-from runguard.ledger.kill_switch import Stop
+from runguard.ledger.control import Stop
 
 _P = ParamSpec("_P")
 _Rest = ParamSpec("_Rest")

@@ -18,8 +18,8 @@ from runguard.core.decision import Finding, Trip
 from runguard.core.events import RunInfo
 from runguard.core.money import nanos, usd_text
 from runguard.ledger.base import Ledger
+from runguard.ledger.control import Stop
 from runguard.ledger.identity import StoreReplacedError
-from runguard.ledger.kill_switch import Stop
 from runguard.ledger.store import StoreOutage, StoreSession
 
 _HOUR: Final = 3_600.0

@@ -15,10 +15,9 @@ from runguard.accounting.forecast import budget_forecast
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import UNITS, UNLIMITED, edge
 from runguard.core.periods import begin_of
-from runguard.ledger.control import read_control
+from runguard.ledger.control import Stop, read_control, read_stops
 from runguard.ledger.daily_sums import DaySums, read_sums
 from runguard.ledger.identity import identity_of
-from runguard.ledger.kill_switch import Stop, read_stops
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Balance, StoreError, StoreOutage, StoreSession
 from runguard.ledger.store_faults import store_faults

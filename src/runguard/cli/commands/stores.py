@@ -13,7 +13,7 @@ from runguard.core.events import RunInfo
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import nearest
 from runguard.core.printable import printable
-from runguard.ledger.kill_switch import ALL
+from runguard.ledger.control import ALL
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import StoreOutage, StoreSession
 from runguard.ledger.urls import store_of
