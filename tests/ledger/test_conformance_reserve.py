@@ -295,7 +295,7 @@ def test_what_is_no_amount_is_refused_before_anything_is_written(session: StoreS
             lambda a=amount: session.extend(line, a),
             lambda a=amount: session.extend(kept, a),
         ):
-            with pytest.raises(ValueError, match="no amount"):
+            with pytest.raises(ValueError, match="not an amount"):
                 deed()
     assert session.read() == before
     assert session.reserve("h", LONG_S, [line], CALL).ok  # the id was not taken either

@@ -139,9 +139,9 @@ def test_what_is_no_amount_is_refused_before_anything_is_written(session: Postgr
     wrong: list[Any] = [float("nan"), 1.0, True, -1, UNLIMITED, "1"]
     for bad in wrong:
         for amounts in ((bad, 0, 0), (0, 0, bad)):
-            with pytest.raises(ValueError, match="no amount"):
+            with pytest.raises(ValueError, match="not an amount"):
                 session.reserve("h", 60.0, [line()], amounts)
-            with pytest.raises(ValueError, match="no amount"):
+            with pytest.raises(ValueError, match="not an amount"):
                 session.settle("h", [line()], amounts)
     with pytest.raises(ValueError, match="time to live"):
         session.reserve("h", float("nan"), [line()], (1, 1, 1))
