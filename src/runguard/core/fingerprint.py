@@ -273,12 +273,21 @@ _LONG: Final = 512  # a longer text is identified by its edges
 
 
 class _Budget:
-    """The rest of a bounded walk. Without characters left, texts are identified by length and a few characters."""
+    """The rest of a bounded walk: how many more entries of containers are read, and how many characters.
+
+    Without characters left, texts are identified by length and a few characters.
+    """
 
     __slots__ = ("chars", "nodes")
 
     def __init__(self, nodes: int = MAX_NODES, chars: int = MAX_CHARS) -> None:
         self.nodes, self.chars = nodes, chars
+
+    def take(self, entries: Any) -> Any:
+        """As many of these entries as may be read."""
+        taken = entries[: self.nodes]
+        self.nodes -= len(taken)
+        return taken
 
     def text(self, text: str) -> str:
         if self.chars <= 0:
@@ -296,11 +305,8 @@ def bounded_text(value: Any) -> str:
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
         for item in level:
-            budget.nodes -= 1
-            if budget.nodes < 0:
-                break
             out.append(_told(item, below, budget))
-        if not below or budget.nodes < 0:
+        if not below:
             break
         out.append("\2")
         level = below
@@ -314,24 +320,28 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
         return atom
     kind = type(item)
     if issubclass(kind, dict):
-        entries = (
-            _some(list(dict.items(item)))
-            if dict.__len__(item) <= 8 * MAX_NODES
-            else list(islice(dict.items(item), _WIDTH))
-        )
+        entries: list[Any] = []
+        if budget.nodes > 0:  # a dict that holds itself many times is listed a few times only
+            entries = (
+                _some(list(dict.items(item)))
+                if dict.__len__(item) <= 8 * MAX_NODES
+                else list(islice(dict.items(item), _WIDTH))
+            )
         keyed = sorted(
             ((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0)
         )
+        keyed = budget.take(keyed)  # of the sorted entries: the order of a dict does not matter
         below += (value for _, value in keyed)
         return f"{{{dict.__len__(item)}:" + ",".join(key for key, _ in keyed)
     if issubclass(kind, list | tuple):
         base: Any = list if issubclass(kind, list) else tuple
         size = base.__len__(item)
-        below += (
-            base.__getitem__(item, slice(None))
-            if size <= _WIDTH
-            else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
-        )
+        if budget.nodes > 0:
+            below += budget.take(
+                base.__getitem__(item, slice(None))
+                if size <= _WIDTH
+                else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
+            )
         return f"[{size}"
     if issubclass(kind, set | frozenset):
         # A set has no order, and the order of its members differs between processes: sort what they say.
@@ -345,7 +355,7 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
         )
         budget.nodes -= len(members)
         return f"<set {size}>" + budget.text(",".join(members))
-    fields = sorted(stored_attributes(item), key=itemgetter(0))[:64]
+    fields = budget.take(sorted(stored_attributes(item), key=itemgetter(0))[:64]) if budget.nodes > 0 else []
     below += (value for _, value in fields)
     return f"<{_type_name(kind)}>" + ",".join(budget.text(name) for name, _ in fields)
 

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 
 HEAD: Final = 12  # bytes of every copy, beside those of its value
 _MOST_BYTES: Final = 1_048_576
+_FEW: Final = 8  # fields whose length is looked at beforehand
 _MOST_FRAMED: Final = 262_144  # of them, in frames: a frame may consist of thousands of tiny values
 _FRAME: Final = 2 * 65_536  # every frame is smaller; a long text is written beside the frames
 
@@ -39,6 +40,9 @@ class _PlainPickler(Pickler):
 
 def copy_of(value: Any) -> bytes | None:
     """Equal plain values have equal copies. None: not a plain value, or too large."""
+    for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
+        if type(part) is str and len(part) > _MOST_BYTES:
+            return None  # before it is copied in vain
     parts = _Parts()
     pickler = _PlainPickler(parts, 4)
     pickler.fast = True  # writes shared parts out: a copy does not depend on what a value shares

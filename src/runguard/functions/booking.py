@@ -36,7 +36,9 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
         return
     call.over, caller = True, call.caller
     try:
-        answer = _read(call.request, result) if reading is None else reading
+        answer = read(result) if reading is None else reading
+        if reading is None and call.request.rounds > 1:
+            _leave_out_rounds(call.request, answer)
         _book(call, answer, result, received)
         if answer.problems:
             _log_problems(caller, answer.problems)
@@ -159,14 +161,12 @@ def _log_problems(caller: Caller, problems: tuple[str, ...]) -> None:
 # ---- what a call cost -----------------------------------------------------------------------------------------------
 
 
-def _read(request: Request, result: Any) -> Reading:
-    reading = read(result)
-    if request.rounds > 1:
-        if request.hides_rounds:
-            reading.earlier = (Usage(),) * (request.rounds - 1)
-        elif request.answered:  # rounds that were in the prompt
-            reading.earlier = reading.earlier[: -request.answered]
-    return reading
+def _leave_out_rounds(request: Request, reading: Reading) -> None:
+    """Correct the requests that the client made before the last one, by what is known of its call."""
+    if request.hides_rounds:
+        reading.earlier = (Usage(),) * (request.rounds - 1)
+    elif request.answered:  # rounds that were in the prompt
+        reading.earlier = reading.earlier[: -request.answered]
 
 
 def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None) -> None:

@@ -146,7 +146,7 @@ class Caller(Controls):
         run, progress = state.run, state.progress
         if progress is None or run.stopped is not None:
             return
-        results = newest_results(args, kwargs)
+        results = newest_results(args, kwargs) if progress.waits_for_results else []
         mark = None if results else request_mark(args, kwargs)
         with state.lock:
             finding = progress.next_request(run.info.run, self.name, self.guard.clock(), results, mark)

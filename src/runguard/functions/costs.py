@@ -38,13 +38,36 @@ class Costs:
         """How many calls of unknown cost may run at once: half as many as have reported their cost."""
         return max(self._seen // 2, 1)
 
-    def bound(self, request: Request) -> tuple[int | None, int | None]:
-        """The most that a call can take, nano-USD and tokens; None: unknown."""
-        return self._bound(request, self._relied_on)
+    def bound(
+        self, request: Request, otherwise: tuple[int | None, int | None] | None = None
+    ) -> tuple[int | None, int | None]:
+        """The most that a call can take, nano-USD and tokens; None: unknown.
+
+        ``otherwise``: the figures for units without a bound, by default the highest cost of many calls.
+        """
+        otherwise = otherwise or self._relied_on
+        settings, (usd, tokens) = self._settings, otherwise
+        known, most = request.input_tokens, request.max_output_tokens
+        if request.rounds > 1:
+            return self._of_rounds(request, otherwise)
+        if settings.in_tokens and known is not None and most is not None:
+            tokens = known + most
+        if not settings.in_usd:
+            return usd, tokens
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost, tokens
+        if known is not None and most is not None:
+            if settings.cost_of_tokens is not None:
+                nano = self.ask(settings.cost_of_tokens, known, most)
+                return (usd if nano is None else nano), tokens
+            rates = self._pricing.rates(request.model, self._clock()) if request.model else None
+            if isinstance(rates, Rates) and settings.cost_of_result is None:
+                return rates.worst(known, most, request.audio_tokens), tokens
+        return usd, tokens
 
     def expected(self, request: Request) -> tuple[int | None, int | None]:
         """The most that a call can take, or else the highest cost so far; None before the first call."""
-        return self._bound(request, self.highest)
+        return self.bound(request, self.highest)
 
     def of_model(self, request: Request) -> tuple[int, int] | None:
         """The most that any call of the request's model can take: its longest answer to this prompt, or to the longest
@@ -71,27 +94,6 @@ class Costs:
             return None
         audio = prompt if request.input_tokens is None else request.audio_tokens
         return (rates.worst(prompt, most, audio) if isinstance(rates, Rates) else 0), prompt + most
-
-    def _bound(self, request: Request, otherwise: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
-        """``otherwise``: the figures for units without a bound."""
-        settings, (usd, tokens) = self._settings, otherwise
-        known, most = request.input_tokens, request.max_output_tokens
-        if request.rounds > 1:
-            return self._of_rounds(request, otherwise)
-        if settings.in_tokens and known is not None and most is not None:
-            tokens = known + most
-        if not settings.in_usd:
-            return usd, tokens
-        if settings.fixed_cost is not None:
-            return settings.fixed_cost, tokens
-        if known is not None and most is not None:
-            if settings.cost_of_tokens is not None:
-                nano = self.ask(settings.cost_of_tokens, known, most)
-                return (usd if nano is None else nano), tokens
-            rates = self._pricing.rates(request.model, self._clock()) if request.model else None
-            if isinstance(rates, Rates) and settings.cost_of_result is None:
-                return rates.worst(known, most, request.audio_tokens), tokens
-        return usd, tokens
 
     def _of_rounds(self, request: Request, otherwise: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
         """The most that a call can take when the client may make several requests for it.
@@ -141,11 +143,15 @@ class Costs:
 
     def learn(self, nano: int | None, tokens: int) -> None:
         """A call returned with its cost. ``nano`` None: unknown in dollars."""
-        cost = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
+        cost = usd, most = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
+        highest, longest = self.highest
         if (
             self._relied_on is self.highest
-            and _at_most(cost[0], self.highest[0])
-            and _at_most(cost[1], self.highest[1])
+            and usd is not None
+            and highest is not None
+            and longest is not None
+            and usd <= highest
+            and most <= longest
         ):
             return  # not higher
         with self._lock:
@@ -167,7 +173,3 @@ class Costs:
                 and (most or not self._settings.in_tokens)
             )
             self._relied_on = self.highest if is_enough else self._unknown
-
-
-def _at_most(cost: int | None, highest: int | None) -> bool:
-    return cost is not None and highest is not None and cost <= highest

@@ -34,6 +34,11 @@ class NoProgress:
         self._mark: int | None = None  # of the request before
         self._numbers = count()
 
+    @property
+    def waits_for_results(self) -> bool:
+        """Whether the last answer asked for tools, so that the results in the next request count."""
+        return bool(self._asked)
+
     def answered(self, calls: tuple[Asked, ...]) -> None:
         """The model answered and asks for these tools.
 
