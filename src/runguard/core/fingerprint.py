@@ -304,8 +304,7 @@ def bounded_text(value: Any) -> str:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         below: list[Any] = []
-        for item in level:
-            out.append(_told(item, below, budget))
+        out += [_told(item, below, budget) for item in level]
         if not below:
             break
         out.append("\2")

@@ -143,15 +143,15 @@ class Costs:
 
     def learn(self, nano: int | None, tokens: int) -> None:
         """A call returned with its cost. ``nano`` None: unknown in dollars."""
-        cost = usd, most = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
-        highest, longest = self.highest
+        cost = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
+        dearest, longest = self.highest
         if (
             self._relied_on is self.highest
-            and usd is not None
-            and highest is not None
+            and cost[0] is not None
+            and dearest is not None
             and longest is not None
-            and usd <= highest
-            and most <= longest
+            and cost[0] <= dearest
+            and cost[1] <= longest
         ):
             return  # not higher
         with self._lock:
