@@ -53,9 +53,10 @@ async def work(steps: int) -> None:
     for name, make in kinds.items():
         plugins = make()
         await one_run(plugins, 2)
-        control("--zero")
-        await one_run(plugins, steps)
-        control(f"--dump={name}")
+        for count in (steps, 3 * steps):
+            control("--zero")
+            await one_run(plugins, count)
+            control(f"--dump={name}/{count}")
 
 
 # ---- around it ------------------------------------------------------------------------------------------------------
@@ -70,16 +71,15 @@ def counted(steps: int) -> dict[str, float]:
         done = subprocess.run([*command, *program], env=surroundings, capture_output=True, text=True, check=False)
         if done.returncode:
             sys.exit(f"valgrind ended with {done.returncode}:\n{done.stderr[-2_000:]}")
-        found: dict[str, float] = {}
-        for dump in Path(folder).glob("out.*"):
+        counts: dict[str, dict[int, int]] = {}
+        for dump in sorted(Path(folder).glob("out.*"), key=lambda path: int(path.suffix[1:])):
             text = dump.read_text(errors="replace")
-            trigger, total = (
-                re.search(r"^desc: Trigger: (.*)$", text, re.MULTILINE),
-                re.search(r"^(?:summary|totals): (\d+)", text, re.MULTILINE),
-            )
-            if trigger and total and not trigger[1].startswith("Program"):
-                found[trigger[1].rpartition(": ")[2]] = int(total[1]) / steps
-        return found
+            trigger = re.search(r"^desc: Trigger: dump (.*)/(\d+)$", text, re.MULTILINE)
+            total = re.search(r"^summary: (\d+)", text, re.MULTILINE)
+            if trigger and total:
+                counts.setdefault(trigger[1], {})[int(trigger[2])] = int(total[1])
+    # the difference of a long and a short run: what a run costs beside its steps falls out
+    return {name: (found[3 * steps] - found[steps]) / (2 * steps) for name, found in counts.items()}
 
 
 def report(found: dict[str, float]) -> str:

@@ -113,7 +113,13 @@ class Settlement:
     ) -> None:
         if self.ledger.is_shared:
             record = self._record(charge, before)
-            self.ledger.settle(hold, amount, lambda: self._look(charge, fired, on_fired, on_booked), record)
+            self.ledger.settle(
+                hold,
+                amount,
+                lambda: self._look(charge, fired, on_fired, on_booked),
+                record,
+                may_wait=on_booked is None and not charge.lines.may_burn and not charge.is_tool,
+            )
             return
         self.ledger.settle(hold, amount)
         if on_booked is not None:

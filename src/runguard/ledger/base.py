@@ -215,12 +215,19 @@ class Ledger(Protocol):
         """A hold of nothing, for a call that could not be reserved: its settlement is still booked."""
 
     def settle(
-        self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
+        self,
+        hold: Hold,
+        actual: Amount,
+        then: Callable[[], None] | None = None,
+        record: Record | None = None,
+        *,
+        may_wait: bool = False,
     ) -> None:
         """Book what a call really took.
 
         Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked. ``record``: where
-        the ledger is durable, it is written in the same step.
+        the ledger is durable, it is written in the same step. ``may_wait``: a store may book it with the next
+        reservation, or a moment later; ``then`` is only needed where an account reaches its alert.
         """
 
     def release(self, hold: Hold) -> None:

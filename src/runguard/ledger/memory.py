@@ -139,7 +139,13 @@ class MemoryLedger(Waiting):
         return Hold(accounts, NOTHING)
 
     def settle(
-        self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
+        self,
+        hold: Hold,
+        actual: Amount,
+        then: Callable[[], None] | None = None,
+        record: Record | None = None,
+        *,
+        may_wait: bool = False,
     ) -> None:
         usd, tokens, calls = actual
         with self._lock:

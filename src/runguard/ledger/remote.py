@@ -24,7 +24,9 @@ from typing import Any, Final, TypeVar
 from runguard.background import start_thread
 from runguard.core.money import NOTHING, Amount, share_of, unit_reached
 from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting
-from runguard.ledger.fact_writer import Fact, FactWriter
+from runguard.ledger.fact_writer import FactWriter
+from runguard.ledger.facts import Fact
+from runguard.ledger.lingering import is_unnoticed, reaches_alert, reserve_along, settlement_of
 from runguard.ledger.store import Balance, Line, Record, Store, StoreError, StoreOutage, StoreReply, StoreSession
 from runguard.ledger.store_guards import StoreGuards
 from runguard.ledger.store_jobs import StoreJobs
@@ -173,7 +175,7 @@ class StoreLedger(Waiting):
 
         def job(session: StoreSession) -> Hold | Refusal | Stale:
             seen = self._changes
-            reply = session.reserve(hold.id, ttl, lines, want, force=force)
+            reply = self._reserve(session, hold, ttl, lines, force)
             answer: Hold | Refusal | Stale = STALE if reply.stale else hold
             if not reply.ok and not reply.stale:
                 answer = refusal_from(reply, accounts, want, seen)
@@ -187,6 +189,16 @@ class StoreLedger(Waiting):
             self.release(hold)
             raise
 
+    def _reserve(self, session: StoreSession, hold: Hold, ttl: float, lines: list[Line], force: bool) -> StoreReply:
+        """Reserve. A settlement that lingers on the same accounts goes along."""
+        reply, along = reserve_along(self._writer.facts, session, hold, ttl, lines, force)
+        if along is not None:
+            fact, settled = along
+            self._learn_from(settled, fact.accounts, session)
+            if fact.then is not None and reaches_alert(fact.accounts, NOTHING):
+                self._put(Fact(lambda _: None, then=fact.then, repeatable=True))
+        return reply
+
     def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
         return None  # the store has to be asked
 
@@ -194,14 +206,20 @@ class StoreLedger(Waiting):
         return Hold(accounts, NOTHING, f"{self._prefix}{next(self._ids)}")
 
     def settle(
-        self, hold: Hold, actual: Amount, then: Callable[[], None] | None = None, record: Record | None = None
+        self,
+        hold: Hold,
+        actual: Amount,
+        then: Callable[[], None] | None = None,
+        record: Record | None = None,
+        *,
+        may_wait: bool = False,
     ) -> None:
-        lines = lines_of(hold.accounts)
-
-        def write(session: StoreSession) -> StoreReply:
-            return session.settle(hold.id, lines, actual, record)
-
-        self._put(Fact(write, hold.accounts, then, repeatable=True))
+        fact = settlement_of(hold, actual, then, record)
+        if may_wait and not self.is_away and not self._waiting and not len(self.line) and is_unnoticed(hold, actual):
+            self._writer.facts.linger(fact)
+            self._ensure_writer()
+        else:
+            self._put(fact)
         hold.booked, hold.is_open = actual, False
 
     def release(self, hold: Hold) -> None:
@@ -327,6 +345,7 @@ class StoreLedger(Waiting):
         return self._read(None)
 
     def _read(self, scope: str | None) -> list[Account]:
+        self._writer.facts.hurry()
         balances, now = self.call(lambda session: (session.read(scope), session.now()), again=True)
         self._offset = now - time.time()  # noqa: TID251
         return [self._accounts.learn(balance) for balance in balances]
