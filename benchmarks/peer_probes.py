@@ -37,16 +37,18 @@ class Provider:
     def create(self, *_: Any, **__: Any) -> Any:
         with self._lock:
             self.calls += 1
+            number = self.calls
         if self._latency_s:
             time.sleep(self._latency_s)
-        return self._answer(self.calls)
+        return self._answer(number)
 
     async def acreate(self, *_: Any, **__: Any) -> Any:
         with self._lock:
             self.calls += 1
+            number = self.calls  # of this answer: calls that run at once must not look like repeats of one
         if self._latency_s:
             await asyncio.sleep(self._latency_s)
-        return self._answer(self.calls)
+        return self._answer(number)
 
     @property
     def usd(self) -> float:
