@@ -21,6 +21,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, text
 from tests.kit.optional import present
+from tests.kit.topologies import ADK
 
 
 class Talk(BaseLlmConnection):
@@ -195,7 +196,10 @@ async def test_a_live_stop_is_stored_once_and_closes_the_connection(limit: dict[
     (trip,) = call.plugin.trips
     assert trip.rule == "budget"
     assert await call.stored_stops() == [trip.id]
-    assert [event.error_code for event in call.events if event.error_code] == [STOP_CODE]
+    stops = [event for event in call.events if event.error_code]
+    assert [stop.error_code for stop in stops if not stop.partial] == [STOP_CODE]
+    if ADK >= (2, 11):  # before, ADK asks about waiting contents while the model speaks: each is answered by the stop
+        assert len(stops) == 1
     assert call.plugin.snapshot()["runs"] == []
 
 

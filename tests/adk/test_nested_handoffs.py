@@ -10,6 +10,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text, transfer
 from tests.kit.adk_runs import observe, play, prompts, told
 from tests.kit.topologies import (
+    LOST_TASKS,
     NESTED,
     OLDER_TASKS,
     Team,
@@ -23,7 +24,7 @@ from tests.kit.topologies import (
 Topology = Callable[[Team], Any]
 everywhere = pytest.mark.parametrize("topology", NESTED, ids=lambda topology: topology.__name__)
 newer_tasks = pytest.mark.skipif(
-    OLDER_TASKS, reason="this ADK calls a task from inside of itself as a tool that never answers"
+    LOST_TASKS, reason="this ADK calls a task from inside of itself as a tool that never answers"
 )
 LOOP_RULES = {"handoff", "no_news", "repetition"}
 
@@ -67,7 +68,7 @@ async def test_hand_offs_are_counted_across_the_starts_of_a_task() -> None:
     assert_calls_answered(seen.result.session, open_calls=1)  # a stopped task is paused
 
 
-@pytest.mark.skipif(not OLDER_TASKS, reason="this ADK starts the task instead")
+@pytest.mark.skipif(not LOST_TASKS, reason="this ADK starts the task instead")
 async def test_a_call_that_never_gets_an_answer_is_stopped_when_it_is_made_again_and_again() -> None:
     """This ADK calls a task from inside of itself as a tool, gives no answer and asks the model again, whatever it asks
     for.

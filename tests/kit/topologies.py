@@ -28,6 +28,7 @@ from runguard.testing import ScriptedModel, call, calls, text, transfer
 Step = types.Part | Sequence[types.Part]
 ADK = tuple(int(part) for part in version("google-adk").split(".")[:2])
 OLDER_TASKS = ADK < (2, 6)  # a task has no branch of its own
+LOST_TASKS = ADK < (2, 12)  # a task that is called from inside of a task is not started
 IS_NEWEST = ADK >= (2, 13)
 EXIT = call("exit_loop")
 

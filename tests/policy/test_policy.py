@@ -532,6 +532,7 @@ def test_a_relative_store_in_a_file_counts_from_the_files_folder(
         ("loop", "cycle_repeats="),
         ("context", "max_context_tokens="),
         ("max_cost", "max_usd="),
+        ("max_dollars", "max_usd="),
         ("max_total_tokens", "max_tokens="),
         ("max_llm_calls", "max_model_calls="),
         ("max_iterations", "max_model_calls="),

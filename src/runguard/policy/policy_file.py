@@ -25,7 +25,10 @@ _MEANT: Final = {
     "loop": "cycle_repeats= and max_cycle_len=, or rules={'repetition': {'stop': 5}}",
     "context": "max_context_tokens= and context_headroom=",
     "breaker": "max_tool_failures= and half_open_reset_seconds=",
-    **dict.fromkeys(("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd"), "max_usd="),
+    **dict.fromkeys(
+        ("max_cost", "max_cost_usd", "cost_limit", "budget_usd", "usd", "max_dollars", "dollars", "max_spend"),
+        "max_usd=",
+    ),
     **dict.fromkeys(("max_total_tokens", "token_limit", "token_budget"), "max_tokens="),
     **dict.fromkeys(
         ("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"),

@@ -110,7 +110,7 @@ def _print_screen(
         out.print(f"{title}: no call is recorded", soft_wrap=True)
         return
     out.print(heading(title), soft_wrap=True)
-    right = ("calls", "tool calls", "input", "output", "cost")
+    right = ("calls", "priced tool calls", "input", "output", "cost")
     shown = table(*groups, *right, "", right=right, whole=(*right,))
     for row in [*rows, total] if len(rows) > 1 else rows:
         names = ["total", *[""] * (len(groups) - 1)] if row is total else [printable(name) or "–" for name in row.names]
