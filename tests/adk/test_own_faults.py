@@ -318,7 +318,8 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
 async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(
     owner: Callable[[Any], Any], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    team, plugin = Team(endless=False), RunGuardPlugin(max_usd=ONE_AT_A_TIME, max_wait_seconds=60, **PRICED)
+    team = Team(endless=False)
+    plugin = RunGuardPlugin(max_usd=ONE_AT_A_TIME, max_wait_seconds=60, max_seconds=600, **PRICED)
     broken = owner(plugin)
     original, met = getattr(broken, method), []
 
