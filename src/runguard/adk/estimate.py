@@ -130,11 +130,11 @@ def _measure(content: types.Content, *, whole: bool = True) -> tuple[int, int]:
         elif part.function_call is not None:
             size, value = size + len(part.function_call.name or ""), part.function_call.args
             copy = copy_of(value) if whole else None
-            size += len(copy) - HEAD if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
+            size += max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
         elif part.function_response is not None:
             size, value = size + len(part.function_response.name or ""), part.function_response.response
             copy = copy_of(value) if whole else None
-            size += len(copy) - HEAD if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
+            size += max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
         elif part.inline_data is not None:
             tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
             size, audio = size + tokens * UPPER, audio + sound
@@ -150,7 +150,7 @@ def _overhead(request: LlmRequest) -> int:
     for tool in config.tools or ():
         for declaration in getattr(tool, "function_declarations", None) or ():
             copy = copy_of(declaration.model_dump(exclude_none=True, mode="json"))
-            size += (len(copy) - HEAD if copy is not None else _ENOUGH) + _PART
+            size += (max(len(copy) - HEAD, 0) if copy is not None else _ENOUGH) + _PART
     return size
 
 

@@ -35,7 +35,7 @@ class AnswerBook:
         what a writer has read.
         """
         copy = copy_of(value)
-        self.size = len(copy) - HEAD if copy is not None else -1
+        self.size = max(len(copy) - HEAD, 0) if copy is not None else -1
         shot = copy if copy is not None else bounded_text(value)
         exact = hash(shot)
         known = self._calls.get(call)

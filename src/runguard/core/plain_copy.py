@@ -8,7 +8,7 @@ and no code of the value runs: a value that is large, very deep or cyclic, or th
 from pickle import Pickler, loads
 from typing import Any, Final, NoReturn
 
-HEAD: Final = 12  # bytes of every copy, beside those of its value
+HEAD: Final = 12  # bytes of a copy beside those of its value; the copy of a tiny value is shorter than that
 _MOST_BYTES: Final = 1_048_576
 _FEW: Final = 8  # fields whose length is looked at beforehand
 _MOST_FRAMED: Final = 262_144  # of them, in frames: a frame may consist of thousands of tiny values

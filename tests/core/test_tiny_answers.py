@@ -1,0 +1,14 @@
+"""The shortest answers are short ones: a size below zero means an answer that is too large to be copied."""
+
+from typing import Any
+
+import pytest
+
+from runguard.core.answer_book import AnswerBook
+
+
+@pytest.mark.parametrize("value", [[], {}, "", 0, 1, True, None, 0.5, "a"], ids=repr)
+def test_a_tiny_answer_has_a_size(value: Any) -> None:
+    book = AnswerBook()
+    book.name(b"call", value)
+    assert 0 <= book.size < 10
