@@ -163,7 +163,7 @@ def test_repetition_names_what_it_saw(drive: type[Driver]) -> None:
 @pytest.mark.parametrize("period", [2, 3, 4, 5, 7, 11, 20])
 def test_a_circle_of_any_period_is_seen(drive: type[Driver], period: int) -> None:
     d = drive()
-    stop = max(14, min(5 * period, 48))  # every answer was told seven times, or the circle is a long one
+    stop = max(14, min(5 * period, 96))  # every answer was told seven times, or the circle is a long one
     steps = [d.tool(args={"n": n % period}) for n in range(2 * period + stop + 1)]
     assert words(steps)[: 2 * period] == ["allow"] * (2 * period)
     assert [n - 2 * period for n, w in enumerate(words(steps), 1) if w != "allow"] == [7, stop, stop + 1]
@@ -204,8 +204,8 @@ def test_reading_everything_once_more_after_a_compaction_is_free(drive: type[Dri
 
 def test_reading_everything_a_third_time_is_a_circle(drive: type[Driver]) -> None:
     d = drive()
-    steps = [d.tool("read", {"file": n % 20}, says=f"content {n % 20}") for n in range(100)]
-    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"][:2] == [47, 88]
+    steps = [d.tool("read", {"file": n % 20}, says=f"content {n % 20}") for n in range(140)]
+    assert [n for n, w in enumerate(words(steps), 1) if w != "allow"][:2] == [47, 136]
 
 
 @pytest.mark.parametrize(("jobs", "often"), [(1, True), (2, True), (4, True), (1, False), (4, False), (8, False)])
