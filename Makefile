@@ -5,6 +5,7 @@ OLD := .venv-oldest-adk
 FRAMEWORKS := .venv-frameworks
 OLDEST_FRAMEWORKS := .venv-oldest-frameworks
 WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
+PARALLEL = -n $(WORKERS) --dist worksteal  # a process that is done takes tests from one that is not
 
 # Python keeps what it compiles. Otherwise every test process and every process that a test starts compiles ADK again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,11 +25,11 @@ demo: $(NEW)/.ready
 test:
 	@$(MAKE) --no-print-directory --output-sync=target -j4 ready
 	@echo "== tests on the newest google-adk"; \
-	$(NEW)/bin/python -m pytest -n $(WORKERS); newest=$$?; \
+	$(NEW)/bin/python -m pytest $(PARALLEL); newest=$$?; \
 	echo "== tests on the oldest supported google-adk: all that touch it"; \
-	$(OLD)/bin/python -m pytest -n $(WORKERS) $(TOUCH_ADK); oldest=$$?; \
+	$(OLD)/bin/python -m pytest $(PARALLEL) $(TOUCH_ADK); oldest=$$?; \
 	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
-	$(FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks && test $$newest = 0 && test $$oldest = 0
+	$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks && test $$newest = 0 && test $$oldest = 0
 
 # What can run side by side before the tests.
 ready: lint types compiled browser
@@ -40,18 +41,18 @@ compiled: $(NEW)/.ready $(OLD)/.ready
 
 # The oldest supported versions of the other frameworks; `make test` runs the newest.
 test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
-	@$(FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks
-	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest -n $(WORKERS) tests/frameworks
+	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
+	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 
 # Branch coverage of core, conductor, accounting and ledger. Fails under 95 %.
 coverage: $(NEW)/.ready
 	@rm -rf build/coverage && mkdir -p build/coverage
-	@$(NEW)/bin/coverage run -m pytest -n $(WORKERS) --timeout 300 $(COVERING); $(NEW)/bin/coverage combine -q && $(NEW)/bin/coverage report
+	@$(NEW)/bin/coverage run -m pytest $(PARALLEL) --timeout 300 $(COVERING); $(NEW)/bin/coverage combine -q && $(NEW)/bin/coverage report
 
 # Every fault that the tests can make; `make test` takes a sample of them.
 faults: $(NEW)/.ready $(OLD)/.ready
-	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest -n $(WORKERS) --timeout 3600 tests/faults
-	@RUNGUARD_FAULTS=long $(OLD)/bin/python -m pytest -n $(WORKERS) --timeout 3600 tests/faults
+	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest $(PARALLEL) --timeout 3600 tests/faults
+	@RUNGUARD_FAULTS=long $(OLD)/bin/python -m pytest $(PARALLEL) --timeout 3600 tests/faults
 
 lint: $(NEW)/.ready
 	@$(NEW)/bin/ruff check . && $(NEW)/bin/ruff format --check .
@@ -136,7 +137,7 @@ test-pythons: $(NEW)/.ready
 	  echo "== Python $$python: $$found"; \
 	  $(NEW)/bin/uv venv --quiet --allow-existing --python $$found .venv-python-$$python && \
 	  $(NEW)/bin/uv pip install --quiet --python .venv-python-$$python/bin/python --editable . --group dev && \
-	  .venv-python-$$python/bin/python -m pytest -n $(WORKERS) --ignore tests/dashboard --ignore tests/docs_site $(TESTS) || exit 1; \
+	  .venv-python-$$python/bin/python -m pytest $(PARALLEL) --ignore tests/dashboard --ignore tests/docs_site $(TESTS) || exit 1; \
 	done
 
 # Alert rules and dashboard on a real Prometheus; installs it from the system's packages when it is missing.
