@@ -20,7 +20,7 @@ from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.testing import ScriptedModel, run, text, transfer
 from tests.kit import topologies
-from tests.kit.topologies import NESTED, OLDER_TASKS, TOPOLOGIES, Team, spread
+from tests.kit.topologies import LOST_TASKS, NESTED, OLDER_TASKS, TOPOLOGIES, Team, spread
 
 # Low rungs, so that on every topology many rules have something to say; no limit on nudges, so that the order of
 # branches does not matter.
@@ -169,6 +169,8 @@ async def test_replay_decides_as_live(
         monkeypatch.setattr(topologies, "step", tool)
     if topology.__name__ == "task_back" and OLDER_TASKS:
         pytest.skip("this ADK fails when a task is handed over to its caller")
+    if topology.__name__ == "task_back" and LOST_TASKS and version in ("failing", "stuck"):
+        pytest.skip("this ADK never answers a task that is called from inside of a task")
     path, team = tmp_path / "session.db", team_of(version)
     policy = {**STRICT, **(LIMITS if version == "endless" else {})}
     if "agent_tool" in topology.__name__:
@@ -228,6 +230,6 @@ async def test_what_an_enforcing_guard_did_is_found_in_the_recording(
 
 def test_every_rule_that_can_be_told_was() -> None:
     """Runs last: the comparison above is worth something only where rules fire."""
-    if len(RAN) < len(CASES) - 1:  # one is skipped on old versions of ADK
+    if len(RAN) < len(CASES) - 1:  # one or more are skipped on old versions of ADK
         pytest.skip("not all of the comparison ran in this process")
     assert {"repetition", "no_news", "stall", "handoff", "growth", "model_calls", "tool_calls", "result_size"} <= SEEN
