@@ -61,7 +61,7 @@ def lane_detectors(
         if rungs["stall"].nudge is not None:
             made.append(CutOff())
         made.append(Stall(rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
-        made.append(AskedAgain(TRY_AGAIN))
+        made.append(AskedAgain(_try_again_rungs(rungs["stall"])))
     if policy.max_identical_tool_results is not None:
         made.append(EqualAnswers(policy.max_identical_tool_results))
     if "tool_failures" in rungs:
@@ -96,3 +96,9 @@ def lane_detectors(
     if policy.max_tool_result_chars:
         made.append(ResultSize(policy.max_tool_result_chars))
     return made
+
+
+def _try_again_rungs(stall: Rungs) -> Rungs:
+    """Higher limits of ``stall`` also raise the limits of answers that ask to try again."""
+    nudge = max(TRY_AGAIN.nudge or 0, stall.nudge or 0)
+    return Rungs(nudge=nudge, stop=None if stall.stop is None else max(TRY_AGAIN.stop or 0, stall.stop))
