@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.core.answer_book import AnswerBook, snapshot
-from runguard.core.fingerprint import MAX_CHARS, answer_text, call_fingerprint, size_of
+from runguard.core.bounded_text import MAX_CHARS
+from runguard.core.fingerprint import answer_text, call_fingerprint, size_of
 from runguard.core.outcomes import classify
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds, cyclic_list, keys, scalars
 

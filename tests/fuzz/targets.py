@@ -10,8 +10,9 @@ from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.answer_book import AnswerBook, snapshot
+from runguard.core.bounded_text import MAX_CHARS
 from runguard.core.events import Outcome
-from runguard.core.fingerprint import MAX_CHARS, answer_text, call_fingerprint, size_of
+from runguard.core.fingerprint import answer_text, call_fingerprint, size_of
 from runguard.core.masking import are_alike, mask
 from runguard.core.outcomes import classify, failure_class, was_done
 from runguard.pricing.rates import Usage

@@ -3,7 +3,8 @@
 from collections import deque
 from typing import Any, Final
 
-from runguard.core.fingerprint import MAX_CHARS, bounded_text, encode
+from runguard.core.bounded_text import MAX_CHARS, bounded_text
+from runguard.core.fingerprint import encode
 from runguard.core.masking import are_alike, mask
 from runguard.core.plain_copy import HEAD, copy_of, restored
 

@@ -9,10 +9,10 @@ import re
 from typing import Any, Final
 
 from runguard.core.absence import is_nothing, says_missing
+from runguard.core.bounded_text import MAX_CHARS
 from runguard.core.embedded import embedded_json, exit_code, has_output
 from runguard.core.error_texts import HEAD, SAYS_ERROR, reports_failure
 from runguard.core.events import FAILURES, Outcome
-from runguard.core.fingerprint import MAX_CHARS
 from runguard.core.masking import mask
 from runguard.core.try_again import is_try_again, may_ask, says_try_again
 
