@@ -95,11 +95,11 @@ async def test_what_an_inner_layer_refuses_is_free_for_others_at_once() -> None:
     outer = Guard(Policy.validated({"tools": tools}, "test"))
     inner = Guard(Policy.validated({"max_tool_calls": 1}, "test"))
     run = AgentRun.start(outer, "outer", session="s")
-    with run.tool(ToolUse("0", "ask")):
+    with run.tools.inside(ToolUse("0", "ask")):
         child = AgentRun.start(inner, "inner")
-    assert await child.check_tool(ToolUse("1", "look", {})) is None
-    assert await child.check_tool(ToolUse("2", "pay", {"to": "ann"})) is not None
-    assert await run.check_tool(ToolUse("3", "pay", {"to": "ann"})) is None
+    assert await child.tools.check(ToolUse("1", "look", {})) is None
+    assert await child.tools.check(ToolUse("2", "pay", {"to": "ann"})) is not None
+    assert await run.tools.check(ToolUse("3", "pay", {"to": "ann"})) is None
     child.end()
     run.end()
 

@@ -7,56 +7,33 @@ An adapter creates an ``AgentRun`` when an agent starts, and then calls, in this
    output limit. Where ``last_after`` is set, the request must have no tools: its answer is the last one of the run.
 2. Exactly one of ``Permission.settle`` (the model answered), ``Permission.fail`` (the call raised, or its stream was
    cut) and ``Permission.release`` (the call was not made).
-3. ``check_tool`` (``check_tool_now``) before each tool call that the answer asks for. It returns the text that the
-   model gets instead of an answer, or None to execute the tool. The tool runs inside ``with run.tool(use)``, so that
-   agents that it starts join this run.
-4. ``answered`` or ``raised`` for each tool call. The rules see all answers to one model response together, at the next
-   ``ask``.
+3. ``tools.check`` (``tools.check_now``) before each tool call that the answer asks for. It returns the text that the
+   model gets instead of an answer, or None to execute the tool. The tool runs inside ``with run.tools.inside(use)``, so
+   that agents that it starts join this run.
+4. ``tools.answered`` or ``tools.raised`` for each tool call. The rules see all answers to one model response together,
+   at the next ``ask``.
 5. ``end`` once, when the agent has finished or failed.
 
 A fault of the guard raises nothing here: ``on_guard_error`` decides whether the call is made.
 """
 
 import asyncio
-import itertools
 import secrets
-import threading
 import weakref
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from runguard.accounting.charges import OWNERS
 from runguard.adapters.ending_conditions import EndingConditions
-from runguard.adapters.layers import (
-    OUTERMOST,
-    InsideTool,
-    Layer,
-    Place,
-    child_layer,
-    current_place,
-    end_layers,
-    notice_kept,
-    paid_around,
-)
-from runguard.adapters.model_calls import (
-    ModelRequest,
-    Permission,
-    Reply,
-    cheaper_request,
-    in_event_loop,
-    last_permission,
-)
-from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse, left_out
+from runguard.adapters.layers import OUTERMOST, Layer, child_layer, current_place, end_layers, notice_kept
+from runguard.adapters.model_calls import ModelRequest, Permission, Reply, cheaper_request, last_permission
+from runguard.adapters.run_tools import BATCHES, RunTools
+from runguard.adapters.without_loop import drive_layers, in_event_loop
 from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip
-from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
-from runguard.functions.sync import drive
+from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, RunInfo, ToolResults
 from runguard.termination.condition import TerminationCondition
-
-_T = TypeVar("_T")
-_batches: Final = itertools.count(1)
 
 
 class AgentRun:
@@ -78,9 +55,8 @@ class AgentRun:
         self._owns = owns  # the run of the last layer began with this agent
         self._refused = refused
         self.ending = ending or EndingConditions()
-        self._lock = threading.RLock()
-        self._open: dict[str, OpenCall] = {}
-        self._batch, self._ended = "", False
+        self.tools = RunTools(guard, layers, agent, depth, self.ending, refused is not None)
+        self._lock, self._ended = self.tools.lock, False
         # Where a framework calls no hook after an error, the run ends with the last reference to it.
         weakref.finalize(self, end_layers, layers, owns).atexit = False
 
@@ -121,7 +97,7 @@ class AgentRun:
         outer = [layer for layer in place.layers if layer.guard not in handled]
         if not outer:
             return None
-        place = place._replace(call=f"{place.call}#{next(_batches)}")  # calls at the same time have their own lanes
+        place = place._replace(call=f"{place.call}#{next(BATCHES)}")  # calls at the same time have their own lanes
         layers, ending = tuple(child_layer(one, place, agent) for one in outer), EndingConditions(place.conditions)
         return cls(outer[-1].guard, layers, agent, place.depth, ending=ending)
 
@@ -150,7 +126,7 @@ class AgentRun:
         for layer in self.layers:
             trip = trip or self.stop_of(self._decide(layer, layer.guard.check, partial(HandOff, target=target)))
         self.guard.faults.attempt("adapter", self.ending.handed_off, self.agent, target)
-        self.agent = target
+        self.agent = self.tools.agent = target
         return trip
 
     # ---- model calls ------------------------------------------------------------------------------------------------
@@ -164,7 +140,10 @@ class AgentRun:
 
     def ask_now(self, read: Callable[[], ModelRequest]) -> Reply:
         """``ask`` for callers without an event loop."""
-        return self._drive(self._ask(read, None), lambda lost: lost.release() if isinstance(lost, Permission) else None)
+        job = self._ask(read, None)
+        return drive_layers(
+            self.layers, self.ending, job, lambda lost: lost.release() if isinstance(lost, Permission) else None
+        )
 
     async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Reply:
         permission = Permission(self, task)
@@ -226,134 +205,10 @@ class AgentRun:
         event.context_limit = guard.context_limit(request.model)
         return event
 
-    def asked_for(self, calls: Sequence[ToolUse]) -> None:
-        """The tool calls of the newest model response: one batch, however many there are."""
-        with self._lock:
-            self._batch = str(next(_batches))
-            self._open = {use.id: OpenCall(use, self._batch) for use in calls}
-
-    # ---- tool calls -------------------------------------------------------------------------------------------------
-
-    async def check_tool(self, use: ToolUse) -> str | None:
-        """May this tool be executed? None, or what the model gets instead of an answer."""
-        return await self._check_tool(use, no_loop=False)
-
-    async def _check_tool(self, use: ToolUse, *, no_loop: bool) -> str | None:
-        call = self._call(use)
-        if self._refused is not None:
-            call.refuse()
-            return NOT_EXECUTED
-        passed: list[tuple[Layer, ToolCall]] = []  # layers that have allowed the call
-        for layer in self.layers:
-            guard, run, lane = layer
-            try:
-                once = guard.tools.once_identity(use.tool, use.args)
-                if once or guard.breakers.get(use.tool) is not None:
-                    await guard.prepare_tool(run, use.tool, once, call.key)
-                fingerprint = guard.fingerprint(use.tool, use.args)
-                call.seen.append((layer, fingerprint, once))
-                at = (run.info.run, lane, self.agent, guard.clock())
-                event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
-                with self._lock:
-                    decision = guard.check(event)
-                passed.append((layer, event))
-                if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
-                    no_wait = no_loop and in_event_loop()
-                    decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
-            except Exception as error:
-                trip = guard.give_up("adapter", error, run.info.run, self.agent)
-                decision = ALLOW if trip is None else Decision(Action.STOP, None, trip, NOT_EXECUTED)
-            except BaseException:
-                self._not_executed(call)
-                raise
-            if decision.action >= Action.BLOCK and decision.enforced:
-                self._not_executed(call)
-                for (outer, of_run, _), allowed in passed:
-                    outer.faults.attempt("adapter", outer.tool_gate.give_up, of_run, allowed)
-                return decision.for_model or NOT_EXECUTED
-        return None
-
-    def check_tool_now(self, use: ToolUse) -> str | None:
-        """``check_tool`` for callers without an event loop."""
-        return self._drive(self._check_tool(use, no_loop=True), lambda _: self._not_executed(self._call(use)))
-
-    def _not_executed(self, call: OpenCall) -> None:
-        """A call was refused or given up: no layer pays for it."""
-        call.refuse()
-        for guard, run, _ in self.layers:
-            if run.bills is not None:
-                guard.faults.attempt("adapter", guard.release_tool, run, call.key)
-
-    def tool(self, use: ToolUse) -> AbstractContextManager[None]:
-        """The tool runs in this block. An agent that it starts joins this run."""
-        block = InsideTool(Place(self.layers, f"{use.tool}@{use.id}", self.depth + 1, self.ending.all))
-        for _, run, _ in self.layers:
-            if run.bills is not None:
-                return paid_around(block, self.layers, self._call(use).key)
-        return block
-
-    def answered(self, use: ToolUse, value: object) -> str | None:
-        """The tool returned ``value``: data, or text that may be JSON.
-
-        Returns what the model must see instead of an answer that is too large.
-        """
-        self.guard.faults.attempt("adapter", self._answered, use, value)
-        note: str | None = self.guard.faults.attempt("adapter", left_out, self.layers, use, value)
-        return note
-
-    def _answered(self, use: ToolUse, value: object) -> None:
-        call = self._call(use)
-        call.answer(value)
-        self._pay_tool(call, call.value)
-
-    def _pay_tool(self, call: OpenCall, answer: object) -> None:
-        for guard, run, _ in self.layers:
-            if run.bills is not None:
-                guard.faults.attempt("adapter", guard.settle_tool, run, call.key, call.use.args, answer)
-
-    def saw(self, use: ToolUse, value: object) -> None:
-        """The answer to a call that was never checked: the adapter sees tools only in the next request."""
-        self.guard.faults.attempt("adapter", self._saw, use, value)
-
-    def _saw(self, use: ToolUse, value: object) -> None:
-        call = self._call(use)
-        for layer in self.layers:
-            call.seen.append((layer, layer.guard.fingerprint(use.tool, use.args), b""))
-        call.answer(value)
-        for layer in self.layers:
-            guard, run, lane = layer
-            if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
-                guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
-
-    def raised(self, use: ToolUse, error: BaseException) -> None:
-        """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
-        self.guard.faults.attempt("adapter", self._tool_raised, use, error)
-
-    def _tool_raised(self, use: ToolUse, error: BaseException) -> None:
-        call = self._call(use)
-        if not isinstance(error, Exception):
-            call.refuse()
-            for guard, run, _ in self.layers:  # it was executed, and its answer is not known
-                if run.bills is None:
-                    continue
-                guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
-            return
-        self._pay_tool(call, error)
-        call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
-        for guard, run, _ in self.layers:
-            guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
-
-    def _call(self, use: ToolUse) -> OpenCall:
-        with self._lock:
-            call = self._open.get(use.id)
-            if call is None:
-                call = self._open[use.id] = OpenCall(use, self._batch or str(next(_batches)))
-            return call
-
     def _report_answers(self) -> list[str]:
         """Show the rules the answers since the last model call. Returns notices for the model."""
         with self._lock:
-            calls, self._open = [call for call in self._open.values() if call.is_over], {}
+            calls = self.tools.take_answered()
             if not calls:
                 return []
             self.guard.faults.attempt("adapter", self.ending.executed, self.agent, calls)
@@ -398,6 +253,8 @@ class AgentRun:
             trip = guard.give_up("adapter", error, run.info.run, self.agent)
             return ALLOW if trip is None else Decision(Action.STOP, None, trip)
 
-    def _drive(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
-        waits = any(layer.guard.accounts.ledger.is_shared for layer in self.layers)
-        return drive(job, waits or self.ending.needs_await, lost)
+
+def _release(lost: Reply) -> None:
+    """A permission that came after its caller was interrupted."""
+    if isinstance(lost, Permission):
+        lost.release()

@@ -241,7 +241,7 @@ class Permission:
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
-        self._run.asked_for(calls)
+        self._run.tools.asked_for(calls)
         if self._run.ending.all:
             used = usage or Usage(self.request.input_tokens, tokens_in(size))
             at = (self._run.agent, used, model or self.request.model)
@@ -294,14 +294,6 @@ def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text
 def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, streamed: int, streaming: bool) -> None:
     refused = was_unbilled(error)
     layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=refused, error=error)
-
-
-def in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 # ---- calls that the guard chooses ------------------------------------------------------------------------------------

@@ -184,7 +184,7 @@ class GuardedChatModel(Controls, BaseChatModel):
             else:
                 run = known[1]
         for use, value in _newest_answers(messages):
-            run.saw(use, value)
+            run.tools.saw(use, value)
         return run, key
 
     def _changed(

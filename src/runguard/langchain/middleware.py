@@ -183,11 +183,11 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return handler(request)
         run, use = self._run_of(request.state), _use_of(request)
-        refusal = run.check_tool_now(use)
+        refusal = run.tools.check_now(use)
         if refusal is not None:
             return _refused(use, refusal)
         try:
-            with run.tool(use):
+            with run.tools.inside(use):
                 result = handler(request)
         except BaseException as error:
             _raised(run, use, error)
@@ -200,11 +200,11 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return await handler(request)
         run, use = self._run_of(request.state), _use_of(request)
-        refusal = await run.check_tool(use)
+        refusal = await run.tools.check(use)
         if refusal is not None:
             return _refused(use, refusal)
         try:
-            with run.tool(use):
+            with run.tools.inside(use):
                 result = await handler(request)
         except BaseException as error:
             _raised(run, use, error)
@@ -281,13 +281,13 @@ def _refused(use: ToolUse, text: str) -> ToolMessage:
 def _answered(run: AgentRun, use: ToolUse, result: ToolMessage | Command[Any]) -> ToolMessage | Command[Any]:
     """What the model sees: the result, or a note where it is too large."""
     if not isinstance(result, ToolMessage):
-        run.answered(use, getattr(result, "update", None))
+        run.tools.answered(use, getattr(result, "update", None))
         return result
-    note = run.answered(use, result.content)
+    note = run.tools.answered(use, result.content)
     return result if note is None else result.model_copy(update={"content": note})
 
 
 def _raised(run: AgentRun, use: ToolUse, error: BaseException) -> None:
     if isinstance(error, GraphBubbleUp):  # an interrupt: the tool will be called again
         return
-    run.raised(use, error)
+    run.tools.raised(use, error)

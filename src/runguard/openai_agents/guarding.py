@@ -159,16 +159,16 @@ class _GuardedInvoker:
         agent = getattr(context.agent, "name", "") or "agent"
         run = self._runs.of(context, agent)
         use = ToolUse(context.tool_call_id, self._name, arguments(args))
-        refusal = await run.check_tool(use)
+        refusal = await run.tools.check(use)
         if refusal is not None:
             return refusal
         try:
-            with run.tool(use):
+            with run.tools.inside(use):
                 result = await self._inner(context, args)
         except BaseException as error:
-            run.raised(use, error)
+            run.tools.raised(use, error)
             raise
-        note = run.answered(use, result)
+        note = run.tools.answered(use, result)
         return result if note is None else note
 
 

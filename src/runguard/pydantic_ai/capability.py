@@ -125,24 +125,24 @@ class RunGuard(Controls, AbstractCapability[Any]):
         if run is None:
             return await handler(args)
         use = _use_of(call)
-        refusal = await run.check_tool(use)
+        refusal = await run.tools.check(use)
         if refusal is not None:
             raise SkipToolExecution(refusal)
         try:
-            with run.tool(use):
+            with run.tools.inside(use):
                 result = await handler(args)
         except _NOT_ANSWERED:
             raise
         except ToolRetryError as error:
-            run.answered(use, error.tool_retry.content)
+            run.tools.answered(use, error.tool_retry.content)
             raise
         except ModelRetry as error:
-            run.answered(use, error.message)
+            run.tools.answered(use, error.message)
             raise
         except BaseException as error:
-            run.raised(use, error)
+            run.tools.raised(use, error)
             raise
-        note = run.answered(use, result)
+        note = run.tools.answered(use, result)
         return result if note is None else note
 
 
