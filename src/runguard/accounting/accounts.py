@@ -108,18 +108,18 @@ class Accounts(Settlement):
 
     def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
-        if self.switch.stops or self.ledger.is_shared or (OWNERS.get() and layers_around(self)):
+        ledger, bound = self.ledger, event.bound
+        if self.switch.stops or ledger.is_shared or (OWNERS.get() and layers_around(self)):
             return None
         lines = self._finder.of_call(run_costs, event)
+        if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
+            return None
         # the most it may answer has to be found out, or its price is not known
-        if event.bound is None and lines.accounts:
+        if None in bound if bound is not None else lines.accounts:
             return None
-        if lines.unknown is not None or (event.bound is not None and None in event.bound):
-            return None
-        if lines.names and not self.ledger.line.is_free(lines.names):
-            return None  # others were first
-        charge = self._charge(run_costs, event, lines, (), event.max_output_tokens or 0)
-        if lines.may_stop or (lines.accounts and not self._hold_now(charge)):
+        rates = self.pricing.rates(event.model, event.at)
+        charge = Charge(run_costs, event, lines, rates, event.max_output_tokens or 0, self)
+        if lines.accounts and not self._hold_now(charge):
             return None
         try:
             self.spending.opened(charge)
@@ -159,7 +159,7 @@ class Accounts(Settlement):
         """``around``: what guards around this one hold for the call."""
         lines = not_held_by(around, self._finder.of_call(run_costs, event))
         output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
-        charge = self._charge(run_costs, event, lines, around, output)
+        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), output, self, around)
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
             await self.ledger.refresh()  # it may have been lifted
             if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
@@ -217,28 +217,6 @@ class Accounts(Settlement):
                     return self.expectations.max_output(event.model)
         return event.max_output_tokens or 0
 
-    def _charge(
-        self, run_costs: RunCosts, event: ModelCall, lines: AccountLines, around: tuple[Charge, ...], output: int
-    ) -> Charge:
-        rates = self.pricing.rates(event.model, event.at)
-        charge = Charge(
-            run_costs,
-            event.agent,
-            event.model,
-            event.tool,
-            rates,
-            event.input_tokens,
-            event.audio_tokens,
-            output,
-            event.at,
-            event.lane,
-            lines,
-        )
-        charge.limited, charge.candidates = event.max_output_tokens is not None, event.candidates
-        charge.home, charge.around, charge.bound = self, around, event.bound
-        charge.is_tool, charge.instead_of = event.is_tool, event.instead_of
-        return charge
-
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
         """No account can be opened: no paid call without one, unless the policy goes on and books later."""
         self.outages[self.policy.on_outage] += 1
@@ -264,20 +242,9 @@ class Accounts(Settlement):
     def open_settled(self, run_costs: RunCosts, event: ModelCall) -> Charge:
         """Open a charge for a call that could not be checked before: no reservation, settled at once."""
         lines = self._finder.of_call(run_costs, event)
-        charge = Charge(
-            run_costs,
-            event.agent,
-            event.model,
-            event.tool,
-            self.pricing.rates(event.model, event.at),
-            0,
-            0,
-            0,
-            event.at,
-            event.lane,
-            lines,
-        )
-        charge.is_tool = event.is_tool
+        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), 0, None)
+        charge.input, charge.audio, charge.limited, charge.candidates = 0, 0, False, 1
+        charge.bound, charge.instead_of = None, ""
         return self.uncounted(charge)
 
     # ---- after a call -----------------------------------------------------------------------------------------------

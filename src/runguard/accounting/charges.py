@@ -10,13 +10,15 @@ from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.accounting.forecast import CALLS_KEPT
 from runguard.core.budget import BudgetStatus
-from runguard.core.events import RunInfo
+from runguard.core.events import ModelCall, RunInfo
 from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
 from runguard.core.threshold import Threshold
 from runguard.ledger.base import Account, Hold, Refusal
 from runguard.ledger.control import Stop
 from runguard.pricing.rates import Rates, Unpriced
 
+_NONE: Final[frozenset[Any]] = frozenset()
+_NO_LINE: Final = ("", "", "")
 RecentCall = tuple[str, str, str, Entry]  # lane, agent and model of a call, and what it took
 
 
@@ -115,44 +117,79 @@ class RunCosts:
         return None if self.unpriced and self.unpriced == self.calls else to_usd(self.nano)
 
 
-@dataclass(slots=True)
 class Charge:
     """One model call, or one tool call with a price, on its way from reserve to settle."""
 
-    run_costs: RunCosts
-    agent: str
-    model: str
-    tool: str
-    rates: Rates | Unpriced
-    input: int
-    audio: int
-    max_output: int  # what was reserved for
-    at: float
-    lane: str
-    lines: AccountLines
-    hold: Hold | None = None
-    held: int = 0  # nano-USD
-    lowered: bool = False  # the request must be capped to ``max_output``
-    limited: bool = False  # the request said how much it may answer, or was lowered: what was reserved relies on it
-    booked: Entry | None = None
-    entry: tuple[str, str, str] = ("", "", "")
-    over: bool = False  # settled or released
-    candidates: int = 1  # each may answer with ``max_output``
-    home: Any = None  # the Accounts that opened it
-    # what guards around this one with the same ledger hold for the call: it is not held or recorded again
-    around: "tuple[Charge, ...]" = ()
-    covers: frozenset[Any] = frozenset()  # Accounts of guards inside that hold nothing for one call because of this
-    # the highest usage according to the caller: nano-USD and tokens, None if unknown
-    bound: tuple[int | None, int | None] | None = None
-    number: int = 0  # of the call, in the run's journal
-    is_tool: bool = False  # the price of a tool call: not a model call
-    is_probe: bool = False  # the first call after its provider asked to wait
-    journal: Any = None  # of its run, where one is kept: the usage of a call may be reported after the run's end
-    request: Any = None  # a weak reference to what is sent, where the adapter can read its parts
-    instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
-    possible_refusal: "Denied | None" = (
-        None  # in shadow mode: an enforcing guard would have waited or requested less before it refused
+    __slots__ = (
+        "agent",
+        "around",
+        "at",
+        "audio",
+        "booked",
+        "bound",
+        "candidates",
+        "covers",
+        "entry",
+        "held",
+        "hold",
+        "home",
+        "input",
+        "instead_of",
+        "is_probe",
+        "is_tool",
+        "journal",
+        "lane",
+        "limited",
+        "lines",
+        "lowered",
+        "max_output",
+        "model",
+        "number",
+        "over",
+        "possible_refusal",
+        "rates",
+        "request",
+        "run_costs",
+        "tool",
     )
+
+    def __init__(
+        self,
+        run_costs: RunCosts,
+        event: ModelCall,
+        lines: AccountLines,
+        rates: Rates | Unpriced,
+        max_output: int,
+        home: Any,
+        around: "tuple[Charge, ...]" = (),
+    ) -> None:
+        self.run_costs, self.lines, self.rates = run_costs, lines, rates
+        self.home = home  # the Accounts that opened it
+        # what guards around this one with the same ledger hold for the call: it is not held or recorded again
+        self.around = around
+        self.covers: frozenset[Any] = _NONE  # Accounts of guards inside that hold nothing for one call because of this
+        self.agent, self.model, self.tool, self.lane = event.agent, event.model, event.tool, event.lane
+        self.at, self.input, self.audio = event.at, event.input_tokens, event.audio_tokens
+        self.max_output = max_output  # what was reserved for
+        self.candidates = event.candidates  # each may answer with ``max_output``
+        self.lowered = False  # the request must be capped to ``max_output``
+        # the request said how much it may answer, or was lowered: what was reserved relies on it
+        self.limited = event.max_output_tokens is not None
+        # the highest usage according to the caller: nano-USD and tokens, None if unknown
+        self.bound = event.bound
+        self.is_tool = event.is_tool  # the price of a tool call: not a model call
+        self.instead_of = event.instead_of  # the model that was asked for, where a threshold chose a cheaper one
+        self.hold: Hold | None = None
+        self.held = 0  # nano-USD
+        self.booked: Entry | None = None
+        self.entry = _NO_LINE
+        self.over = False  # settled or released
+        self.number = 0  # of the call, in the run's journal
+        self.is_probe = False  # the first call after its provider asked to wait
+        self.journal: Any = None  # of its run, where one is kept: a usage may be reported after the run's end
+        self.request: Any = None  # a weak reference to what is sent, where the adapter can read its parts
+        # in shadow mode: an enforcing guard would have waited or requested less before it refused
+        self.possible_refusal: Denied | None = None
 
     @property
     def is_capped(self) -> bool:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from copy import copy
 from typing import Final
 
 from runguard.accounting.budget_groups import BudgetGroup, scopes_of
@@ -315,5 +315,5 @@ def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int
     if refusal.wait_helps:
         return False
     if charge.bound is not None:
-        return not take_the_rest(replace(charge), event, refusal)
+        return not take_the_rest(copy(charge), event, refusal)
     return affordable_output(charge, refusal, useful) is None

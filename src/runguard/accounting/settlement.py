@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import chain
 
 from runguard.accounting.burn_rate import BurnWatch
-from runguard.accounting.charges import Charge, Fired
+from runguard.accounting.charges import AccountLines, Charge, Fired
 from runguard.accounting.expectations import Expectations
 from runguard.accounting.figures import Entry
 from runguard.accounting.spending import Earlier, Spending, record_of
@@ -32,10 +33,10 @@ class Settlement:
         charge: Charge,
         usage: Usage,
         model: str = "",
-        *,
         nano: int | None = None,
         estimated: bool = False,
         free: bool = False,
+        *,
         on_fired: OnFired | None = None,
         on_booked: Callable[[], None] | None = None,
     ) -> list[Fired]:
@@ -48,12 +49,13 @@ class Settlement:
 
         A fault of ours on the way is raised when nothing is held any more.
         """
-        before = _booked(charge)
+        booked, lines = charge.booked, charge.lines
+        before = (booked, charge.entry) if booked is not None else None
         entry: Entry | None = None
         fault: Exception | None = None
         fired: list[Fired] = []
         try:
-            entry = self._entry(charge, usage, model, nano=nano, estimated=estimated, free=free)
+            entry = self._entry(charge, usage, model, nano, estimated, free)
             self.spending.book(charge, entry, model or charge.model)
         except Exception as error:
             fault = error
@@ -64,7 +66,20 @@ class Settlement:
                 (entry.nano, entry.input + entry.output, entry.calls) if entry is not None else _share(charge, usage)
             )
             try:
-                self._settle_hold(charge, hold, amount, fired, on_fired, on_booked, before)
+                if self.ledger.is_shared:
+                    self.ledger.settle(
+                        hold,
+                        amount,
+                        partial(self._look, charge, fired, on_fired, on_booked),
+                        self._record(charge, before),
+                        may_wait=on_booked is None and not lines.may_burn and not charge.is_tool,
+                    )
+                else:
+                    self.ledger.settle(hold, amount)
+                    if on_booked is not None:
+                        on_booked()
+                    if lines.may_burn or _reaches_alert(lines):
+                        self._look(charge, fired, on_fired)
             except Exception as error:
                 fault = fault or error
                 self._close_hold(hold, amount)
@@ -74,9 +89,7 @@ class Settlement:
             self.expectations.learn(charge.model, usage.output)
         return fired
 
-    def _entry(
-        self, charge: Charge, usage: Usage, model: str, *, nano: int | None, estimated: bool, free: bool
-    ) -> Entry:
+    def _entry(self, charge: Charge, usage: Usage, model: str, nano: int | None, estimated: bool, free: bool) -> Entry:
         """What a call took, in tokens and at its price."""
         if charge.is_tool:
             return Entry(nano=nano or 0, estimated=int(estimated), tool_calls=1, tool_nano=nano or 0)
@@ -87,55 +100,27 @@ class Settlement:
                 rates = answering
             else:
                 estimated = estimated or isinstance(rates, Rates)  # use the price of the requested model
-        entry = Entry(1, usage.input, usage.output, usage.cached, usage.thinking)
-        if nano is not None:
-            entry.nano, entry.estimated = nano, int(estimated)
-        elif isinstance(rates, Rates):
-            entry.nano = 0 if free else rates.cost(usage)
-            entry.estimated = 1 if estimated or rates.estimated else 0
-        else:
-            entry.unpriced, entry.estimated = int(not free), int(estimated)
-        if usage.searches:
-            entry.searches = usage.searches
-            if nano is None and not free and isinstance(rates, Rates):
-                entry.search_nano = rates.search.cost(usage.searches)
-        return entry
-
-    def _settle_hold(
-        self,
-        charge: Charge,
-        hold: Hold,
-        amount: Amount,
-        fired: list[Fired],
-        on_fired: OnFired | None,
-        on_booked: Callable[[], None] | None,
-        before: Earlier | None,
-    ) -> None:
-        if self.ledger.is_shared:
-            record = self._record(charge, before)
-            self.ledger.settle(
-                hold,
-                amount,
-                lambda: self._look(charge, fired, on_fired, on_booked),
-                record,
-                may_wait=on_booked is None and not charge.lines.may_burn and not charge.is_tool,
-            )
-            return
-        self.ledger.settle(hold, amount)
-        if on_booked is not None:
-            on_booked()
-        if charge.lines.may_burn:
-            self._look(charge, fired, on_fired)
-            return
-        for account in charge.lines.accounts:
-            alert_usd, alert_tokens, alert_calls = account.alert
-            if (
-                account.spent_usd >= alert_usd
-                or account.spent_tokens >= alert_tokens
-                or account.spent_calls >= alert_calls
-            ):
-                self._look(charge, fired, on_fired)
-                break
+        unpriced = search_nano = 0
+        if nano is None:
+            if isinstance(rates, Rates):
+                nano = 0 if free else rates.cost(usage)
+                estimated = estimated or rates.estimated
+                if usage.searches and not free:
+                    search_nano = rates.search.cost(usage.searches)
+            else:
+                nano, unpriced = 0, int(not free)
+        return Entry(
+            1,
+            usage.input,
+            usage.output,
+            usage.cached,
+            usage.thinking,
+            nano,
+            unpriced,
+            int(estimated),
+            searches=usage.searches,
+            search_nano=search_nano,
+        )
 
     def _record(self, charge: Charge, before: Earlier | None) -> Record | None:
         """The record of a settlement. A call that a layer around this one owns is recorded there."""
@@ -158,7 +143,7 @@ class Settlement:
         """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
         hold = charge.hold
         amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
-        taken, before = usage or Usage(input=charge.input), _booked(charge)
+        taken, before = usage or Usage(input=charge.input), (charge.booked, charge.entry) if charge.booked else None
         try:
             if not charge.over:
                 entry = Entry(1, taken.input, taken.output, nano=amount[0], estimated=1)
@@ -208,9 +193,13 @@ class Settlement:
             raise
 
 
-def _booked(charge: Charge) -> Earlier | None:
-    """What was booked for a call before, if anything."""
-    return (charge.booked, charge.entry) if charge.booked is not None else None
+def _reaches_alert(lines: AccountLines) -> bool:
+    """Whether some account has spent as much as its next threshold."""
+    for account in lines.accounts:
+        usd, tokens, calls = account.alert
+        if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
+            return True
+    return False
 
 
 def _share(charge: Charge, usage: Usage) -> Amount:

@@ -81,37 +81,36 @@ class Spending:
     def book(self, charge: Charge, entry: Entry, model: str) -> None:
         """Count the usage of a call; a later report of the same call replaces the earlier one."""
         run_costs, before = charge.run_costs, charge.booked
-        key = (charge.agent, model, charge.tool)
+        tally, key = run_costs.tally, (charge.agent, model, charge.tool)
         with self._lock:
-            if before is not None:
-                old = run_costs.tally[charge.entry]
+            if before is None:
+                if charge.over:  # released, and sent after all
+                    run_costs.calls += 1
+                else:
+                    charge.over = True
+                    run_costs.reserved -= charge.held
+                run_costs.recent.append((charge.lane, charge.agent, model, entry))
+            else:
+                old = tally[charge.entry]
                 old.add(before, -1)
                 if not old.calls and not old.tool_calls:
-                    del run_costs.tally[charge.entry]
+                    del tally[charge.entry]
                 for position, (lane, agent, _, known) in enumerate(run_costs.recent):
                     if known is before:
                         run_costs.recent[position] = (lane, agent, model, entry)
                 run_costs.nano -= before.nano
                 run_costs.unpriced -= before.unpriced
                 run_costs.estimated -= before.estimated
-            elif not charge.over:
-                charge.over = True
-                run_costs.reserved -= charge.held
-            else:  # released, and sent after all
-                run_costs.calls += 1
-            if before is None:
-                run_costs.recent.append((charge.lane, charge.agent, model, entry))
-            kept = run_costs.tally.get(key)
+            kept = tally.get(key)
             if kept is None:
                 # names beyond that share one line: a run must not grow without bound
-                if len(run_costs.tally) >= LINES_KEPT:
+                if len(tally) >= LINES_KEPT:
                     key = ("(others)", "(others)", "(others)")
-                kept = run_costs.tally.setdefault(key, Entry())
+                kept = tally.setdefault(key, Entry())
             kept.count(entry)
             run_costs.nano += entry.nano
-            if entry.unpriced or entry.estimated:
-                run_costs.unpriced += entry.unpriced
-                run_costs.estimated += entry.estimated
+            run_costs.unpriced += entry.unpriced
+            run_costs.estimated += entry.estimated
             if run_costs.ended:  # reported after the end of its run, whose figures are in the history
                 for scope in (*scopes_of(run_costs.info), ""):
                     kept_there = self.history.changing(scope)

@@ -6,6 +6,7 @@ Money comes first. A fault in anything else leaves no reservation behind and doe
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from runguard.accounting.accounts import Accounts
@@ -68,18 +69,16 @@ class Settling:
             run = None
         earlier = (before, charge.entry) if before is not None else None
         if run is not None:
-            run.spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
-            run.spend.output_tokens += usage.output - (before.output if before is not None else 0)
+            spend = run.spend
+            spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
+            spend.output_tokens += usage.output - (before.output if before is not None else 0)
             if (usage.cached or run.caches is not None) and not estimated and not free:
                 self._faults.attempt("settle", self._cache_watch.settled, run, charge, usage, model)
-        facts: dict[str, Any] = {"nano": nano, "estimated": estimated, "free": free}
+        accounts, on_fired, on_booked = self._accounts, self._threshold, None
+        if charge.possible_refusal is not None and run is not None:
+            on_booked = partial(self._look_back, run, charge)
         try:
-            booked = (
-                (lambda: self._look_back(run, charge))
-                if charge.possible_refusal is not None and run is not None
-                else None
-            )
-            self._accounts.settle(charge, usage, model, on_fired=self._threshold, on_booked=booked, **facts)
+            accounts.settle(charge, usage, model, nano, estimated, free, on_fired=on_fired, on_booked=on_booked)
         except Exception as error:
             self.close(charge, error, usage)
         try:
@@ -87,7 +86,8 @@ class Settling:
                 self._provider.ended(charge, is_success=True)
             if self._spans is not None and charge.booked is not None:
                 self._report_on_span(self._spans, charge, nano)
-            if self._accounts.ledger.is_shared and charge.booked is not None and not charge.around:
+            if accounts.ledger.is_shared and charge.booked is not None and not charge.around:
+                facts = {"nano": nano, "estimated": estimated, "free": free}
                 self._record(run, charge, usage, model, facts, earlier)
         except Exception as error:
             self._faults.fault("settle", error, charge.run_costs.info.run)

@@ -4,6 +4,7 @@ Every call is booked, whatever happens to it. Where the cost was not reported, a
 """
 
 import logging
+from copy import copy
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any, Final
@@ -255,7 +256,8 @@ def _settle(call: GuardedCall, answer: Reading, usage: Usage, nano: int | None, 
     estimated = estimated or any(not one.input for one in answer.earlier)
     guard.settle(charge, whole, model, nano=nano, estimated=estimated)
     for _ in answer.earlier:
-        counted = replace(charge, hold=None, held=0, booked=None, over=False, number=0)
+        counted = copy(charge)
+        counted.hold, counted.held, counted.booked, counted.over, counted.number = None, 0, None, False, 0
         guard.settle(guard.accounts.uncounted(counted), Usage(), model, nano=0)
 
 

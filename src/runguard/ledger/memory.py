@@ -43,6 +43,7 @@ class MemoryLedger(Waiting):
         self._told_full = self._told_back = False
         self._latest = -math.inf
         self._open: dict[float, OrderedDict[Hold, None]] = {}  # holds by their time to live
+        self._next_expiry = math.inf  # no open hold expires before this time
 
     def now(self, at: float) -> float:
         return at
@@ -91,41 +92,55 @@ class MemoryLedger(Waiting):
     async def reserve(
         self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
     ) -> Hold | Refusal:
-        hold, now = Hold(accounts, want), time.monotonic()
-        with self._lock:
-            self._charge_expired_locked(now)
-            if not force and not _fits(accounts, want):
-                return refusal_of(accounts, want, self._changes)
-            self._hold_locked(hold, now, ttl)
+        while (hold := self._hold(accounts, want, ttl, force)) is None:
+            with self._lock:
+                if any(account.refusing_units(want) for account in accounts):  # otherwise room has appeared meanwhile
+                    return refusal_of(accounts, want, self._changes)
         return hold
 
-    def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
+    def _hold(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0, force: bool = False) -> Hold | None:
+        """Hold ``want`` on all accounts, or return None where it does not fit."""
+        usd, tokens, calls = want
         hold, now = Hold(accounts, want), time.monotonic()
+        hold.expires = expires = now + ttl
         with self._lock:
-            self._charge_expired_locked(now)
-            if not _fits(accounts, want):
-                return None
-            self._hold_locked(hold, now, ttl)
+            if now >= self._next_expiry:
+                self._charge_expired_locked(now)
+            if not force:
+                for a in accounts:
+                    if (
+                        a.closed
+                        or a.due_usd + usd > a.cap_usd
+                        or a.due_tokens + tokens > a.cap_tokens
+                        or a.due_calls + calls > a.cap_calls
+                    ):
+                        return None
+            peers = self._open.get(ttl)
+            if peers is None:
+                peers = self._open[ttl] = OrderedDict()
+            peers[hold] = None
+            hold.peers = peers
+            if expires < self._next_expiry:
+                self._next_expiry = expires
+            for a in accounts:
+                a.due_usd += usd
+                a.due_tokens += tokens
+                a.due_calls += calls
         return hold
 
-    def _hold_locked(self, hold: Hold, now: float, ttl: float) -> None:
-        peers = self._open.get(ttl)
-        if peers is None:
-            peers = self._open[ttl] = OrderedDict()
-        hold.expires, hold.peers = now + ttl, peers
-        peers[hold] = None
-        usd, tokens, calls = hold.amount
-        for a in hold.accounts:
-            a.due_usd += usd
-            a.due_tokens += tokens
-            a.due_calls += calls
+    hold_now = _hold  # nothing has to be waited for
 
     def _charge_expired_locked(self, now: float) -> None:
         """A hold that outlived its time is charged, as in every store: the provider may have billed. A late settlement
         corrects the charge.
         """
+        self._next_expiry = math.inf
         for peers in self._open.values():  # one for each time to live: in each the oldest comes first
-            while peers and (hold := next(iter(peers))).expires <= now:
+            while peers:
+                hold = next(iter(peers))
+                if hold.expires > now:
+                    self._next_expiry = min(self._next_expiry, hold.expires)
+                    break
                 del peers[hold]
                 hold.booked, hold.is_open, hold.peers = hold.amount, False, None
                 usd, tokens, calls = hold.amount
@@ -346,19 +361,6 @@ class MemoryLedger(Waiting):
         self._by_scope[scope] = accounts
         for account in accounts:
             self._accounts[account.key] = account
-
-
-def _fits(accounts: Sequence[Account], want: Amount) -> bool:
-    usd, tokens, calls = want
-    for a in accounts:
-        if (
-            a.closed
-            or a.due_usd + usd > a.cap_usd
-            or a.due_tokens + tokens > a.cap_tokens
-            or a.due_calls + calls > a.cap_calls
-        ):
-            return False
-    return True
 
 
 def _sum(cap: int, more: int) -> int:
