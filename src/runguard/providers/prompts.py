@@ -28,8 +28,11 @@ class _Is(Enum):
     ELSEWHERE = auto()  # names something that the provider adds to the prompt
 
 
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_MODEL, _PROMPT, _LIMIT, _CANDIDATES, _BODY, _ELSEWHERE = _Is
+
 _NAMES: Final[dict[str, _Is]] = {
-    **dict.fromkeys(("model", "model_name", "model_id"), _Is.MODEL),
+    **dict.fromkeys(("model", "model_name", "model_id"), _MODEL),
     **dict.fromkeys(
         (
             *("messages", "contents", "input", "prompt", "system", "instructions", "tools", "functions"),
@@ -53,13 +56,13 @@ _NAMES: Final[dict[str, _Is]] = {
                 "new_message",
             ),
         ),
-        _Is.PROMPT,
+        _PROMPT,
     ),
     **dict.fromkeys(
         ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens", "max_tokens_to_sample"),
-        _Is.LIMIT,
+        _LIMIT,
     ),
-    **dict.fromkeys(("n", "best_of", "candidate_count", "candidateCount"), _Is.CANDIDATES),
+    **dict.fromkeys(("n", "best_of", "candidate_count", "candidateCount"), _CANDIDATES),
     **dict.fromkeys(
         (
             "config",
@@ -72,15 +75,15 @@ _NAMES: Final[dict[str, _Is]] = {
             "json",
             "payload",
         ),
-        _Is.BODY,
+        _BODY,
     ),
     **dict.fromkeys(
         ("previous_response_id", "conversation", "cached_content", "cachedContent", "previous_interaction_id"),
-        _Is.ELSEWHERE,
+        _ELSEWHERE,
     ),
 }
 # A lone first text is a model only if it looks like one: "hello" is a prompt.
-_MODEL: Final = re.compile(
+_MODEL_NAME: Final = re.compile(
     r"(?:[\w.@-]+/)*(?:gpt|chatgpt|o\d|codex|claude|gemini|gemma|models|llama|mistral|mixtral|magistral|ministral|codestral|deepseek|qwen|grok|command|nova|kimi|glm|phi)"
     r"[\w.:@/-]*",
     re.IGNORECASE,
@@ -101,89 +104,82 @@ class Request:
     rounds: int = 1  # requests that it may become: google-genai calls functions by itself and asks again
     answered: int = 0  # rounds of function calling that the contents end with already
     hides_rounds: bool = False  # and the answer will not say how many there were
+    size: int = 0  # bytes of the prompt
+    limit: int | None = None  # output tokens of one candidate
 
 
-class _Reader:
-    __slots__ = ("limit", "request", "size")
+def _take(request: Request, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
+    for name, value in entries:
+        if value is None or type(name) is not str or (what := _NAMES.get(name)) is None:
+            continue
+        if what is _PROMPT:
+            size, audio = measure(value)
+            request.size += size
+            request.audio_tokens += audio
+        elif what is _MODEL:
+            if not request.model and type(value) is str and len(value) <= LONGEST_ID:
+                request.model = value
+        elif what is _LIMIT:
+            if type(value) is int and 0 <= value <= _MOST_TOKENS:
+                request.limit = value if request.limit is None else max(request.limit, value)
+        elif what is _CANDIDATES:
+            if type(value) is int and 1 < value <= _MOST_CANDIDATES:
+                request.candidates = max(request.candidates, value)
+        elif what is _ELSEWHERE:
+            request.unseen = True
+        elif depth < _NESTED:
+            held = attributes(value)
+            _take(request, held.items(), depth + 1)
+            if held.get("tools"):
+                _take_automatic(request, held)
 
-    def __init__(self) -> None:
-        self.request = Request()
-        self.size = 0  # bytes of the prompt
-        self.limit: int | None = None  # output tokens of one candidate
 
-    def take(self, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
-        for name, value in entries:
-            if value is None or type(name) is not str or (what := _NAMES.get(name)) is None:
-                continue
-            if what is _Is.PROMPT:
-                self.prompt(value)
-            elif what is _Is.MODEL:
-                if not self.request.model and type(value) is str and len(value) <= LONGEST_ID:
-                    self.request.model = value
-            elif what is _Is.LIMIT:
-                if type(value) is int and 0 <= value <= _MOST_TOKENS:
-                    self.limit = value if self.limit is None else max(self.limit, value)
-            elif what is _Is.CANDIDATES:
-                if type(value) is int and 1 < value <= _MOST_CANDIDATES:
-                    self.request.candidates = max(self.request.candidates, value)
-            elif what is _Is.ELSEWHERE:
-                self.request.unseen = True
-            elif depth < _NESTED:
-                held = attributes(value)
-                self.take(held.items(), depth + 1)
-                if held.get("tools"):
-                    self.automatic(held)
+def _take_automatic(request: Request, config: dict[Any, Any]) -> None:
+    """Functions among the tools of google-genai: by default the client calls them and asks again."""
+    tools = config["tools"]
+    if not any(
+        callable(tool) or hasattr(type(tool), "call_tool") for tool in (tools[:_TOOLS] if type(tools) is list else ())
+    ):
+        return
+    given = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
+    most = given.get("maximum_remote_calls", given.get("maximumRemoteCalls"))
+    if not given.get("disable"):
+        rounds = request.rounds = max(_ROUNDS if type(most) is not int else most, 1)
+        hidden = given.get("ignore_call_history", given.get("ignoreCallHistory"))
+        request.hides_rounds = bool(hidden) and rounds > 1
 
-    def automatic(self, config: dict[Any, Any]) -> None:
-        """Functions among the tools of google-genai: by default the client calls them and asks again."""
-        tools = config["tools"]
-        if not any(
-            callable(tool) or hasattr(type(tool), "call_tool")
-            for tool in (tools[:_TOOLS] if type(tools) is list else ())
-        ):
-            return
-        given = attributes(config.get("automatic_function_calling", config.get("automaticFunctionCalling")))
-        most = given.get("maximum_remote_calls", given.get("maximumRemoteCalls"))
-        if not given.get("disable"):
-            rounds = self.request.rounds = max(_ROUNDS if type(most) is not int else most, 1)
-            hidden = given.get("ignore_call_history", given.get("ignoreCallHistory"))
-            self.request.hides_rounds = bool(hidden) and rounds > 1
 
-    def prompt(self, value: Any) -> None:
-        size, audio = measure(value)
-        self.size += size
-        self.request.audio_tokens += audio
-
-    def positional(self, value: Any) -> None:
-        kind = type(value)
-        if kind is str:
-            if not self.request.model and len(value) <= LONGEST_ID and _MODEL.fullmatch(value):
-                self.request.model = value
-            else:
-                self.prompt(value)
-        elif kind is list or kind is tuple:
-            if value and type(value[0]) not in (int, float, bool):
-                self.prompt(value)
-        elif held := attributes(value):
-            before = self.size
-            self.take(held.items(), 0)
-            if self.size == before and ("parts" in held or "role" in held):  # one message by itself
-                self.prompt(value)
+def _take_positional(request: Request, value: Any) -> None:
+    kind = type(value)
+    if kind is str:
+        if not request.model and len(value) <= LONGEST_ID and _MODEL_NAME.fullmatch(value):
+            request.model = value
+        else:
+            _take(request, (("prompt", value),), 0)
+    elif kind is list or kind is tuple:
+        if value and type(value[0]) not in (int, float, bool):
+            _take(request, (("prompt", value),), 0)
+    elif held := attributes(value):
+        before = request.size
+        _take(request, held.items(), 0)
+        if request.size == before and ("parts" in held or "role" in held):  # one message by itself
+            _take(request, (("prompt", value),), 0)
 
 
 def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Request:
     """Never raises: unreadable parts count as not reported."""
-    reader = _Reader()
-    request = reader.request
+    request = Request()
     try:
-        reader.take(kwargs.items(), 0)
+        _take(request, kwargs.items(), 0)
         for value in args:
-            reader.positional(value)
+            _take_positional(request, value)
     except Exception:
         _log.debug("runguard.unreadable: a part of a request could not be measured", exc_info=True)
         request.unseen = True
-    request.input_tokens = -(-reader.size // UPPER) if reader.size else None
-    request.max_output_tokens = None if reader.limit is None else reader.limit * request.candidates
+    if request.size:
+        request.input_tokens = -(-request.size // UPPER)
+    if request.limit is not None:
+        request.max_output_tokens = request.limit * request.candidates
     if request.rounds > 1:
         request.answered = len(rounds_of(kwargs.get("contents")))
     return request

@@ -66,12 +66,35 @@ class Reading:
     # not reported.
     earlier: tuple[Usage, ...] = ()
     counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
-    size: int = field(default=0, compare=False)  # bytes of all that was said; only where no usage was reported
+    size: int = field(default=0, compare=False)  # bytes of all that was said; only where ``measures`` is set
+    searches: int = field(default=0, compare=False)  # on the model's side, as its content shows them
+    measures: bool = field(default=False, compare=False, repr=False)  # no usage was reported
 
     @property
     def lacks_input(self) -> bool:
         """Whether the usage has output and no input."""
         return self.counts is not None and self.counts.lacks_input
+
+    def say(self, text: Any, *, aloud: bool = True) -> None:
+        if type(text) is not str:
+            return
+        if self.measures:
+            self.size += text_size(text)
+        if aloud and len(self.text) < TEXT_CHARS:
+            self.text += text[: TEXT_CHARS - len(self.text)]
+
+    def call(self, name: Any, given: Any) -> None:
+        if type(name) is not str or not name:
+            return
+        if self.measures:
+            self.size += len(name) + size_of(given)
+        if len(self.calls) < MAX_CALLS:
+            self.calls += ((name, arguments(given)),)
+
+    def beside(self, value: Any) -> None:
+        """What was paid for and is not the answer: other choices, for example."""
+        if self.measures and value is not None:
+            self.size += size_of(value)
 
 
 def read(response: object) -> Reading:
@@ -87,19 +110,29 @@ def read(response: object) -> Reading:
 
 
 def _read(response: Any, depth: int) -> Reading:
-    given = fields(response)
-    get = given.get
+    get = fields(response).get
     problems: list[str] = []
-    counts, usd = _usage(response, get, problems)
-    parts = AnswerParts(measures=counts is None)
+    counts: Counts | None = None
+    usd: Decimal | None = None
     try:
-        _content(response, get, parts)
+        given = get("usage")
+        if given is not None:
+            counts = read_usage(given, problems)
+        if counts is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
+            counts = read_usage(other, problems)
+        usd = stated_cost(response, given, problems)
+    except Exception as error:
+        problems.append(f"the usage could not be read: {type(error).__name__}")
+        counts = None
+    reading = Reading(None, model_of(get), usd=usd, measures=counts is None)
+    try:
+        _content(response, get, reading)
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
-    if counts is not None and parts.searches > counts.searches:
-        counts.searches = parts.searches
-    reading = Reading(None, model_of(get), parts.calls, parts.text, usd, size=parts.size)
-    _report(reading, counts, problems)
+    if counts is not None:
+        if reading.searches > counts.searches:
+            counts.searches = reading.searches
+        _report(reading, counts, problems)
     if type(response) is dict:
         if not _OWN.isdisjoint(response):
             try:
@@ -113,23 +146,10 @@ def _read(response: Any, depth: int) -> Reading:
     return reading
 
 
-def _usage(response: Any, get: Any, problems: list[str]) -> tuple[Counts | None, Decimal | None]:
-    try:
-        given = get("usage")
-        counts = None if given is None else read_usage(given, problems)
-        if counts is None and (other := get("usage_metadata") or get("usageMetadata")) is not None:
-            counts = read_usage(other, problems)
-        return counts, stated_cost(response, given, problems)
-    except Exception as error:
-        problems.append(f"the usage could not be read: {type(error).__name__}")
-        return None, None
-
-
-def _report(reading: Reading, counts: Counts | None, problems: list[str]) -> None:
-    if counts is not None:
-        reading.usage, reading.counts = counts.usage(), counts
-        if not reading.usage.input and counts.lacks_input:
-            problems.append(NO_INPUT)
+def _report(reading: Reading, counts: Counts, problems: list[str]) -> None:
+    reading.usage, reading.counts = usage, _ = counts.usage(), counts
+    if not usage.input and counts.lacks_input:
+        problems.append(NO_INPUT)
 
 
 def model_of(get: Any) -> str:
@@ -173,40 +193,7 @@ def rounds_of(contents: Any) -> list[int]:
 # ---- what was said and asked for ------------------------------------------------------------------------------------
 
 
-class AnswerParts:
-    """Collects texts and calls, each up to its bound; and the size of all of it, where ``measures`` asks for that."""
-
-    __slots__ = ("_measures", "calls", "searches", "size", "text")
-
-    def __init__(self, *, measures: bool = False) -> None:
-        self._measures, self.size = measures, 0
-        self.searches = 0  # on the model's side
-        self.text = ""
-        self.calls: tuple[Call, ...] = ()
-
-    def say(self, text: Any, *, aloud: bool = True) -> None:
-        if type(text) is not str:
-            return
-        if self._measures:
-            self.size += text_size(text)
-        if aloud and len(self.text) < TEXT_CHARS:
-            self.text += text[: TEXT_CHARS - len(self.text)]
-
-    def call(self, name: Any, given: Any) -> None:
-        if type(name) is not str or not name:
-            return
-        if self._measures:
-            self.size += len(name) + size_of(given)
-        if len(self.calls) < MAX_CALLS:
-            self.calls += ((name, arguments(given)),)
-
-    def beside(self, value: Any) -> None:
-        """What was paid for and is not the answer: other choices, for example."""
-        if self._measures and value is not None:
-            self.size += size_of(value)
-
-
-def _content(response: Any, get: Any, parts: AnswerParts) -> None:
+def _content(response: Any, get: Any, parts: Reading) -> None:
     if (found := get("choices")) and (choices := items(found)):
         _choice(fields(choices[0]).get, parts)
         if len(choices) > 1:
@@ -232,12 +219,13 @@ def _content(response: Any, get: Any, parts: AnswerParts) -> None:
         parts.say(response)
 
 
-def _choice(get: Any, parts: AnswerParts) -> None:
+def _choice(get: Any, parts: Reading) -> None:
     """One choice of a chat completion; of a chunk, what it adds; of the older completions, its text."""
     message = get("message")
     of = fields(get("delta") if message is None else message).get
     content = of("content")
-    parts.say(of("reasoning_content"), aloud=False)
+    if (thoughts := of("reasoning_content")) is not None:
+        parts.say(thoughts, aloud=False)
     if type(content) is str:
         parts.say(content)
     elif content is None:
@@ -254,7 +242,7 @@ def _choice(get: Any, parts: AnswerParts) -> None:
         parts.call(of("name"), of("arguments"))
 
 
-def chat_call(get: Any, parts: AnswerParts) -> None:
+def chat_call(get: Any, parts: Reading) -> None:
     function = get("function")
     if function is not None:
         of = fields(function).get
@@ -264,7 +252,7 @@ def chat_call(get: Any, parts: AnswerParts) -> None:
         parts.call(of("name"), of("input"))
 
 
-def gemini_parts(content: Any, parts: AnswerParts) -> None:
+def gemini_parts(content: Any, parts: Reading) -> None:
     for part in items(fields(content).get("parts"))[:MAX_PARTS]:
         of = fields(part).get
         if (text := of("text")) is not None:
@@ -274,7 +262,7 @@ def gemini_parts(content: Any, parts: AnswerParts) -> None:
             parts.call(of("name"), of("args"))
 
 
-def responses_item(get: Any, parts: AnswerParts) -> None:
+def responses_item(get: Any, parts: Reading) -> None:
     kind = get("type")
     if type(kind) is not str:
         return
@@ -297,7 +285,7 @@ def is_search(get: Any) -> bool:
     return get("type") == "web_search_call" and fields(get("action")).get("type") in (None, "search")
 
 
-def anthropic_block(get: Any, parts: AnswerParts) -> None:
+def anthropic_block(get: Any, parts: Reading) -> None:
     kind = get("type")
     if type(kind) is not str:
         return
@@ -333,7 +321,8 @@ def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], dept
     counts = read_usage(given, problems)
     if counts is None and (tokens := given.get("tokens")) is not None:
         counts = _tokens(tokens, problems)
-    _report(reading, counts, problems)
+    if counts is not None:
+        _report(reading, counts, problems)
     usd = dollars(given.get("usd"), "usd", problems)
     reading.usd = reading.usd if usd is None else usd
     sig = given.get("sig")

@@ -34,9 +34,8 @@ def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
 
 def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
     """What LiteLLM calculated for the call, or a gateway such as OpenRouter charged for it."""
-    if (hidden := private(response, "_hidden_params")) is not None and (
-        cost := fields(hidden).get("response_cost")
-    ) is not None:
+    hidden = response.get("_hidden_params") if type(response) is dict else private(response, "_hidden_params")
+    if hidden is not None and (cost := fields(hidden).get("response_cost")) is not None:
         return dollars(cost, "response_cost", problems)
     if usage is None:
         return None

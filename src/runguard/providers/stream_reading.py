@@ -11,7 +11,6 @@ from runguard.providers.responses import (
     MAX_CALLS,
     MAX_PARTS,
     TEXT_CHARS,
-    AnswerParts,
     Reading,
     anthropic_block,
     arguments,
@@ -201,7 +200,7 @@ class StreamReading(StreamCollector):
         if kind.endswith(".delta"):
             self._say(get("delta"), aloud=kind in ("response.output_text.delta", "response.refusal.delta"))
         elif kind == "response.output_item.done":
-            parts = AnswerParts()
+            parts = Reading()
             responses_item(fields(get("item")).get, parts)
             self._calls += parts.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
         elif (response := get("response")) is not None:
@@ -232,7 +231,7 @@ class StreamReading(StreamCollector):
         if of("type") == "tool_use":
             self._begin(("block", get("index")), of("name"), of("id"), of("input"))
             return
-        parts = AnswerParts()
+        parts = Reading()
         anthropic_block(of, parts)
         self._say(parts.text)
 

@@ -66,6 +66,7 @@ def _camel(name: str) -> str:
 
 
 _CAMEL: Final = tuple(_camel(name) for name in _SNAKE)
+_SNAKE_TELLING: Final = frozenset(_SNAKE[:_TELLING])
 
 
 @dataclass(slots=True)
@@ -139,9 +140,9 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
         return Counts.of(report)
     if kind is int or kind is float:
         return total_of(report, problems)
-    get = fields(report).get
-    before = len(problems)
-    if type(get("prompt_token_count")) in _COUNTS or _has_counts(get, _SNAKE):
+    given = fields(report)
+    get, before = given.get, len(problems)
+    if (type(given) is not dict or not _SNAKE_TELLING.isdisjoint(given)) and _has_counts(get, _SNAKE):
         counts = _gemini(get, _SNAKE, problems)
     elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
         counts = _chat(get, problems)
