@@ -1,11 +1,13 @@
 """Every Python snippet of the README and the docs runs; every TOML one is a valid policy; every link has a target."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,20 @@ def test_snippet_runs(code: str, tmp_path: Path, server: Snippets) -> None:
             assert any(line.startswith(start.split(",")[0]) for line in said), (
                 f"promised {promised!r}, said {sorted(said)}"
             )
+
+
+def test_snippets_import_the_modules_that_they_name() -> None:
+    """``runguard.testing`` without its import works only where something else has imported it, as in the process that
+    runs the snippets.
+    """
+    for snippet in snippets("python"):
+        tree = list(ast.walk(ast.parse(str(snippet.values[0]))))
+        imported = {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
+        for node in tree:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "runguard":
+                name = f"runguard.{node.attr}"
+                is_imported = any(f"{one}.".startswith(f"{name}.") for one in imported)
+                assert find_spec(name) is None or is_imported, f"{snippet.id} names {name}"
 
 
 @pytest.mark.parametrize("text", snippets("toml"))
