@@ -67,4 +67,4 @@ def test_every_detector_of_a_lane_sees_its_events_in_order() -> None:
     lane = guard.start(RunInfo("run")).lanes[ROOT_LANE]
     for event in (ModelCall, ToolCall):
         expected = [detector.observe for detector in lane.detectors if event in detector.sees]
-        assert list(lane.by_event[event]) == expected
+        assert list(lane.by_event[event].every) == expected

@@ -59,6 +59,7 @@ class Answers:
         pairs: list[tuple[bytes, int]] = []
         calls: list[bytes] = []
         agent, context, known = event.agent, lane.context, self._tools.known
+        is_plain = True
         for a in event.answers:
             tool = a.tool
             rule = known[tool] if tool in known else self._tools.rule(tool)
@@ -73,6 +74,7 @@ class Answers:
                 continue
             kept.append(a)
             if a.outcome is _REFUSED:
+                is_plain = False
                 if a.counted:
                     calls.append(a.call)
                 continue
@@ -120,10 +122,12 @@ class Answers:
                 calls.append(a.call)
                 pairs.append((a.call, a.answer))
                 a.is_long = not 0 <= size <= _STATUS_BYTES and not is_unfinished(raw)
+            if outcome is not _OK or a.failure or a.chars or not a.counted:
+                is_plain = False
             if new:
                 event.news = True
                 event.progress = event.progress or (good and not a.hands_over and not a.failure)
-        event.answers = kept
+        event.answers, event.is_plain = kept, is_plain and event.progress
         event.pairs = frozenset(pairs)
         event.calls = frozenset(calls)
 

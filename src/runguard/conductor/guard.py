@@ -18,6 +18,7 @@ from runguard.conductor.answers import Answers
 from runguard.conductor.breakers import Breakers
 from runguard.conductor.cached_prompts import CacheWatch
 from runguard.conductor.deciding import Deciding, stop_in_force
+from runguard.conductor.dispatch import NO_OBSERVERS
 from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.faults import GuardFaults
 from runguard.conductor.lanes import LaneKeeper
@@ -41,7 +42,7 @@ from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.tool_calls import ToolGate
 from runguard.conductor.tool_prices import ToolPrices
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Rungs, Trip
-from runguard.core.events import ROOT_LANE, Event, ModelCall, RunInfo, ToolCall, ToolResults
+from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.core.exceptions import PolicyError
 from runguard.core.wording import text_for_user
 from runguard.ledger.store import StoreError
@@ -201,7 +202,7 @@ class Guard:
             self.accounts.end(before.run_costs)
             if before.journal is not None:
                 before.journal.flush()
-        run = Run(info, self.policy, self.tools.max_calls, self.accounts.begin(info), self.growth.of(info))
+        run = Run(info, self.policy, self.tools, self.accounts.begin(info), self.growth.of(info))
         self.lanes.open_root(run)
         if self.last_answers is not None and run.model_calls is not None and run.model_calls.limit > 1:
             run.model_calls.kept = 1
@@ -259,7 +260,9 @@ class Guard:
         if run.journal is not None:
             run.journal.saw(event)
         found: Finding | None = None
-        for observe in lane.by_event.get(type(event), ()):
+        every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
+        is_plain = not event.depth if type(event) is ToolCall else type(event) is ModelCall
+        for observe in awake if is_plain and not any(records) else every:
             one = observe(event)
             if one is not None:
                 found = self.deciding.stronger(found, one, event)
@@ -294,7 +297,13 @@ class Guard:
         found: Finding | None = None
         # a run that is already ending: nothing more to decide
         if run.stopped is None and ((lane.stopped is None and lane.parent is None) or lane.stop_in_force() is None):
-            for observe in lane.by_event.get(type(event), ()):
+            every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
+            is_plain = (
+                event.is_plain
+                if type(event) is ToolResults
+                else type(event) is ModelResult and not event.text_id and not event.new_subject
+            )
+            for observe in awake if is_plain and not any(records) else every:
                 one = observe(event)
                 if one is not None:
                     found = self.deciding.stronger(found, one, event)

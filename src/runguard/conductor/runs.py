@@ -2,13 +2,13 @@
 
 import os
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
-from operator import itemgetter
 from typing import Any, Final
 
 from runguard.accounting.charges import RunCosts
 from runguard.accounting.waiting_calls import Waiter, waiting_for
+from runguard.conductor.dispatch import dispatch
 from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
@@ -37,8 +37,7 @@ from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
 from runguard.policy.rule_defaults import ORDERS, RULES, TOLD_AGAIN
 from runguard.policy.settings import Policy
-
-Observe = Callable[[Any], Finding | None]
+from runguard.policy.tools import Tools
 
 
 class Lane(Stoppable):
@@ -77,8 +76,7 @@ class Lane(Stoppable):
         self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
         self.first_key = key  # of the lane in which its loop counters began
         self.cycle_of = self  # the lane in which its hand-offs began to be counted
-        self.detectors = detectors
-        self.by_event = dispatch(detectors)
+        self.use(detectors)
         self.book = AnswerBook()
         self.context = next((d for d in detectors if isinstance(d, Context)), None)
         self.was_stopped = False  # ended by a stop rather than by itself
@@ -107,7 +105,8 @@ class Lane(Stoppable):
             self.book, self.first_key = above.book, above.first_key
 
     def use(self, detectors: list[Detector]) -> None:
-        self.detectors, self.by_event = detectors, dispatch(detectors)
+        self.detectors = detectors
+        self.by_event = dispatch(detectors)
 
     def owner(self, finding: Finding) -> "Lane | None":
         """The nearest lane that runs beside others: a stop ends it. Without such a lane a stop ends the run."""
@@ -143,33 +142,6 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
     Stall,
     ToolFailures,
 )
-
-
-# By the classes of a lane's detectors: each kind of event, and how to pick those that see it. Policies are few.
-_PLANS_KEPT: Final = 256
-_Plan = list[tuple[type, Callable[[list[Observe]], Sequence[Observe]]]]
-_plans: Final[dict[tuple[type, ...], _Plan]] = {}
-
-
-def dispatch(detectors: Sequence[Detector]) -> dict[type, Sequence[Observe]]:
-    """Which detectors see which kind of event, in their order."""
-    kinds = tuple([type(detector) for detector in detectors])
-    plan = _plans.get(kinds)
-    if plan is None:
-        if len(_plans) >= _PLANS_KEPT:
-            _plans.clear()
-        plan = _plans[kinds] = _planned(detectors)
-    observes = [detector.observe for detector in detectors]
-    return {event: pick(observes) for event, pick in plan}
-
-
-def _planned(detectors: Sequence[Detector]) -> _Plan:
-    places: dict[type, list[int]] = {}
-    for place, detector in enumerate(detectors):
-        for event in detector.sees:
-            places.setdefault(event, []).append(place)
-    # of a single place ``itemgetter`` would not give a sequence
-    return [(event, itemgetter(*(at if len(at) > 1 else [slice(at[0], at[0] + 1)]))) for event, at in places.items()]
 
 
 class Run(Stoppable):
@@ -219,7 +191,7 @@ class Run(Stoppable):
         self,
         info: RunInfo,
         policy: Policy,
-        max_calls: Callable[[str], int | None],
+        tools: Tools,
         run_costs: RunCosts,
         growth: SessionGrowth,
     ) -> None:
@@ -264,7 +236,7 @@ class Run(Stoppable):
         whole: list[Detector | None] = [
             self.model_calls,
             ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
-            CallsPerTool(max_calls),
+            CallsPerTool(tools.max_calls, tools.limited),
             Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             FanOut(policy.fan_out) if policy.fan_out else None,
             self.deadline,

@@ -173,6 +173,7 @@ class ToolResults:
     new_item: bool = False  # an earlier order with another number in it
     words: str = ""  # how orders and reports of agents without tools relate to earlier ones: see ToldAgain
     is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
+    is_plain: bool = False  # progress, and no answer that is empty, a failure, very large, or does not count
 
 
 @dataclass(slots=True)

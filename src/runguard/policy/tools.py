@@ -19,12 +19,15 @@ class Tools:
         self._declared: dict[str, ToolRule] = {}
         self.known: dict[str, ToolRule | None] = {}
         self.has_prices = any(rule.price is not None for rule in policy.tools.values())
+        self.limited = {name for name, rule in policy.tools.items() if rule.max_calls is not None}
 
     def declare(self, tool: str, rule: ToolRule) -> None:
         """A rule that was declared beside the tool's code; the policy's own rule for that name wins."""
         if tool not in self._declared and len(self._declared) < _KEPT:
             self._declared[tool] = rule
             self.has_prices = self.has_prices or rule.price is not None
+            if rule.max_calls is not None:
+                self.limited.add(tool)
             self.known.pop(tool, None)
 
     def rule(self, tool: str) -> ToolRule | None:

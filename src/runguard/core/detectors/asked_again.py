@@ -49,11 +49,12 @@ class AskedAgain:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_rows", "rungs")
+    rests = sees
+    __slots__ = ("_rows", "record", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
-        self._rows: OrderedDict[str, _Row] = OrderedDict()
+        self.record = self._rows = OrderedDict[str, _Row]()
 
     def observe(self, event: ToolResults) -> Finding | None:
         if event.progress:

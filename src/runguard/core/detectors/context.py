@@ -17,6 +17,8 @@ class Context:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
+    record: ClassVar[tuple[()]] = ()  # a plain event has no large answer
     __slots__ = ("limit", "prompt", "warn")
 
     def __init__(self, warn: float | None) -> None:

@@ -39,11 +39,13 @@ class CutOff:
     """Tells the model at the second such call of one tool in a row. Equal calls are stopped by other rules."""
 
     sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
-    __slots__ = ("_counts", "_is_cut")
+    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_counts", "_is_cut", "record")
 
     def __init__(self) -> None:
         self._is_cut = False  # the last response hit its output limit
-        self._counts: OrderedDict[str, int] = OrderedDict()  # by tool, since its last call that was not rejected
+        # by tool, since its last call that was not rejected
+        self.record = self._counts = OrderedDict[str, int]()
 
     def observe(self, event: ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelResult:

@@ -87,20 +87,22 @@ class Stall:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
+    rests = sees
     rule: ClassVar[str] = "stall"
     unit: ClassVar[str] = "equal failures"
-    __slots__ = ("_patient", "_streaks", "rungs")
+    __slots__ = ("_patient", "_streaks", "record", "rungs")
 
     def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
         self.rungs, self._patient = rungs, free_retries > 0
         self._streaks = _Streaks(free_retries)
+        self.record = self._streaks.by_tool
 
     def observe(self, event: ToolCall | ToolResults) -> Finding | None:
         if type(event) is ToolCall:
-            return self._attempt(event) if self._streaks.by_tool else None
+            return self._attempt(event) if self.record else None
         assert isinstance(event, ToolResults)
         if event.progress:
-            if self._streaks.by_tool:
+            if self.record:
                 self._streaks.clear()
             if not event.failures:
                 return None
@@ -190,11 +192,13 @@ class EmptyAnswers:
     """One tool finds nothing, again and again with new arguments: a sweep, so by default it is only nudged."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_streaks", "rungs")
+    rests = sees
+    __slots__ = ("_streaks", "record", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
         self._streaks = _Streaks()
+        self.record = self._streaks.by_tool
 
     def observe(self, event: ToolResults) -> Finding | None:
         worst: Finding | None = None
@@ -202,7 +206,7 @@ class EmptyAnswers:
             if not a.counted:
                 continue
             if a.outcome is not _EMPTY:
-                if self._streaks.by_tool:
+                if self.record:
                     # whatever was found elsewhere: the work moves
                     self._streaks.clear(a.tool if a.outcome in FAILURES else None)
                 continue

@@ -20,13 +20,14 @@ class HandOffCycle:
     """
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
-    __slots__ = ("_answers", "_edges", "_path", "_patient", "_seen", "rungs")
+    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_answers", "_edges", "_path", "_patient", "_seen", "record", "rungs")
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
         self.rungs, self._patient = rungs, patient
-        self._answers = 0  # of tools, so far
+        self._answers = 0  # of tools since a hand-off was made
         self._seen: dict[tuple[str, str], int] = {}  # edge -> answers so far when it was last used
-        self._edges: Counter[tuple[str, str]] = Counter()
+        self.record = self._edges = Counter[tuple[str, str]]()
         self._path: deque[str] = deque(maxlen=_PATH_SHOWN)
 
     def observe(self, event: HandOff | ToolResults) -> Finding | None:
@@ -35,7 +36,7 @@ class HandOffCycle:
                 self._edges.clear()
                 self._path.clear()
                 self._seen.clear()
-            if self._patient:
+            if self._patient and self._edges:
                 for answer in event.answers:
                     if answer.counted and not answer.hands_over:
                         self._answers += 1
@@ -163,6 +164,8 @@ class Depth:
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)
+    rests: ClassVar[tuple[type, ...]] = (ToolCall,)
+    record: ClassVar[tuple[()]] = ()
     __slots__ = ("limit",)
 
     def __init__(self, limit: int) -> None:

@@ -1,7 +1,7 @@
 """Plain limits of the whole run tree: calls, time, size, branches. Each allows exactly its number."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any, ClassVar
 
 from runguard.core.decision import Action, Finding
@@ -53,10 +53,12 @@ class CallsPerTool:
     """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall,)
-    __slots__ = ("_counts", "_refused", "limit_of")
+    rests = sees
+    __slots__ = ("_counts", "_refused", "limit_of", "record")
 
-    def __init__(self, limit_of: Callable[[str], int | None]) -> None:
-        self.limit_of = limit_of
+    def __init__(self, limit_of: Callable[[str], int | None], limited: Sized) -> None:
+        """``limited``: the tools that have a limit, as far as they are known. More may be declared later."""
+        self.limit_of, self.record = limit_of, limited
         self._counts: Counter[str] = Counter()
         self._refused: dict[str, str] = {}
 

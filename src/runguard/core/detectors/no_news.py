@@ -22,6 +22,8 @@ class NoNews:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ModelResult,)
+    record: ClassVar[tuple[()]] = ()  # a plain response has no words
     __slots__ = (
         "_asked",
         "_batch",

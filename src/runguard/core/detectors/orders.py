@@ -84,6 +84,7 @@ class Orders:
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
     __slots__ = (
         "_calls",
         "_counting",
@@ -95,14 +96,15 @@ class Orders:
         "_turns",
         "_vocabulary",
         "_workers",
+        "record",
         "rungs",
     )
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
         self._workers: OrderedDict[str, _Worker] = OrderedDict()
-        # agent, call and answer -> the activation that saw it last; made for the second activation of an agent
-        self._known: _Known | None = None
+        self.record: list[str] = []  # the first agent that was set to work for the second time
+        self._known: _Known = OrderedDict()  # agent, call and answer -> the activation that saw it last
         self._delegates: OrderedDict[str, None] = OrderedDict()  # tools that are agents
         self._turns: OrderedDict[str, int] = OrderedDict()  # lane -> model calls in it
         self._calls = 0  # model calls of all agents
@@ -117,10 +119,10 @@ class Orders:
             if not event.branches:
                 self._enter(event)
             return None
-        if self._known is None:
+        if not self.record:
             return None
         if type(event) is ToolResults:
-            return self._look_at(event, self._known)
+            return self._look_at(event)
         if type(event) is ModelCall:
             _put(self._turns, event.lane, self._turns.get(event.lane, 0) + 1)
             self._calls += 1
@@ -140,8 +142,8 @@ class Orders:
         worker = self._workers.get(event.agent)
         if worker is None:
             worker = _Worker()
-        elif self._known is None:
-            self._known = OrderedDict()
+        elif not self.record:
+            self.record.append(event.agent)
         _put(self._workers, event.agent, worker)
         worker.entered += 1
         opened_by = event.lane.rpartition("/")[2]
@@ -150,8 +152,9 @@ class Orders:
         elif self._due is not None and self._due[0] == event.agent and self._due[1] == event.lane:
             self._due = ("", *self._due[1:])  # no other agent has spoken since: the worker itself reads it
 
-    def _look_at(self, event: ToolResults, known: "_Known") -> Finding | None:
+    def _look_at(self, event: ToolResults) -> Finding | None:
         repeated: Answer | None = None
+        known = self._known
         worker = self._workers.get(event.agent)
         activation = worker.entered if worker is not None else 0
         for a in event.answers:

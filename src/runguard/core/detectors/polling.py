@@ -13,6 +13,8 @@ class Polling:
     """A declared polling tool that shows no change: judged by time, never by count."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    rests = sees
+    record: ClassVar[tuple[()]] = ()  # a plain event has no answer of a polling tool
     __slots__ = ("_since", "is_polling", "rungs")
 
     def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:

@@ -23,6 +23,8 @@ class Rereading:
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ModelResult,)
+    record: ClassVar[tuple[()]] = ()  # a plain response has no words
     __slots__ = ("_batch", "_count", "_read", "_sizes", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
@@ -34,8 +36,7 @@ class Rereading:
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
-            if self._is_compacted(event):
-                self._count, self._read = 0, set()
+            self._look_at_size(event)
             return None
         if type(event) is ModelResult:
             if event.new_subject:
@@ -74,11 +75,14 @@ class Rereading:
         self._read |= long
         return False
 
-    def _is_compacted(self, event: ModelCall) -> bool:
-        """A summary is being made, or the agent's request is much smaller than its last one."""
+    def _look_at_size(self, event: ModelCall) -> None:
+        """The history is compacted where a summary is being made, or the agent's request is much smaller than its
+        last one.
+        """
         size = event.request_bytes or event.input_tokens
         before = self._sizes.pop(event.agent, 0)
         self._sizes[event.agent] = size
         if len(self._sizes) > _AGENTS_KEPT:
             del self._sizes[next(iter(self._sizes))]
-        return event.after_answer or size < _SHRUNK * before
+        if event.after_answer or size < _SHRUNK * before:
+            self._count, self._read = 0, set()

@@ -20,13 +20,14 @@ class Talk:
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, StateChanged, ToolResults)
-    __slots__ = ("_changes", "_count", "_is_bounded", "_patient", "_spoken", "_vocabulary", "rungs")
+    rests: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    __slots__ = ("_changes", "_count", "_is_bounded", "_patient", "_spoken", "_vocabulary", "record", "rungs")
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
         self.rungs, self._patient = rungs, patient
         self._count = 0
         self._is_bounded = False  # the agent at work is in a loop with a limit
-        self._spoken: OrderedDict[str, None] = OrderedDict()  # agents that have spoken since something was done
+        self.record = self._spoken = OrderedDict[str, None]()  # agents that have spoken since something was done
         self._changes: OrderedDict[int, None] = OrderedDict()  # values that were stored: an old one is not a step
         self._vocabulary = Vocabulary()
 

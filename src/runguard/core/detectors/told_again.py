@@ -61,11 +61,12 @@ class ToldAgain:
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolResults)
-    __slots__ = ("_workers", "rungs")
+    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_workers", "record", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
         self.rungs = rungs
-        self._workers: OrderedDict[str, _Reporter] = OrderedDict()  # by the tool that calls it
+        self.record = self._workers = OrderedDict[str, _Reporter]()  # by the tool that calls it
 
     def observe(self, event: AgentEntered | ToolResults) -> Finding | None:
         if type(event) is AgentEntered:
