@@ -190,7 +190,7 @@ class Guard:
         if before is not None:
             take_over(self, before)
         self._calls_to_time = 0
-        self.time_next(SAMPLE)
+        self.time_next(SAMPLE // 8)
         # last: the store may report changes at once
         ledger.watch(self.operator_stops.on_control, self.records.signs_of_life)
 

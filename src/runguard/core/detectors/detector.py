@@ -1,28 +1,19 @@
 """What every rule looks like."""
 
-from collections.abc import Sized
 from typing import Any, ClassVar, Protocol
 
 from runguard.core.decision import Finding
 
 
 class Detector(Protocol):
-    """``sees`` names the event types that it observes."""
+    """``sees`` names the event types that it observes.
+
+    Most events are plain: a model is called, its response calls tools and says nothing, the tools are no agents, and
+    their answers are new, count and are no failures. A detector that most of these do not concern also has ``rests``,
+    the types of events of which a plain one changes nothing while its ``record`` is empty, and ``record``, always the
+    same object. It is not called for such events; ``runguard.conductor.dispatch`` sees to that.
+    """
 
     sees: ClassVar[tuple[type, ...]]
 
     def observe(self, event: Any, /) -> Finding | None: ...
-
-
-class Resting(Detector, Protocol):
-    """A detector that need not be called for most events, because most of them are plain: a model is called, its
-    response calls tools, and the tools give new answers without a failure.
-
-    ``rests`` names the event types of which a plain event changes nothing while ``record`` is empty. ``record`` is
-    always the same object.
-    """
-
-    rests: ClassVar[tuple[type, ...]]
-
-    @property
-    def record(self) -> Sized: ...
