@@ -121,7 +121,7 @@ def test_nothing_is_kept_while_every_agent_works_once() -> None:
     for n in range(100):
         enter(detector, f"agent {n}")
         do(detector, answer("call"), agent=f"agent {n}")
-    assert detector._known is None
+    assert not detector._known
 
 
 def test_its_state_is_bounded() -> None:
