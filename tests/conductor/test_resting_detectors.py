@@ -138,7 +138,11 @@ def test_a_plain_step_calls_few_detectors() -> None:
     every, awake, records = lane.by_event[ToolResults]
 
     def watched(observe: Any) -> Any:
-        return lambda event: seen.append(type(observe.__self__)) or observe(event)
+        def and_note(event: Any) -> Any:
+            seen.append(type(observe.__self__))
+            return observe(event)
+
+        return and_note
 
     lane.by_event[ToolResults] = Observers([*map(watched, every)], [*map(watched, awake)], records)
     for event in events_of(1, ("new", "boss", 7, None)):
