@@ -15,7 +15,7 @@ TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire
   $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py adk/test_made_up_runs_live.py \
   adk/test_repetition_live.py demo/test_seed_table.py demo/test_cli.py)
 COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/policy tests/alerts \
-  tests/termination tests/wire tests/faults tests/test_background.py
+  tests/termination tests/wire tests/faults tests/install tests/test_background.py
 
 .PHONY: demo test ready test-frameworks coverage faults lint types types-newest types-frameworks compiled bench docs browser clean
 

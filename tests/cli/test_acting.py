@@ -45,6 +45,8 @@ async def test_a_stop_ends_a_run_that_is_under_way_and_resume_lets_it_run_again(
     recording = await asyncio.wait_for(task, 30)
     trip = assert_stopped(recording, "kill_switch")
     assert "stopped by ops: a bad day" in trip.message
+    listed = runguard("trips", "--store", filled, "--rule", "kill_switch").stdout
+    assert "user:docs/dora was stopped by ops: a bad day" in " ".join(listed.split())
     status = told("status", "--store", filled, code=1)
     assert [(stop["scope"], stop["actor"], stop["reason"]) for stop in status["stops"]] == [
         ("user:docs/dora", "ops", "a bad day")

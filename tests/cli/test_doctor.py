@@ -155,7 +155,9 @@ def test_a_dead_store_and_one_that_is_not_there_yet() -> None:
 
 def test_a_store_that_answers_and_the_models_seen_in_it(file_store: str) -> None:
     found = lines("--store", file_store)
-    assert found["store"]["found"].endswith("guard.db answers")
+    assert found["store"]["found"].endswith(
+        "guard.db answers; what it holds survives the end of any process; a power cut loses nothing that was settled"
+    )
     assert found["prices"]["found"] == "known for gemini-2.5-flash"
 
 

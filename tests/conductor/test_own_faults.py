@@ -60,3 +60,13 @@ def test_a_fault_while_stopping_is_counted_and_raises_nothing() -> None:
     guard.runs["run"].lanes.clear()
     assert guard.fault("here", ValueError("x"), "run") is None
     assert guard.guard_errors == 2
+
+
+def test_a_clock_that_breaks_does_not_let_a_call_through() -> None:
+    def broken() -> float:
+        raise OSError("no clock")
+
+    guard = Guard(Policy.validated({"on_guard_error": "block", "clock": broken}, ""))
+    trip = guard.give_up("here", ValueError("x"), "unknown")
+    assert trip is not None
+    assert (trip.rule, guard.guard_errors) == ("guard_error", 2)

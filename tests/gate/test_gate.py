@@ -47,7 +47,7 @@ def test_healthy_runs_and_caught_loops_pass(tmp_path: Path) -> None:
     ran = runguard("gate", good, "--loops", loops)
     assert ran.exit_code == 0, ran.output
     assert "passed  successful runs: the policy leaves all 2 successful runs alone" in ran.output
-    assert "passed  loops: all 2 loops are stopped" in ran.output
+    assert "passed  loops: the policy stops all 2 loops" in ran.output
 
 
 def test_a_tightened_limit_that_stops_a_good_run_fails(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_markdown_says_what_to_read(tmp_path: Path) -> None:
     assert runguard("gate", good, "--markdown", tmp_path / "gate.md").exit_code == 0
     page = (tmp_path / "gate.md").read_text()
     assert page.startswith("### runguard gate: passed\n")
-    assert "| successful runs | passed | the policy leaves all 1 successful runs alone |" in page
+    assert "| successful runs | passed | the policy leaves the only successful run alone |" in page
 
 
 def test_a_report_that_cannot_be_written_is_an_error_at_once(tmp_path: Path) -> None:

@@ -60,7 +60,12 @@ class OwnFaults:
         """
         trip = self.fault(where, error, run_id, agent)
         if trip is None and not self.goes_on_after(error):
-            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self._policy, self._clock())
+            try:
+                at = self._clock()
+            except Exception as second:  # the call is refused all the same
+                self._faults.note("the clock", second)
+                at = 0.0
+            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self._policy, at)
             self._trips.append(trip)
         return trip
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from runguard.core.decision import Decision
 from runguard.core.events import RunInfo
+from runguard.core.wording import against_limit
 from runguard.outlets.alarms import Alarms
 
 _log: Final = logging.getLogger("runguard")
@@ -37,9 +38,9 @@ class RefusedSummaries:
         if finding is None or not self._is_first(info):
             return
         verb = "was not" if decision.enforced else "would not have been"
-        limit = (
-            finding.detail if finding.money is not None else f"{finding.observed} {finding.unit}, limit {finding.limit}"
-        )
+        limit = finding.detail
+        if finding.money is None:
+            limit = against_limit(finding.observed, finding.unit, finding.limit)
         _log.warning(
             "runguard.compaction_refused: the history of session %s/%s/%s %s compacted: %s, %s. Runs go on "
             "with the full history, which makes their calls more "

@@ -214,7 +214,7 @@ def text_for_operator(
     detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
     where = f" in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
-    found = f"{_counted(finding.observed, finding.unit)}, limit {_number(finding.limit)}{detail}"
+    found = against_limit(finding.observed, finding.unit, finding.limit) + detail
     if finding.money is not None:
         found = f"{finding.money.scope}, {finding.detail}"
     so_far = (
@@ -226,6 +226,11 @@ def text_for_operator(
 
 def _count(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def against_limit(observed: Decimal | float, unit: str, limit: Decimal | float) -> str:
+    """What a rule counted: 21 tool calls, limit 20."""
+    return f"{_counted(observed, unit)}, limit {_number(limit)}"
 
 
 def _counted(number: Decimal | float, unit: str) -> str:

@@ -143,7 +143,7 @@ def _healthy_runs(
     check.summary = (
         f"the policy would stop or refuse calls in {check.count} of {successes} successful runs"
         if check.count
-        else f"the policy leaves all {successes} successful runs alone"
+        else f"the policy leaves {_all(successes, 'successful run')} alone"
     )
     return check, figures, faults
 
@@ -198,7 +198,7 @@ def _loops(sources: list[Source], policy: Policy, faults: Faults, model: str, wo
     total = caught + check.count
     if not total:
         raise UnreadableError(f"{_names(sources)}: contains no loop that can be read")
-    check.summary = f"{caught} of {total} loops are stopped" if check.count else f"all {total} loops are stopped"
+    check.summary = f"the policy stops {f'{caught} of {total} loops' if check.count else _all(total, 'loop')}"
     return check
 
 
@@ -228,3 +228,7 @@ def _names(sources: list[Source]) -> str:
 
 def _amount(value: float, unit: str) -> str:
     return f"${value / 1e9:.4g}" if unit == "usd" else f"{value:,.0f} tokens"
+
+
+def _all(number: int, thing: str) -> str:
+    return f"the only {thing}" if number == 1 else f"all {number} {thing}s"

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from runguard.accounting.figures import Summable
 from runguard.core.money import to_usd
+from runguard.core.wording import against_limit
 
 CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
 VERDICTS_KEPT: Final = 200
@@ -58,7 +59,7 @@ class Verdict:
         done = {"stop": "stopped", "block": "refused", "nudge": "nudged", "warn": "warned"}.get(
             self.action, self.action
         )
-        return f"{done} by {self.rule}{about}: {self.observed:g} {self.unit}, limit {self.limit:g}"
+        return f"{done} by {self.rule}{about}: {against_limit(self.observed, self.unit, self.limit)}"
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResu
 from runguard.core.exceptions import PolicyError
 from runguard.core.fingerprint import words_name
 from runguard.core.mistakes import nearest
+from runguard.core.wording import against_limit
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
 from runguard.providers.framework_tools import is_framework_tool
@@ -116,7 +117,7 @@ class _Watched(TerminationCondition):
 def _reason(found: Finding) -> str:
     about = f" of tool '{found.tool}'" if found.tool else ""
     detail = f" ({found.detail})" if found.detail else ""
-    return f"Rule {found.rule}{about}: {found.observed:g} {found.unit}, limit {found.limit:g}{detail}"
+    return f"Rule {found.rule}{about}: {against_limit(found.observed, found.unit, found.limit)}{detail}"
 
 
 def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:

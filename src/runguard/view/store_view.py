@@ -18,6 +18,7 @@ from runguard.core.periods import begin_of
 from runguard.ledger.control import Stop, read_control, read_stops
 from runguard.ledger.daily_sums import DaySums, read_sums
 from runguard.ledger.identity import identity_of
+from runguard.ledger.redis.session import RedisSession
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import Balance, StoreError, StoreOutage, StoreSession
 from runguard.ledger.store_faults import store_faults
@@ -119,6 +120,14 @@ class StoreView:
     def now(self) -> float:
         """Return the time of the store's clock, which all its times use."""
         return self._ask(lambda session: session.now())
+
+    def durability(self) -> str:
+        """Return what survives which failure, in one sentence."""
+        return self._store.durable
+
+    def forgets_in_a_crash(self) -> bool | None:
+        """Return whether a crash of a Redis or Valkey server loses what was booked; None if that is not known."""
+        return self._ask(lambda session: isinstance(session, RedisSession) and session.forgets_in_a_crash())
 
     def identity(self) -> list[str]:
         """Return the id of the store, then the ids that it replaces; [""] for a store without an id."""

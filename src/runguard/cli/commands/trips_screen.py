@@ -10,6 +10,7 @@ from runguard.core.printable import printable
 from runguard.view.records import whole
 from runguard.view.rows import Story, StoryRow
 from runguard.view.store_view import StoreView
+from runguard.view.why import WITHOUT_A_COUNT, counted, why_of
 
 _ROWS: Final = 60
 _WIDE: Final = 130
@@ -64,7 +65,9 @@ def _what(trip: dict[str, Any]) -> str:
     about = f"{trip['tool']}: " if trip.get("tool") else ""
     if trip.get("unit") == "usd":
         return f"{about}{usd(trip.get('observed'))} with the next call, limit {usd(trip.get('limit'))}"
-    return f"{about}{trip.get('observed')} {trip.get('unit')}, limit {trip.get('limit')}"
+    if trip.get("rule") in WITHOUT_A_COUNT:
+        return about + why_of(trip)[0]
+    return f"{about}{counted(trip.get('unit'), trip.get('observed'))}, limit {counted('', trip.get('limit'))}"
 
 
 def print_trip(story: Story) -> None:

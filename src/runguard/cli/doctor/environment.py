@@ -184,6 +184,7 @@ def store_line(policy: Policy) -> CheckResult:
             return _missing_file(path.parent.is_dir() and os.access(path.parent, os.W_OK), str(path))
         view = StoreView(policy.store, _LOOK_S)
         off = view.now() - time.time()  # noqa: TID251 - compares the two clocks
+        forgets = view.forgets_in_a_crash()
         view.close()
     except CommandError as error:
         return CheckResult("store", "problem", str(error), "name a file")
@@ -206,7 +207,15 @@ def store_line(policy: Policy) -> CheckResult:
             f"{view.name}: its clock is {off:+.0f} s off this machine's; days and hours begin by the store's clock",
             "synchronize the clocks",
         )
-    return CheckResult("store", "ok", f"{view.name} answers")
+    if forgets:
+        return CheckResult(
+            "store",
+            "warning",
+            f"{view.name} answers, but keeps no append-only file: if the server crashes, it forgets what was spent "
+            "since its last snapshot, and that money can be spent again",
+            "set appendonly yes on the server",
+        )
+    return CheckResult("store", "ok", f"{view.name} answers; what it holds {view.durability()}")
 
 
 def _missing_file(can_be_made: bool, path: str) -> CheckResult:

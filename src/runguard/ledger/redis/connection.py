@@ -96,18 +96,32 @@ class RedisConnection:
 
     def _memory_settings(self) -> tuple[int, str] | None:
         """The server's memory limit and what it does at the limit; None where this user may not ask."""
-        for command, *rest in (("INFO", "memory"), ("CONFIG GET", "maxmemory*")):
-            try:
-                settings = {str(name).replace("-", "_"): value for name, value in self._send(command, *rest).items()}
-            except self._errors as error:
-                known = self._error_of(error)
-                if isinstance(known, StoreOutage) or command.split(" ")[0] not in str(error).upper():
-                    raise known from error
-                continue  # this user may not ask, or the command has another name here
+        for command, part in (("INFO", "memory"), ("CONFIG GET", "maxmemory*")):
+            settings = self._server_settings(command, part)
             limit, policy = int(settings.get("maxmemory") or 0), str(settings.get("maxmemory_policy") or "")
             if "maxmemory" in settings and (policy or not limit):
                 return limit, policy
         return None
+
+    def forgets_in_a_crash(self) -> bool | None:
+        """Whether the server keeps no append-only file, so that a crash loses what was booked since its last snapshot.
+
+        None where this user may not ask.
+        """
+        kept = self._server_settings("INFO", "persistence").get("aof_enabled")
+        if kept is None:
+            kept = {"yes": 1, "no": 0}.get(str(self._server_settings("CONFIG GET", "appendonly").get("appendonly")))
+        return None if kept is None else not int(kept)
+
+    def _server_settings(self, command: str, part: str) -> dict[str, Any]:
+        """Settings of the server by name; empty where this user may not ask, or the command has another name."""
+        try:
+            return {str(name).replace("-", "_"): value for name, value in self._send(command, part).items()}
+        except self._errors as error:
+            known = self._error_of(error)
+            if isinstance(known, StoreOutage) or command.split(" ")[0] not in str(error).upper():
+                raise known from error
+            return {}
 
     def _meet(self) -> None:
         """Find out which store this is. Creates nothing, in case it is another one than before."""
