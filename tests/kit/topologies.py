@@ -29,6 +29,7 @@ Step = types.Part | Sequence[types.Part]
 ADK = tuple(int(part) for part in version("google-adk").split(".")[:2])
 OLDER_TASKS = ADK < (2, 6)  # a task has no branch of its own
 LOST_TASKS = ADK < (2, 12)  # a task that is called from inside of a task is not started
+MAKES_NO_CACHES = ADK == (2, 4)  # it cannot create a context cache with a newer google-genai
 IS_NEWEST = ADK >= (2, 13)
 EXIT = call("exit_loop")
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from google.adk.agents import LlmAgent
 from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.apps import App
@@ -13,6 +14,7 @@ from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from tests.kit.gemini_models import Models
 from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text, usage
+from tests.kit.topologies import MAKES_NO_CACHES
 
 
 def work(q: int) -> dict[str, int]:
@@ -20,6 +22,7 @@ def work(q: int) -> dict[str, int]:
     return {"done": q}
 
 
+@pytest.mark.skipif(MAKES_NO_CACHES, reason="this ADK cannot create a context cache")
 async def test_gemini_is_asked_for_the_cheaper_model_and_never_with_the_cache_of_the_other(
     server: GeminiServer, gemini: Models
 ) -> None:

@@ -22,6 +22,7 @@ from tests.kit.gemini_models import Models, assert_usable, modes
 from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text, usage
 from tests.kit.money import agent, assert_nothing_reserved, figures
 from tests.kit.tools import step
+from tests.kit.topologies import MAKES_NO_CACHES
 from tests.kit.wire import CALL_USD, FLASH, guard, play, price
 
 # ---- caps -----------------------------------------------------------------------------------------------------------
@@ -235,6 +236,7 @@ async def test_the_summaries_of_a_compaction_are_billed_and_limited(
     assert_nothing_reserved(plugin)
 
 
+@pytest.mark.skipif(MAKES_NO_CACHES, reason="this ADK cannot create a context cache")
 async def test_a_context_cache_changes_the_price_and_not_the_count(server: GeminiServer, gemini: Models) -> None:
     """The cache is made by a request of its own, which is no call to a model; what it holds is billed as cached from
     then on.
