@@ -15,6 +15,7 @@ from google.genai import types
 from runguard import testing
 from runguard.adk import RunGuardPlugin, estimate, model_hooks
 from runguard.adk.estimate import PromptProjection, project
+from runguard.core import answer_book
 from runguard.core.plain_copy import copy_of
 
 STEPS = 6
@@ -87,6 +88,7 @@ async def test_each_answer_is_measured_whole_once(monkeypatch: pytest.MonkeyPatc
         return copy_of(value)
 
     monkeypatch.setattr(estimate, "copy_of", counting)
+    monkeypatch.setattr(answer_book, "copy_of", counting)
     agent = LlmAgent(name="worker", model=testing.ScriptedModel(script), tools=[search])
     app = App(name="app", root_agent=agent, plugins=[RunGuardPlugin()])
     await testing.run(agent, runner=Runner(app=app, session_service=InMemorySessionService()))

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from google.adk.models.llm_request import LlmRequest
@@ -26,13 +27,13 @@ _log: Final = logging.getLogger("runguard")
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
 _PART: Final = 12  # bytes of every part beside its text
 _ENOUGH: Final = 64_000_000
-_LOOKED_AT: Final = 4_096
-_EMPTY: Final = (None, 0, 0, 0)
+LARGE: Final = 4_096  # bytes: a larger answer is not copied a second time
+_LEVELS: Final = 4  # of a value, whose lengths are looked at
+_WIDTH: Final = 16  # entries of each level
 
-
-# How one content is recognised at little cost: its role, the number of its parts, its size, and for a large one how
-# many of the first few thousand characters are texts.
-Look = tuple[str | None, int, int, int]
+Look = tuple[str | None, int, int]  # how a content is recognised at little cost: role, number of parts, lengths
+_EMPTY: Final[Look] = (None, 0, 0)
+Sizes = dict[tuple[str | None, int], int]  # by tool and lengths: ADK removes the ids of calls from a request
 
 
 @dataclass(slots=True)
@@ -46,6 +47,13 @@ class PromptProjection:
     contents: int
     tail: Look  # of its last content
     tokens: int = 0  # as counted by the model
+    answers: "Sizes | None" = None  # of the large answers that came since
+
+    def know(self, tool: str, answer: Any, size: int) -> None:
+        """The size of a large answer, which the next request will bring."""
+        key = tool, lengths_of(answer)
+        self.answers = self.answers or {}
+        self.answers[key] = max(size, self.answers.get(key, 0))
 
 
 async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
@@ -80,12 +88,8 @@ def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjec
     """
     contents = request.contents
     count = len(contents)
-    if (
-        known is not None
-        and 0 < known.contents <= count
-        and _look(contents[known.contents - 1], known.tail[2]) == known.tail
-    ):
-        added, audio, tail = _measure_all(contents[known.contents :])
+    if known is not None and 0 < known.contents <= count and _look(contents[known.contents - 1]) == known.tail:
+        added, audio, tail = _measure_all(contents[known.contents :], known.answers)
         upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
         return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
     added, audio, look = _measure_all(contents)
@@ -96,51 +100,81 @@ def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjec
     return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
 
 
-def _measure_all(contents: list[types.Content]) -> tuple[int, int, Look | None]:
+def _measure_all(contents: list[types.Content], answers: Sizes | None = None) -> tuple[int, int, Look | None]:
     """Bytes and audio tokens of contents, and a look at the last one."""
-    total = audio = size = 0
+    total = audio = 0
     for content in contents:
-        size, sound = _measure(content)
+        size, sound = _measure(content, answers)
         total, audio = total + size, audio + sound
-    if not contents:
-        return 0, 0, None
-    last = contents[-1]
-    start = 0 if size <= _LOOKED_AT else _measure(last, whole=False)[0]
-    return total, audio, (last.role, len(last.parts or ()), size, start)
+    return total, audio, _look(contents[-1]) if contents else None
 
 
-def _look(content: types.Content, known_size: int) -> Look:
-    """``known_size``: as it was measured before. A large content is not measured again."""
-    if known_size <= _LOOKED_AT:
-        return content.role, len(content.parts or ()), _measure(content)[0], 0
-    return content.role, len(content.parts or ()), known_size, _measure(content, whole=False)[0]
+def _look(content: types.Content) -> Look:
+    lengths = 0
+    for part in content.parts or ():
+        if part.text is not None:
+            lengths += len(part.text)
+        elif part.function_call is not None:
+            lengths += lengths_of(part.function_call.args)
+        elif part.function_response is not None:
+            lengths += lengths_of(part.function_response.response)
+        elif part.inline_data is not None:
+            lengths += len(part.inline_data.data or b"")
+    return content.role, len(content.parts or ()), lengths
 
 
-def _measure(content: types.Content, *, whole: bool = True) -> tuple[int, int]:
+def lengths_of(value: Any) -> int:
+    """The sum of the lengths of the texts, lists and dicts in the upper part of a value."""
+    total = 0
+    level: Any = (value,)
+    for _ in range(_LEVELS):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is str:
+                total += len(item)
+            elif kind is dict:
+                total += len(item)
+                if len(below) < _WIDTH:
+                    below += islice(item.values(), _WIDTH)
+            elif kind is list or kind is tuple:
+                total += len(item)
+                if len(below) < _WIDTH:
+                    below += item[:_WIDTH]
+        if not below:
+            break
+        level = below
+    return total
+
+
+def _measure(content: types.Content, answers: Sizes | None = None) -> tuple[int, int]:
     """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens.
 
-    ``whole=False``: of large values only the first texts.
+    ``answers``: what is known of large ones. One that has changed since is measured.
     """
     size = audio = 0
-    value: Any
     for part in content.parts or ():
         size += _PART
         if part.text is not None:
             size += len(part.text) if part.text.isascii() else text_size(part.text)
         elif part.function_call is not None:
-            size, value = size + len(part.function_call.name or ""), part.function_call.args
-            copy = copy_of(value) if whole else None
-            size += max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
+            size += len(part.function_call.name or "") + _size(part.function_call.args)
         elif part.function_response is not None:
-            size, value = size + len(part.function_response.name or ""), part.function_response.response
-            copy = copy_of(value) if whole else None
-            size += max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH if whole else _LOOKED_AT)
+            size += len(part.function_response.name or "")
+            value = part.function_response.response
+            known = answers.get((part.function_response.name, lengths_of(value))) if answers is not None else None
+            size += _size(value) if known is None else known
         elif part.inline_data is not None:
             tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
             size, audio = size + tokens * UPPER, audio + sound
         elif part.file_data is not None:
             size += IMAGE_TOKENS * UPPER  # its length is unknown
     return size, audio
+
+
+def _size(value: Any) -> int:
+    copy = copy_of(value)
+    return max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
 
 
 def _overhead(request: LlmRequest) -> int:

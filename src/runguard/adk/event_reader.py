@@ -11,6 +11,7 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.genai import types
 
+from runguard.adk.estimate import LARGE
 from runguard.adk.invocation_state import Invocation, ModelInFlight, OpenToolCall
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import lane_of
@@ -26,7 +27,7 @@ from runguard.providers.call_usage import CallUsage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, REQUESTS
 
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
-_REFUSED: Final = Outcome.REFUSED
+_OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 _USER: Final = "user"
 
 
@@ -208,6 +209,11 @@ class EventReader:
         if hands_over and len(answers) == 1:
             answers[0].hands_over = True
         decision = guard.after(ToolResults(run.info.run, lane, author, guard.clock(), batch, answers))
+        if (prompt := invocation.prompts.get((lane, author))) is not None:
+            prompt.answers = None
+            for a in answers:
+                if a.size > LARGE and a.outcome is _OK:  # an error is not measured as the model reads it
+                    prompt.know(a.tool, by_call[a.id].response, a.size)
         if decision is ALLOW or not decision or not decision.enforced:
             return
         finding = decision.finding

@@ -103,6 +103,7 @@ class Answers:
                     a.failure = f"{a.failure}\0{items}"
             a.answer, new = lane.book.name(a.call, value, agent)
             size = lane.book.size
+            a.size = size if value is raw else 0
             # an answer with fewer characters than the window has tokens needs no second look
             if (
                 context is not None

@@ -151,6 +151,7 @@ class Answer:
     wording: str = ""
     is_command: bool = False  # its call has one argument, a text of several words; set where it failed
     is_note: bool = False  # an acknowledged plan or thought
+    size: int = 0  # bytes of the value's plain copy, 0 where there is none
 
 
 @dataclass(slots=True)
