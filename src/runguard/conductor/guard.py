@@ -21,6 +21,7 @@ from runguard.conductor.deciding import Deciding, stop_in_force
 from runguard.conductor.dispatch import NO_OBSERVERS
 from runguard.conductor.downgrades import Downgrades
 from runguard.conductor.faults import GuardFaults
+from runguard.conductor.lane_rules import LaneRules
 from runguard.conductor.lanes import LaneKeeper
 from runguard.conductor.last_answer import INSTRUCTION, LastAnswers
 from runguard.conductor.looking_in import snapshot_of
@@ -41,7 +42,7 @@ from runguard.conductor.succession import alarms_of, take_over
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.tool_calls import ToolGate
 from runguard.conductor.tool_prices import ToolPrices
-from runguard.core.decision import ALLOW, Action, Decision, Finding, Rungs, Trip
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
 from runguard.core.exceptions import PolicyError
 from runguard.core.wording import text_for_user
@@ -72,7 +73,8 @@ class Guard:
         advice: Mapping[str, str] | None = None,
         heir_of: "Guard | None" = None,
         pricing: Pricing | None = None,
-        lane_rungs: Mapping[str, Rungs] | None = None,
+        lane_rules: LaneRules | None = None,
+        outbox: Outbox | None = None,
         reports: bool = True,
         gives_last_answers: bool = False,
         switches_models: bool = False,
@@ -81,8 +83,8 @@ class Guard:
         arguments are not an outage.
 
         ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
-        ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
-        ``lane_rungs``: other prices and rungs than those of the policy. ``reports=False``: log, store and send no
+        ``outbox``: the queue of callbacks, where several guards share one. ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
+        ``lane_rules``: other prices and rules than those of the policy. ``reports=False``: log, store and send no
         decision; only those who subscribe to ``sink`` receive it. ``gives_last_answers``: the adapter can make the call
         that ``final_answer`` asks for. ``switches_models``: it asks ``downgrades`` which model to call; without it a
         policy with ``Threshold(model=…)`` is rejected.
@@ -115,7 +117,7 @@ class Guard:
         self.records = RunRecords(clock, self.runs, self.accounts)
 
         # where decisions go
-        self.outbox: Outbox = Outbox() if before is None else before.outbox
+        self.outbox: Outbox = outbox or (Outbox() if before is None else before.outbox)
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
         self.alarms = alarms_of(self, before)
         self.summaries = RefusedSummaries(self.alarms)
@@ -126,7 +128,7 @@ class Guard:
 
         # the work on one call
         accounts, deciding, own_faults = self.accounts, self.deciding, self.own_faults
-        lanes = LaneKeeper(policy, self.tools, lane_rungs)
+        lanes = LaneKeeper(lane_rules or LaneRules(policy), self.tools)
         spans = SpanCosts.opted_in() if self.telemetry is not None else None
         self.cache_watch = watch = CacheWatch(accounts, deciding, clock, warns=reports)
         self.provider_waits = provider = ProviderWaits(policy, self.waits)
@@ -202,7 +204,9 @@ class Guard:
             self.accounts.end(before.run_costs)
             if before.journal is not None:
                 before.journal.flush()
-        run = Run(info, self.policy, self.tools, self.accounts.begin(info), self.growth.of(info))
+        watches_orders = self.lanes.rules.watches_orders
+        costs, growth = self.accounts.begin(info), self.growth.of(info)
+        run = Run(info, self.policy, self.tools, costs, growth, watches_orders=watches_orders)
         self.lanes.open_root(run)
         if self.last_answers is not None and run.model_calls is not None and run.model_calls.limit > 1:
             run.model_calls.kept = 1

@@ -1,14 +1,11 @@
 """Opens and closes the lanes of a run: parallel branches, and agents that a model has called."""
 
-from collections.abc import Mapping
 from typing import Final
 
-from runguard.conductor.lane_rules import lane_detectors, lane_rungs_of
+from runguard.conductor.lane_rules import LaneRules
 from runguard.conductor.runs import Lane, Run, is_lasting, retired_name
-from runguard.core.decision import Rungs
 from runguard.core.detectors.failures import Stall
 from runguard.core.events import ROOT_LANE
-from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
 
 _LANES_KEPT: Final = 4_096  # open at once in one run
@@ -17,11 +14,10 @@ _BOOKS_KEPT: Final = 16  # of closed lanes
 
 
 class LaneKeeper:
-    """Keeps the lanes of every run of one guard. ``rungs``: other rungs than those of the policy."""
+    """Keeps the lanes of every run of one guard."""
 
-    def __init__(self, policy: Policy, tools: Tools, rungs: Mapping[str, Rungs] | None = None) -> None:
-        self._policy, self._tools = policy, tools
-        self._rungs = lane_rungs_of(policy) if rungs is None else rungs
+    def __init__(self, rules: LaneRules, tools: Tools) -> None:
+        self.rules, self._tools = rules, tools
 
     def open_root(self, run: Run) -> Lane:
         """The lane in which a run begins."""
@@ -83,6 +79,6 @@ class LaneKeeper:
         self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = ""
     ) -> Lane:
         known = run.growth.sizes if is_lasting(key) else None
-        own = lane_detectors(self._policy, self._rungs, self._tools.is_polling, known, key)
-        made = [*run.detectors, *own]  # those of the whole run first, shared by all its lanes
+        own = self.rules.detectors(self._tools.is_polling, known, key)
+        made = run.detectors + own  # those of the whole run first, shared by all its lanes
         return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)

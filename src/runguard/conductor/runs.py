@@ -35,7 +35,7 @@ from runguard.core.detectors.told_again import ToldAgain
 from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.money import to_usd, usd_text
 from runguard.outlets.journal import Journal
-from runguard.policy.rule_defaults import ORDERS, RULES, TOLD_AGAIN
+from runguard.policy.rule_defaults import ORDERS, TOLD_AGAIN
 from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
 
@@ -75,10 +75,15 @@ class Lane(Stoppable):
         super().__init__()
         self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
         self.first_key = key  # of the lane in which its loop counters began
-        self.cycle_of = self  # the lane in which its hand-offs began to be counted
+        # the lane in which its hand-offs began to be counted; None: this one, which must not hold itself
+        self.cycle_of: Lane | None = None
         self.use(detectors)
         self.book = AnswerBook()
-        self.context = next((d for d in detectors if isinstance(d, Context)), None)
+        self.context: Context | None = None
+        for detector in reversed(detectors):  # it is among the last
+            if type(detector) is Context:
+                self.context = detector
+                break
         self.was_stopped = False  # ended by a stop rather than by itself
         self.is_new = True  # no model call yet
         self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
@@ -100,7 +105,7 @@ class Lane(Stoppable):
             return
         kept = {type(detector): detector for detector in above.detectors if isinstance(detector, shared)}
         self.use([kept.get(type(detector), detector) for detector in self.detectors])
-        self.cycle_of = above.cycle_of
+        self.cycle_of = above.cycle_of or above
         if shared is _LOOP_RULES:
             self.book, self.first_key = above.book, above.first_key
 
@@ -111,7 +116,7 @@ class Lane(Stoppable):
     def owner(self, finding: Finding) -> "Lane | None":
         """The nearest lane that runs beside others: a stop ends it. Without such a lane a stop ends the run."""
         is_handoff = finding.rule == "handoff" or finding.unit == HANDOFF_ROUNDS
-        lane: Lane | None = self.cycle_of if is_handoff else self
+        lane: Lane | None = self.cycle_of or self if is_handoff else self
         while lane is not None and not lane.concurrent:
             lane = lane.parent
         return lane
@@ -194,7 +199,10 @@ class Run(Stoppable):
         tools: Tools,
         run_costs: RunCosts,
         growth: SessionGrowth,
+        *,
+        watches_orders: bool,
     ) -> None:
+        """``watches_orders``: also look for agents that are set to work again and again."""
         super().__init__()
         self.info, self.run_costs, self.growth, self.pid = info, run_costs, growth, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
@@ -240,7 +248,7 @@ class Run(Stoppable):
             Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             FanOut(policy.fan_out) if policy.fan_out else None,
             self.deadline,
-            *((Orders(ORDERS), ToldAgain(TOLD_AGAIN)) if policy.rungs("no_news") == RULES["no_news"][0] else ()),
+            *((Orders(ORDERS), ToldAgain(TOLD_AGAIN)) if watches_orders else ()),
         ]
         self.detectors = [d for d in whole if d is not None]
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from enum import IntEnum
+from math import inf
 from typing import Any, Final, Self
 
 STOP_CODE: Final = "RUNGUARD_STOP"
@@ -54,7 +55,11 @@ class Rungs:
 
     @property
     def lowest(self) -> float:
-        return min((n for n in (self.warn, self.nudge, self.block, self.stop) if n is not None), default=float("inf"))
+        lowest = inf
+        for rung in (self.warn, self.nudge, self.block, self.stop):
+            if rung is not None and rung < lowest:
+                lowest = rung
+        return lowest
 
 
 # Units of findings of the rule no_news about loops behind noise.

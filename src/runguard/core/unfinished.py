@@ -26,7 +26,10 @@ _MESSAGE: Final = re.compile(
 
 
 # One of these is in every text that _MESSAGE matches. Looking for them first spares most answers the search.
-_IN_MESSAGE: Final = ("try", "come back", "not ", "still ", "partial ", "incomplete ")
+_IN_MESSAGE: Final = (
+    *("try again", "try later", "try in ", "try it ", "try this ", "trying ", "come back ", "still "),
+    *("not yet ", "not ready", "not finished", "not complete", "partial ", "incomplete "),
+)
 
 
 def is_unfinished(answer: Any) -> bool:

@@ -6,6 +6,7 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Final
@@ -17,6 +18,7 @@ from runguard.replay.sources import Piece, Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 
 _AHEAD: Final = 3  # pieces per process that wait or are done on
+_COLLECT_EVERY: Final = (50_000, 20, 100)
 _FEW: Final = 2  # for this number of pieces a process does not pay
 Task = Callable[[RecordedRun], Any]
 _task: list[Task] = []
@@ -59,9 +61,20 @@ def each_run(
                 future.cancel()
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for cycles less often: a parsed run consists of many short-lived objects."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECT_EVERY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
 def _work(piece: Piece, call: Task, model: str) -> PieceResult:
     done = PieceResult([], Faults(), piece.size)
-    with quiet():
+    with quiet(), _rare_collections():
         try:
             for run in piece.runs(done.faults, model):
                 try:
@@ -78,7 +91,6 @@ def _work(piece: Piece, call: Task, model: str) -> PieceResult:
 def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
     _task[:] = [task(*given)]
     gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # a parsed run consists of many short-lived objects
 
 
 def _in_process(piece: Piece, model: str) -> PieceResult:

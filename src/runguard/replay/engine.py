@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.conductor.adapter import Conductor
+from runguard.conductor.lane_rules import LaneRules
+from runguard.outlets.callbacks import Outbox
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
 from runguard.replay.player import Player
@@ -60,6 +62,7 @@ class Judge:
         self.policy = harmless(policy).model_copy(update={"mode": "shadow", "clock": self.clock})
         # one for all runs
         self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
+        self.lane_rules, self.outbox = LaneRules(self.policy), Outbox()
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from runguard.conductor.adapter import Question
-from runguard.conductor.lane_rules import lane_rungs_of
+from runguard.conductor.lane_rules import LaneRules, lane_rungs_of
 from runguard.core.decision import Rungs
 from runguard.core.events import AgentEntered, ToolCall
 from runguard.policy.rule_defaults import RULES
@@ -69,7 +69,7 @@ class _Watcher(Player):
 
     def __init__(self, judge: Judge, run: RecordedRun) -> None:
         every = {name: _from_the_first(rungs) for name, rungs in lane_rungs_of(judge.policy).items()}
-        super().__init__(judge, run, every)
+        super().__init__(judge, run, LaneRules(judge.policy, every))
         self.peaks: dict[str, Peak] = {}
         self.guard.sink.on_found(
             "replay",

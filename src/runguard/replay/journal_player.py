@@ -93,9 +93,9 @@ class JournalPlayer:
                 event.max_output_tokens = min(event.max_output_tokens or least, least)
         elif type(event) is ToolCall:
             player.verdicts.called(event.lane)
-            if player.verdicts.is_over:
+            if player.verdicts.stops.is_over:
                 player.tool_prices.noted(player.live, event, is_over=True)
-        if player.verdicts.is_over:
+        if player.verdicts.stops.is_over:
             return
         if isinstance(event, ToolResults):
             player.after(self._by_this_policy(event))
@@ -147,7 +147,7 @@ class JournalPlayer:
 
     def _unspent(self, entry: Entry) -> None:
         player, event = self._player, self._asked.pop(entry.get("n", 0), None)
-        if player.verdicts.is_over:
+        if player.verdicts.stops.is_over:
             return
         player.guard.unspent(player.run)
         charge = event.charge if event is not None else None
@@ -171,7 +171,7 @@ class JournalPlayer:
             self._player.guard.release(event.charge)
 
     def _tool_hold(self, entry: Entry) -> None:
-        if not self._player.verdicts.is_over:
+        if not self._player.verdicts.stops.is_over:
             self._player.tool_prices.held(self._player.live, entry)
 
     def _pay(self, entry: Entry) -> None:
@@ -194,7 +194,7 @@ class JournalPlayer:
 
     def _surplus(self, entry: Entry) -> None:
         player, policy = self._player, self._player.judge.policy
-        if player.verdicts.is_over or policy.queues or entry["at_once"] <= policy.in_flight:
+        if player.verdicts.stops.is_over or policy.queues or entry["at_once"] <= policy.in_flight:
             return
         event = ModelCall(player.run, str(entry.get("l") or ""), str(entry.get("a") or ""), player.clock.now)
         player.guard.found(event, surplus(event, entry["at_once"], policy.in_flight))

@@ -28,6 +28,7 @@ from runguard.replay.steps import (
     RecordedRun,
     Step,
     Turn,
+    possible,
     time_of,
     word,
 )
@@ -55,36 +56,41 @@ def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
     name = word(run.get("id")) or word(run.get("session")) or where
     return RecordedRun(
         name,
-        Translation(run, f"{where} ({name})", faults).steps(),
+        Translation(run, name, f"{where} ({name})", faults).steps(),
         app=word(run.get("app")),
         user=word(run.get("user")),
         session=word(run.get("session")) or name,
         source=word(run.get("source")),
         success=_flag(run.get("success")),
         capped=_flag(run.get("capped")),
+        is_checked=True,
     )
 
 
 class Translation:
-    """The steps of one run, one at a time."""
+    """The steps of one run, one at a time. Every value of a step is one that each rule and each table can handle."""
 
-    def __init__(self, run: dict[str, Any], where: str, faults: Faults) -> None:
-        self._run, self._where, self._faults = run, where, faults
+    def __init__(self, run: dict[str, Any], name: str, where: str, faults: Faults) -> None:
+        self._run, self._name, self._where, self._faults = run, name, where, faults
         self._model = word(run.get("model"))
         self._open: list[tuple[Any, str, str, str]] = []  # calls without an answer: their own id, tool, agent, ours
         self._calls = self._turns = self._history = 0
         given = run["steps"]
-        self._sizes = any(
-            isinstance(step, dict) and step.get("kind") == "model" and not step.get("input_tokens") for step in given
-        )
+        self._sizes = False  # some prompts are not reported, and sizes are counted for them
+        for step in given:
+            if step.__class__ is dict and step.get("kind") == "model" and not step.get("input_tokens"):
+                self._sizes = True
+                break
 
     def steps(self) -> Iterator[Step]:
         given = self._run["steps"]
         opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
         # A message without a time: the run began no later than the first recorded time.
-        began = next(
-            (at for step in given if step.__class__ is dict and (at := time_of(step.get("ts"))) is not None), None
-        )
+        began = None
+        for step in given:
+            ts = step.get("ts") if step.__class__ is dict else None
+            if ts is not None and (began := time_of(ts)) is not None:
+                break
         if not opened:  # the recording does not contain the user's message
             self._history += _length(self._run.get("task")) if self._sizes else 0
             yield Turn(began)
@@ -92,7 +98,8 @@ class Translation:
             if step.__class__ is not dict or step.get("kind") not in _KINDS:
                 self._faults.add(f"{self._where} step {position}", "no step: an object with a known kind is expected")
                 continue
-            kind, agent = step["kind"], word(step.get("agent"))
+            kind = step["kind"]
+            agent = word(given_agent) if (given_agent := step.get("agent")) else ""
             if kind == "message":
                 if self._sizes:
                     self._history += _size(step)
@@ -119,9 +126,8 @@ class Translation:
             and following.get("kind") == "tool_call"
             and (following.get("agent") or "") == agent
         )
-        text = step.get("text")
-        # an empty one may not have been kept
-        final = text if not goes_on and text.__class__ is str else ""
+        text = "" if goes_on else step.get("text")
+        final = text if text.__class__ is str else ""  # an empty one may not have been kept
         # Zero is not reported, but for the output of a prompt that was.
         prompt, output = _count(step.get("input_tokens")) or None, _count(step.get("output_tokens"))
         output = None if prompt is None and not output else output
@@ -140,15 +146,15 @@ class Translation:
             usage.cached = min(_count(step["cached_tokens"]) or 0, usage.input)
         model = word(step["model"]) or self._model if "model" in step else self._model
         asked = Asked(
-            time_of(step.get("ts")),
+            time_of(ts) if (ts := step.get("ts")) is not None else None,
             agent,
-            word(step.get("branch")),
+            word(branch) if (branch := step.get("branch")) else "",
             model,
-            usage,
+            possible(usage, self._name, self._faults),
             estimated,
-            batch=str(self._turns),
-            text_id=words_name(final) if final else 0,
-            goes_on=goes_on,
+            str(self._turns),
+            words_name(final) if final else 0,
+            goes_on,
             text=final,
         )
         if "usd" in step:
@@ -172,18 +178,17 @@ class Translation:
         tool, args = word(step.get("tool")) or "None", step.get("args")
         if self._sizes:
             self._history += size_of(args, _ENOUGH)
-        branch = word(step.get("branch"))
+        branch = word(branch) if (branch := step.get("branch")) else ""
+        at = time_of(ts) if (ts := step.get("ts")) is not None else None
         if tool == TRANSFER:
-            return Passed(
-                time_of(step.get("ts")), agent, branch, word(args.get("agent_name") if isinstance(args, dict) else args)
-            )
+            return Passed(at, agent, branch, word(args.get("agent_name") if isinstance(args, dict) else args))
         self._calls += 1
         mine = f"call-{self._calls}"
         self._open.append((step.get("call_id"), tool, agent, mine))
-        return Called(time_of(step.get("ts")), agent, branch, str(self._turns), mine, tool, args)
+        return Called(at, agent, branch, str(self._turns), mine, tool, args)
 
     def _answered(self, step: dict[str, Any], kind: str) -> Answered | None:
-        value = step.get("result", step.get("text"))
+        value = step["result"] if "result" in step else step.get("text")
         if self._sizes:
             self._history += _count(step.get("result_chars")) or size_of(value, _ENOUGH)
         call_id, tool = step.get("call_id"), word(step.get("tool")) or "None"
@@ -200,7 +205,8 @@ class Translation:
             outcome = Outcome.FAILED
         # ADK wraps every other value in this way before a hook sees it.
         given = value if isinstance(value, dict) or outcome is not None else {"result": value}
-        return Answered(time_of(step.get("ts")), asked[2], asked[3], tool, given, outcome)
+        at = time_of(ts) if (ts := step.get("ts")) is not None else None
+        return Answered(at, asked[2], asked[3], tool, given, outcome)
 
 
 def _size(step: dict[str, Any]) -> int:

@@ -5,14 +5,14 @@ of its own, so budgets of a run and of its session are replayed. What runs share
 apps, breakers) is not.
 """
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
 
 from runguard.conductor.adapter import Question, Result
 from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
+from runguard.conductor.lane_rules import LaneRules
 from runguard.conductor.runs import Run
-from runguard.core.decision import Rungs
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -44,13 +44,14 @@ _PAUSED_KEPT: Final = 100
 class Player:
     """Plays one recorded run to one judge, step by step."""
 
-    def __init__(self, judge: "Judge", run: steps.RecordedRun, lane_rungs: Mapping[str, Rungs] | None = None) -> None:
-        """``lane_rungs``: other rungs than those of the policy."""
+    def __init__(self, judge: "Judge", run: steps.RecordedRun, lane_rules: LaneRules | None = None) -> None:
+        """``lane_rules``: other rules than those of the policy."""
         self.judge, self.clock, self.recorded = judge, judge.clock, run
         self.guard = Guard(
             judge.policy,
             pricing=judge.pricing,
-            lane_rungs=lane_rungs,
+            lane_rules=lane_rules or judge.lane_rules,
+            outbox=judge.outbox,
             reports=False,
             switches_models=True,
             gives_last_answers=True,
@@ -66,17 +67,6 @@ class Player:
         cheaper = self.guard.downgrades
         self._switches = ReplayedSwitches(cheaper, judge.pricing, self.result) if cheaper is not None else None
         self.clock.now = 0.0
-        self._takes = {
-            steps.Turn: self._turn,
-            steps.Asked: self._asked,
-            steps.Called: self._called,
-            steps.Answered: self._answered,
-            steps.Passed: self._passed,
-            steps.Delegated: self._delegated,
-            steps.Wrote: self._wrote,
-            steps.Resumed: self._resumed,
-            steps.Changed: self._changed,
-        }
         self._journal: JournalPlayer | None = None
         self.run = ""
         self.live: Run = None  # type: ignore[assignment]  # the guard's run, once one has begun
@@ -94,7 +84,7 @@ class Player:
 
     def feed(self, step: steps.Step) -> None:
         self.result.steps += 1
-        self._takes[type(step)](step)  # type: ignore[operator]
+        _TAKES[type(step)](self, step)
 
     def finish(self) -> RunResult:
         self._catch_up()
@@ -104,8 +94,10 @@ class Player:
 
     def _catch_up(self) -> None:
         """Judge the calls and answers that waited for the next step."""
-        self._settle_calls()
-        self._flush()
+        if self._waiting:
+            self._settle_calls()
+        if self._answers:
+            self._flush()
 
     def _turn(self, step: steps.Turn) -> None:
         self._catch_up()
@@ -127,10 +119,10 @@ class Player:
             self._journal, self.run = JournalPlayer(self), self.recorded.id
         self._journal.feed(step.entry)
 
-    def _begin_unless_begun(self, at: float | None) -> None:
-        if not self._begun:
-            self.tick(at)
-            self._begin("")
+    def _begin_unnamed(self, at: float | None) -> None:
+        """The recording has a step before the first message."""
+        self.tick(at)
+        self._begin("")
 
     def _begin(self, name: str) -> None:
         recorded = self.recorded
@@ -180,8 +172,10 @@ class Player:
             name = path.rpartition(".")[2] if opened_by.isdigit() else ""
             self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
         self._catch_up()
-        self._begin_unless_begun(step.at)
-        if self.verdicts.is_over and step.reports is None:
+        if not self._begun:
+            self._begin_unnamed(step.at)
+        is_over = self.verdicts.stops.is_over
+        if is_over and step.reports is None:
             self.tick(step.at)
             if not step.refused:
                 event = ModelCall(self.run, ROOT_LANE, step.agent, self.clock.now, step.model)
@@ -190,10 +184,10 @@ class Player:
             return
         lane = self._lanes.of(step.branch, step.scope)
         if step.reports is not None:
-            play_remote(self, step, self.run, lane, is_over=self.verdicts.is_over)
+            play_remote(self, step, self.run, lane, is_over=is_over)
             return
         began = self.clock.now  # it was asked when the last thing before it had happened
-        if not step.after_answer:
+        if not step.after_answer and self._active.get(lane) != step.agent:
             self._enter(lane, step.agent)
         guard, judge = self.guard, self.judge
         usage = step.usage or Usage()
@@ -208,8 +202,10 @@ class Player:
             event.projected_tokens = usage.input
             event.context_limit = judge.context_limit(guard, step.model, 0 if step.refused else usage.input)
         self.check(event)
-        self.reserve(event)
-        self.tick(step.at)
+        if self._budgets:
+            self.reserve(event)
+        if step.at is not None:
+            self.tick(step.at)
         if step.refused:
             if event.charge is not None:
                 guard.release(event.charge)
@@ -262,8 +258,10 @@ class Player:
         return rates.cost(usage)
 
     def _called(self, step: steps.Called) -> None:
-        self._flush()
-        self._begin_unless_begun(step.at)
+        if self._answers:
+            self._flush()
+        if not self._begun:
+            self._begin_unnamed(step.at)
         self._waiting.append(step)
 
     def _delegated(self, step: steps.Delegated) -> None:
@@ -273,9 +271,10 @@ class Player:
 
     def _changed(self, step: steps.Changed) -> None:
         self.result.steps -= 1
-        self._flush()
+        if self._answers:
+            self._flush()
         self.tick(step.at)
-        if self._begun and not self.verdicts.is_over:
+        if self._begun and not self.verdicts.stops.is_over:
             lane = self._lanes.of(step.branch, step.scope)
             self.after(StateChanged(self.run, lane, step.agent, self.clock.now, step.value))
 
@@ -284,15 +283,16 @@ class Player:
         task and are not calls of tools.
         """
         waiting, self._waiting = self._waiting, []
-        guard = self.guard
+        guard, stops = self.guard, self.verdicts.stops
         for step in waiting:
-            if self.verdicts.is_over:
+            if stops.is_over:
                 if step.tool not in FRAMEWORK_TOOLS and step.id not in self._lanes.delegations:
                     self.verdicts.called(ROOT_LANE)
                     self.tool_prices.unjudged(step.tool, ROOT_LANE, step.args)
                 continue
             lane = self._lanes.of(step.branch, step.scope)
-            self.tick(step.at)
+            if step.at is not None:
+                self.tick(step.at)
             # a recording holds no declarations: all arguments count, as they were given
             once = guard.tools.once_identity(step.tool, step.args)
             call = UnansweredCall(
@@ -305,7 +305,7 @@ class Player:
             if step.tool in FRAMEWORK_TOOLS:
                 continue
             self.verdicts.called(lane)
-            if step.agent:
+            if step.agent and self._active.get(lane) != step.agent:
                 self._enter(lane, step.agent)  # its model calls may not be recorded
             below = int(step.tool in self._agents)
             if below:
@@ -317,7 +317,8 @@ class Player:
             self.tool_prices.called(self.live, event, step.args)
 
     def _answered(self, step: steps.Answered) -> None:
-        self._settle_calls()
+        if self._waiting:
+            self._settle_calls()
         call = self._lanes.calls.pop(step.id, None) if self._begun else None
         if call is None:
             return  # the record holds no call for it, or it was made in another run
@@ -327,9 +328,11 @@ class Player:
             return
         known_as = (call.lane, call.batch, step.agent or call.agent, step.event)
         if known_as != self._answered_as:
-            self._flush()
+            if self._answers:
+                self._flush()
             self._answered_as = known_as
-        self.tick(step.at)
+        if step.at is not None:
+            self.tick(step.at)
         self._answers.append(
             Answer(
                 step.tool,
@@ -348,9 +351,7 @@ class Player:
     def _flush(self) -> None:
         """The answers to one model response are one observation."""
         answers, self._answers = self._answers, []
-        if not answers:
-            return
-        if self.verdicts.is_over:
+        if self.verdicts.stops.is_over:
             for answer in answers:
                 self.guard.tool_prices.close(self.live, answer)
             return
@@ -364,8 +365,9 @@ class Player:
             self._answers[0].hands_over = is_router  # the answer of the tool that set the action
             self._flush()
         self.tick(step.at)
-        self._begin_unless_begun(step.at)
-        if self.verdicts.is_over:
+        if not self._begun:
+            self._begin_unnamed(step.at)
+        if self.verdicts.stops.is_over:
             return
         lane = self._lanes.of(step.branch, step.scope)
         self.check(HandOff(self.run, lane, step.agent, step.target, self.clock.now))
@@ -387,7 +389,18 @@ class Player:
 
     def _enter(self, lane: str, agent: str) -> None:
         """An agent begins to work: another one than before, or once more after it had finished."""
-        if self._active.get(lane) == agent:
-            return
         self._active[lane] = agent
         self.check(AgentEntered(self.run, lane, agent, self.clock.now))
+
+
+_TAKES: Final[dict[type, Callable[[Player, Any], None]]] = {
+    steps.Turn: Player._turn,
+    steps.Asked: Player._asked,
+    steps.Called: Player._called,
+    steps.Answered: Player._answered,
+    steps.Passed: Player._passed,
+    steps.Delegated: Player._delegated,
+    steps.Wrote: Player._wrote,
+    steps.Resumed: Player._resumed,
+    steps.Changed: Player._changed,
+}

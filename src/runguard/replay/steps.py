@@ -178,6 +178,7 @@ class RecordedRun:
     capped: bool | None = None
     labels: Mapping[str, str] | None = None
     unknown: frozenset[str] = frozenset()  # for a run without steps: the figures that its line does not contain
+    is_checked: bool = False  # the reader has checked every value of its steps
 
 
 # ---- values of a file -----------------------------------------------------------------------------------------------
@@ -236,15 +237,18 @@ def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
         word(run.session),
         word(run.source),
     )
-    run.steps = _steps(run.steps, run.id, faults)
+    if not run.is_checked:
+        run.steps = _steps(run.steps, run.id, faults)
     return run
 
 
-def _is_possible(counts: tuple[int, ...]) -> bool:
-    for count in counts:  # noqa: SIM110 - a generator costs a call for each count
+def possible(usage: Usage, name: str, faults: Faults) -> Usage | None:
+    """Return the usage of a model call of the run ``name``; None, with a fault, if no call can take so many tokens."""
+    for count in _counts_of(usage):
         if not 0 <= count < _MOST_TOKENS:
-            return False
-    return True
+            faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
+            return None
+    return usage
 
 
 def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
@@ -253,7 +257,6 @@ def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
             for field in _WORDS.get(type(step), ()):
                 if getattr(step, field).__class__ is not str:
                     setattr(step, field, word(getattr(step, field)))
-        if type(step) is Asked and step.usage is not None and not _is_possible(_counts_of(step.usage)):
-            faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
-            step.usage = None
+        if type(step) is Asked and step.usage is not None:
+            step.usage = possible(step.usage, name, faults)
         yield step

@@ -17,6 +17,7 @@ class Stops:
 
     lanes: set[str] = field(default_factory=set)
     run: bool = False
+    any: bool = False  # of them
     is_over: bool = False  # nothing more of the run is judged
 
 
@@ -26,18 +27,14 @@ class Verdicts:
     def __init__(self, result: RunResult, *, to_the_end: bool) -> None:
         self._result, self._to_the_end = result, to_the_end
         self._run: Run | None = None
-        self._stops = Stops()
+        self.stops = Stops()
         # verdicts of this run, and what had been spent by then
         self._open: list[tuple[Verdict, int, int, int, int]] = []
 
     def begin(self, run: Run, stops: Stops | None = None) -> None:
         """A run begins, or goes on with the stops that it had."""
         self._run = run
-        self._stops = stops or Stops()
-
-    @property
-    def is_over(self) -> bool:
-        return self._stops.is_over
+        self.stops = stops or Stops()
 
     def end(self) -> Stops:
         """The run has ended or paused: what came after each of its verdicts is known now."""
@@ -48,7 +45,7 @@ class Verdicts:
                     result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano
                 )
         self._open.clear()
-        return self._stops
+        return self.stops
 
     def add(self, decided: Decided, at: float) -> None:
         """A decision of the guard."""
@@ -66,15 +63,16 @@ class Verdicts:
         else:
             result.more += 1
         if counts:
+            self.stops.any = True
             known = decided.run.lanes.get(lane)
             owner = known.owner(finding) if finding.scope == "lane" and known is not None else None
             if owner is None:
-                self._stops.run, self._stops.is_over = True, not self._to_the_end
+                self.stops.run, self.stops.is_over = True, not self._to_the_end
                 closing = decided.run.closing
                 if closing is not None and closing.is_taken:
                     self._answer_last(verdict, closing)
             else:
-                self._stops.lanes.add(owner.key)
+                self.stops.lanes.add(owner.key)
 
     def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
         """The stop would have ended with a last answer: its price, at most, is not saved."""
@@ -93,25 +91,28 @@ class Verdicts:
         result.estimated += estimated
         if len(result.curve) < CURVE_KEPT:
             result.curve.append((usage.input, nano))
-        self._spend(lane, After(1, 0, usage.input + usage.output, nano))
+        if self.stops.any:
+            self._spend(lane, After(1, 0, usage.input + usage.output, nano))
 
     def paid_tool(self, lane: str, nano: int, estimated: bool) -> None:
         """A tool with a price was called."""
         self._result.nano += nano
         self._result.estimated += estimated
-        self._spend(lane, After(nano=nano))
+        if self.stops.any:
+            self._spend(lane, After(nano=nano))
 
     def called(self, lane: str) -> None:
         """A tool was called."""
         self._result.tool_calls += 1
-        self._spend(lane, After(tool_calls=1))
+        if self.stops.any:
+            self._spend(lane, After(tool_calls=1))
 
     def _spend(self, lane: str, spent: After) -> None:
         """Count what a stop would have spared: in all, and after the stop that covers it."""
         if not self._covers(lane):
             return
         self._result.saved.add(spent)
-        covering = None if self._stops.run else set(self._chain(lane))
+        covering = None if self.stops.run else set(self._chain(lane))
         for verdict, *_ in self._open:
             if verdict.action != "stop" or verdict.moot:
                 continue
@@ -121,7 +122,7 @@ class Verdicts:
 
     def _covers(self, lane: str) -> bool:
         """Whether a stop so far covers a lane."""
-        stops = self._stops
+        stops = self.stops
         return stops.run or (bool(stops.lanes) and not stops.lanes.isdisjoint(self._chain(lane)))
 
     def _chain(self, lane: str) -> Iterator[str]:
@@ -132,4 +133,4 @@ class Verdicts:
             at = at.parent
 
     def _meets(self, lane: str, covering: set[str]) -> bool:
-        return any(key in covering and key in self._stops.lanes for key in self._chain(lane))
+        return any(key in covering and key in self.stops.lanes for key in self._chain(lane))
