@@ -83,10 +83,11 @@ class Guard:
         arguments are not an outage.
 
         ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
-        ``outbox``: the queue of callbacks, where several guards share one. ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
-        ``lane_rules``: other prices and rules than those of the policy. ``reports=False``: log, store and send no
-        decision; only those who subscribe to ``sink`` receive it. ``gives_last_answers``: the adapter can make the call
-        that ``final_answer`` asks for. ``switches_models``: it asks ``downgrades`` which model to call; without it a
+        ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
+        ``lane_rules``: other prices and rules than those of the policy. ``outbox``: the queue of callbacks, where
+        several guards share one. ``reports=False``: log, store and send no decision; only those who subscribe to
+        ``sink`` receive it. ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
+        ``switches_models``: it asks ``downgrades`` which model to call; without it a
         policy with ``Threshold(model=…)`` is rejected.
         """
         before = heir_of
