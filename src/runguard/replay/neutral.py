@@ -23,6 +23,7 @@ from runguard.replay.steps import (
     Answered,
     Asked,
     Called,
+    CheckedRun,
     Faults,
     Passed,
     RecordedRun,
@@ -54,7 +55,7 @@ def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
 
 def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
     name = word(run.get("id")) or word(run.get("session")) or where
-    return RecordedRun(
+    return CheckedRun(
         name,
         Translation(run, name, f"{where} ({name})", faults).steps(),
         app=word(run.get("app")),
@@ -63,7 +64,6 @@ def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
         source=word(run.get("source")),
         success=_flag(run.get("success")),
         capped=_flag(run.get("capped")),
-        is_checked=True,
     )
 
 

@@ -178,7 +178,12 @@ class RecordedRun:
     capped: bool | None = None
     labels: Mapping[str, str] | None = None
     unknown: frozenset[str] = frozenset()  # for a run without steps: the figures that its line does not contain
-    is_checked: bool = False  # the reader has checked every value of its steps
+
+
+class CheckedRun(RecordedRun):
+    """A run whose reader has checked every value of its steps."""
+
+    __slots__ = ()
 
 
 # ---- values of a file -----------------------------------------------------------------------------------------------
@@ -237,7 +242,7 @@ def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
         word(run.session),
         word(run.source),
     )
-    if not run.is_checked:
+    if not isinstance(run, CheckedRun):
         run.steps = _steps(run.steps, run.id, faults)
     return run
 
