@@ -6,13 +6,14 @@ per slot of time, so the memory per account is constant.
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from runguard.accounting.charges import AccountLines, Burn, Fired, status_of
 from runguard.accounting.forecast import LEAST_CALLS
 from runguard.core.money import UNITS, UNLIMITED, Amount
+from runguard.core.newest import Newest
 from runguard.core.periods import begin_of
 from runguard.core.threshold import Threshold
 from runguard.ledger.base import Account, Ledger
@@ -56,8 +57,10 @@ class BurnWatch:
         self._ledger, self._clock = ledger, clock
         self._lock: threading.Lock = threading.Lock() if before is None else before._lock
         # the slots of an account, by its key; and for which extension it was reported
-        self._slots: OrderedDict[str, deque[tuple[int, Amount]]] = OrderedDict() if before is None else before._slots
-        self._reported: OrderedDict[str, Amount] = OrderedDict() if before is None else before._reported
+        self._slots: Newest[str, deque[tuple[int, Amount]]] = (
+            Newest(_ACCOUNTS_KEPT) if before is None else before._slots
+        )
+        self._reported: Newest[str, Amount] = Newest(_ACCOUNTS_KEPT) if before is None else before._reported
 
     def look(self, lines: AccountLines) -> Iterator[Fired]:
         """The budgets that burn too fast now, each once per period over all workers."""
@@ -90,8 +93,6 @@ class BurnWatch:
             if slots is None:
                 # what others may have spent before: not known when
                 slots = self._slots[account.key] = deque([(slot - 1, account.spent)], maxlen=_SLOTS_KEPT)
-                if len(self._slots) > _ACCOUNTS_KEPT:
-                    self._slots.popitem(last=False)
             if slots[-1][0] >= slot:
                 slots[-1] = (slots[-1][0], account.spent)
             else:
@@ -101,8 +102,6 @@ class BurnWatch:
     def _report(self, account: Account) -> None:
         with self._lock:
             self._reported[account.key] = account.granted
-            if len(self._reported) > _ACCOUNTS_KEPT:
-                self._reported.popitem(last=False)
 
 
 def _limited(limits: Iterable[Amount], granted: Amount) -> Iterator[tuple[int, int, Amount]]:

@@ -7,7 +7,6 @@ scope counts for ten more minutes, and then the cap is unknown. None is a value:
 import inspect
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +15,7 @@ from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.charges import UnknownCap
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, cap_from_function, shown
+from runguard.core.newest import Newest
 from runguard.core.scope import Scope
 
 _log: Final = logging.getLogger("runguard")
@@ -41,8 +41,8 @@ class CapFunctions:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._given: OrderedDict[_Key, tuple[int, float]] = OrderedDict()  # the last cap, and when it was given
-        self._failing: OrderedDict[_Key, tuple[str, bool]] = OrderedDict()  # the cause, and whether it was reported
+        self._given = Newest[_Key, tuple[int, float]](_SCOPES_KEPT)  # the last cap, and when it was given
+        self._failing = Newest[_Key, tuple[str, bool]](_SCOPES_KEPT)  # the cause, and whether it was reported
         self._reports: list[float] = []
         self._unreported = 0
         self.errors = 0
@@ -150,8 +150,6 @@ def _call(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
         raise _NotACapError(f"returned {shown(given)}, not an amount from 0 to {most:,} or None for no limit") from None
 
 
-def _keep(memory: "OrderedDict[_Key, Any]", key: _Key, value: Any) -> None:
+def _keep(memory: Newest[_Key, Any], key: _Key, value: Any) -> None:
+    memory.pop(key, None)  # the newest entry now
     memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > _SCOPES_KEPT:
-        memory.popitem(last=False)

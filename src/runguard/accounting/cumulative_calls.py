@@ -1,11 +1,11 @@
 """The model calls that a token budget counts. Chunks of one call report its usage again and again."""
 
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from runguard.core.newest import Newest
 from runguard.core.threshold import Threshold
 from runguard.providers.call_usage import CallUsage
 
@@ -44,8 +44,8 @@ class CountedCalls:
     """The calls under way, and those that ended lately. Not safe for threads: the monitor has a lock."""
 
     def __init__(self) -> None:
-        self._streams: OrderedDict[int, CountedCall] = OrderedDict()
-        self._ended: OrderedDict[int, CountedCall] = OrderedDict()
+        self._streams = Newest[int, CountedCall](_STREAMS_KEPT)
+        self._ended = Newest[int, CountedCall](_ENDED_KEPT)
         self._nameless: CountedCall | None = None
 
     def of(self, key: object | None, whole: bool) -> CountedCall:
@@ -62,9 +62,6 @@ class CountedCalls:
         if whole and number not in self._ended:
             self._streams.pop(number, None)
             self._ended[number] = found
-        for kept, most in ((self._streams, _STREAMS_KEPT), (self._ended, _ENDED_KEPT)):
-            if len(kept) > most:
-                kept.popitem(last=False)
         return found
 
 

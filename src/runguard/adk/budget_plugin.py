@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -44,6 +43,7 @@ from runguard.adk.stream import halt
 from runguard.core.decision import Trip
 from runguard.core.exceptions import PolicyError
 from runguard.core.mistakes import CheckedABC
+from runguard.core.newest import Newest
 from runguard.core.wording import PART_STOPPED, text_for_user
 
 _log: Final = logging.getLogger("runguard")
@@ -115,8 +115,9 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
         )
         self._last = self._own
         self._owner = object()  # identifies this plugin in the context variable without keeping it alive
-        self._sessions: OrderedDict[_Key, BudgetMonitor] = OrderedDict()
-        self._runs: OrderedDict[str, _Run] = OrderedDict()
+        self._sessions = Newest[_Key, BudgetMonitor](_SESSIONS_KEPT)
+        # with runs that broke off: older versions of ADK call no hook for them
+        self._runs = Newest[str, _Run](_RUNS_KEPT)
         self._lock = threading.Lock()
         patching.watch(self)  # only the wrapped Runner can end a loop that ADK cannot end
 
@@ -142,8 +143,6 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
                 if self._own.turn_count == 0:  # the first session uses the monitor that ``monitor`` has shown so far
                     monitor, self._own = self._own, monitor
                 self._sessions[key] = monitor
-                if len(self._sessions) > _SESSIONS_KEPT:
-                    self._sessions.popitem(last=False)
             self._sessions.move_to_end(key)
             return monitor
 
@@ -186,8 +185,6 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
                 run = _Run(self._owner, key, self._monitor_of(key), ic.invocation_id)
                 with self._lock:
                     run = self._runs.setdefault(ic.invocation_id, run)
-                    if len(self._runs) > _RUNS_KEPT:  # runs that broke off: older versions of ADK call no hook for them
-                        self._runs.popitem(last=False)
         _put(run)
         self._last = run.monitor
         return run

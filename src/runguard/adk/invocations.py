@@ -1,7 +1,6 @@
 """The invocations that one guard knows, from their start to their end, and why the guard gave up on some of them."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
@@ -13,6 +12,7 @@ from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
+from runguard.core.newest import Newest
 
 _INVOCATIONS_KEPT: Final = 10_000
 _GAVE_UP_KEPT: Final = 1_000
@@ -33,7 +33,7 @@ class Invocations:
         self.guard = guard
         self.owner: Any = None  # its plugin, where ``generations`` must find it again
         self.known: dict[str, Invocation] = {}
-        self.gave_up: OrderedDict[str, Trip] = OrderedDict()  # the guard itself failed, and its policy says stop
+        self.gave_up = Newest[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
         self.skips: dict[str, Skips] = {}
         self.failed_stops: dict[str, int] = {}  # stops that could not be carried out as they should be
         self.writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store
@@ -58,8 +58,6 @@ class Invocations:
     def give_up(self, invocation_id: str, trip: Trip) -> None:
         """The guard failed in this invocation and its policy says stop. Hooks do not ask the guard again."""
         self.gave_up[invocation_id] = trip
-        if len(self.gave_up) > _GAVE_UP_KEPT:
-            self.gave_up.popitem(last=False)
 
     def register(self, ic: InvocationContext, invocation: Invocation) -> Invocation:
         invocation.live = ic.live_request_queue is not None

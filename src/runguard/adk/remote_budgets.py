@@ -5,7 +5,6 @@
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from runguard.accounting.budget_groups import Ceiling, lower_ceiling
 from runguard.core.decision import METADATA_KEY
 from runguard.core.exceptions import PolicyError
 from runguard.core.money import to_count, to_nano, to_usd
+from runguard.core.newest import Newest
 from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")
@@ -22,7 +22,7 @@ _VERSION: Final = 1
 _NOTHING: Final[Ceiling] = (None, None)
 _KEPT: Final = 10_000
 _Key = tuple[str, str, str | None]  # invocation, agent and branch
-_sending: Final[OrderedDict[_Key, Ceiling]] = OrderedDict()
+_sending: Final = Newest[_Key, Ceiling](_KEPT)
 
 
 def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:
@@ -49,8 +49,6 @@ def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:
 def prepare(agent: BaseAgent, key: _Key, amount: Ceiling) -> None:
     """The next request of a remote agent carries ``amount``. Several guards: the lower one counts."""
     _sending[key] = lower_ceiling(_sending.get(key, _NOTHING), amount)
-    if len(_sending) > _KEPT:
-        _sending.popitem(last=False)
     try:
         _connect(agent)
     except Exception:

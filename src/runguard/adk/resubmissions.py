@@ -1,7 +1,6 @@
 """Refuses an input that tripped a breaker a moment ago: the same document in a new session would trip it again."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -9,6 +8,7 @@ from google.adk.agents.invocation_context import InvocationContext
 
 from runguard.adk.invocation_state import Invocation
 from runguard.core.decision import Action, Finding, Trip
+from runguard.core.newest import Newest
 
 REFUSED: Final = "breaker"  # the rule of a refusal
 _INPUTS_KEPT: Final = 1_000
@@ -22,7 +22,7 @@ class Resubmissions:
     """
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, str] = OrderedDict()  # digest of the input -> id of its latest run
+        self._runs = Newest[str, str](_INPUTS_KEPT)  # digest of the input -> id of its latest run
 
     def refusal(
         self, invocation: Invocation, ic: InvocationContext, trips: Sequence[Trip], now: float, seconds: float
@@ -37,8 +37,6 @@ class Resubmissions:
         if tripped is None or wait <= 0:
             self._runs[digest] = invocation.run.info.run
             self._runs.move_to_end(digest)
-            if len(self._runs) > _INPUTS_KEPT:
-                self._runs.popitem(last=False)
             return None
         detail = f"the same input was stopped by {tripped.rule}; it is refused for {wait:.0f} s more, or until reset()"
         evidence = ({"retry_after": f"{wait:.3f}"},)

@@ -1,7 +1,6 @@
 """Which guard a stop event comes from, and the error that ``on_stop="raise"`` raises in its place."""
 
 import weakref
-from collections import OrderedDict
 from typing import Final
 
 from google.adk.agents.invocation_context import LlmCallsLimitExceededError
@@ -10,10 +9,11 @@ from google.adk.events import Event
 from runguard.adk.invocations import Invocations
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
 from runguard.core.exceptions import LimitExceededError, RunStoppedError
+from runguard.core.newest import Newest
 from runguard.policy.settings import Policy
 
 _KEPT: Final = 10_000
-_owners: Final[OrderedDict[str, weakref.ref[Invocations]]] = OrderedDict()  # by the id of the trip
+_owners: Final = Newest[str, weakref.ref[Invocations]](_KEPT)  # by the id of the trip
 
 Stop = tuple[str, Invocations]  # the id of a trip, and the registry of its guard
 
@@ -25,8 +25,6 @@ class AdkCallLimitError(LimitExceededError, LlmCallsLimitExceededError):
 def announce(trip: Trip, invocations: Invocations) -> None:
     """A stop event with this trip is about to appear in a stream. Remember the guard that decides what follows."""
     _owners[trip.id] = weakref.ref(invocations)
-    if len(_owners) > _KEPT:
-        _owners.popitem(last=False)
 
 
 def stop_in(event: Event) -> Stop | None:

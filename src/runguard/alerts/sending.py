@@ -10,7 +10,6 @@ import logging
 import random
 import time
 import traceback
-from collections import OrderedDict
 from contextlib import suppress
 from typing import Any, ClassVar, Final
 
@@ -21,6 +20,7 @@ from runguard.alerts.alert_settings import AlertSettings, Receiver
 from runguard.alerts.secret import mask_also
 from runguard.alerts.transport import UndeliveredError, post
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
+from runguard.core.newest import Newest
 
 _log: Final = logging.getLogger("runguard")
 _KEYS: Final = 4_096
@@ -76,7 +76,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
     def __init__(self, receiver: Receiver, secrets: tuple[str, ...]) -> None:
         self.receiver = receiver
         self._secrets = secrets
-        self._sent_keys: OrderedDict[str, bool] = OrderedDict()  # topic -> whether the last alert resolved it
+        self._sent_keys = Newest[str, bool](_KEYS)  # topic -> whether the last alert resolved it
         super().__init__(f"runguard-alerts-{receiver.name}")
 
     def restart(self) -> None:
@@ -92,8 +92,6 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                 return False
             self._sent_keys[topic] = resolved
             self._sent_keys.move_to_end(topic)
-            if len(self._sent_keys) > _KEYS:
-                self._sent_keys.popitem(last=False)
             return True
 
     def send(self, parcel: Parcel) -> None:

@@ -5,11 +5,11 @@ comes back with the next reservation. Only the one probe of an open breaker is a
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
+from runguard.core.newest import Newest
 from runguard.ledger.base import Ledger
 from runguard.ledger.control import change_document
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
@@ -22,7 +22,7 @@ class Breakers:
 
     def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float, min_runs: int) -> None:
         self._ledger, self._threshold, self._reset_after_s, self._min_runs = ledger, threshold, reset_after_s, min_runs
-        self._tools: OrderedDict[str, Breaker] = OrderedDict()
+        self._tools = Newest[str, Breaker](_TOOLS_KEPT)
         self.get: Callable[[str], Breaker | None] = self._tools.get
         self._lock = threading.Lock()
         self.on_change: Callable[[str, bool], None] | None = None  # called when one opens or closes here
@@ -39,8 +39,6 @@ class Breakers:
             breaker = self._tools.get(tool)
             if breaker is None:
                 breaker = self._tools[tool] = self._new()
-                if len(self._tools) > _TOOLS_KEPT:
-                    self._tools.popitem(last=False)
             return breaker
 
     def _new(self) -> Breaker:

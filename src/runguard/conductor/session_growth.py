@@ -14,6 +14,7 @@ from typing import Any, Final
 from runguard.core.decision import Rungs
 from runguard.core.detectors.growth import PromptSizes, Sizes
 from runguard.core.events import RunInfo
+from runguard.core.newest import Newest
 from runguard.ledger.base import Ledger
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import Policy
@@ -71,7 +72,7 @@ class SessionGrowths:
         rungs = policy.rungs("growth") or Rungs()
         self._ledger, self._events, self._stops = ledger, policy.cost_baseline_events, rungs.stop is not None
         self._is_shared = ledger.is_shared and rungs != Rungs() and policy.mode != "off"
-        self._sessions: OrderedDict[tuple[str, str, str], SessionGrowth] = OrderedDict()
+        self._sessions = Newest[tuple[str, str, str], SessionGrowth](SESSIONS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "SessionGrowths") -> None:
@@ -88,8 +89,6 @@ class SessionGrowths:
             found = self._sessions.get(key)
             if found is None:
                 found = self._sessions[key] = SessionGrowth()
-                if len(self._sessions) > SESSIONS_KEPT:
-                    self._sessions.popitem(last=False)
             else:
                 self._sessions.move_to_end(key)
         return found

@@ -6,11 +6,11 @@ What this process has done is known at once. The claim of a side effect in a sha
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
 from concurrent.futures import Future
 from typing import Final
 
 from runguard.core.events import RunInfo
+from runguard.core.newest import Newest
 from runguard.core.scope import scope_part
 from runguard.ledger.base import Ledger
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
@@ -27,7 +27,7 @@ class Once:
     def __init__(self, ledger: Ledger, claim_seconds: float) -> None:
         self._ledger, self._claim_seconds = ledger, claim_seconds
         self._finishing: dict[str, Future[None]] = {}  # not written to the store yet
-        self._done: OrderedDict[tuple[str, str, str], OrderedDict[bytes, None]] = OrderedDict()
+        self._done = Newest[tuple[str, str, str], Newest[bytes, None]](_SESSIONS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "Once") -> None:
@@ -86,13 +86,9 @@ class Once:
     def _remember(self, info: RunInfo, call: bytes) -> None:
         key = (info.app, info.user, info.session)
         with self._lock:
-            done = self._done.setdefault(key, OrderedDict())
+            done = self._done.setdefault(key, Newest(_ONCE_PER_SESSION))
             self._done.move_to_end(key)
             done[call] = None
-            if len(done) > _ONCE_PER_SESSION:
-                done.popitem(last=False)
-            if len(self._done) > _SESSIONS_KEPT:
-                self._done.popitem(last=False)
 
 
 def _claim_key(info: RunInfo, call: bytes) -> str:

@@ -7,11 +7,11 @@ for it. Frameworks try again after each run, so a refusal is reported once per s
 
 import logging
 import threading
-from collections import OrderedDict
 from typing import Final
 
 from runguard.core.decision import Decision
 from runguard.core.events import RunInfo
+from runguard.core.newest import Newest
 from runguard.core.wording import against_limit
 from runguard.outlets.alarms import Alarms
 
@@ -25,7 +25,7 @@ class RefusedSummaries:
     def __init__(self, alarms: Alarms | None) -> None:
         self._alarms = alarms
         # by a hash of the session: names of any length take the same space
-        self._reported: OrderedDict[int, None] = OrderedDict()
+        self._reported = Newest[int, None](_SESSIONS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "RefusedSummaries") -> None:
@@ -57,6 +57,4 @@ class RefusedSummaries:
             if key in self._reported:
                 return False
             self._reported[key] = None
-            if len(self._reported) > _SESSIONS_KEPT:
-                self._reported.popitem(last=False)
             return True

@@ -5,12 +5,12 @@ Blocking: call it on threads. It reads the store once for all open browsers.
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.exceptions import RunGuardError
+from runguard.core.newest import Newest
 from runguard.view.rows import plain
 from runguard.view.store_view import StoreView
 
@@ -28,7 +28,7 @@ class Looks:
     def __init__(self, view: StoreView) -> None:
         self._view = view
         self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, ...], tuple[float, Any]] = OrderedDict()
+        self._kept = Newest[tuple[str, ...], tuple[float, Any]](_ANSWERS_KEPT)
 
     def overview(self, by: str, within: str) -> dict[str, Any]:
         view = self._view
@@ -80,8 +80,6 @@ class Looks:
                 end = time.monotonic()
                 kept = self._kept[key] = end + max(_FRESH_S, min(_RESTS * (end - begin), _LONGEST_REST_S)), answer
                 self._kept.move_to_end(key)
-                if len(self._kept) > _ANSWERS_KEPT:
-                    self._kept.popitem(last=False)
         if isinstance(kept[1], RunGuardError):
             raise RunGuardError(str(kept[1]))
         return kept[1]

@@ -6,13 +6,13 @@ the same list of input items, and that list connects the two.
 
 import threading
 import weakref
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.layers import current_place
 from runguard.conductor.guard import Guard
+from runguard.core.newest import Newest
 
 _REQUESTS_KEPT: Final = 4_096
 
@@ -37,7 +37,7 @@ class Runs:
     def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
         self._guard, self._whom = guard, whom
         self._runs: dict[tuple[int, str], AgentRun] = {}
-        self._requests: OrderedDict[int, _Request] = OrderedDict()
+        self._requests = Newest[int, _Request](_REQUESTS_KEPT)
         self._has_missed = False  # a call past the guard was seen
         self._lock = threading.Lock()
 
@@ -76,8 +76,6 @@ class Runs:
         """The next model call with these input items belongs to ``run``."""
         with self._lock:
             self._requests[id(items)] = _Request(items, run)
-            if len(self._requests) > _REQUESTS_KEPT:
-                self._requests.popitem(last=False)
 
     def asking(self, items: Any) -> AgentRun | None:
         with self._lock:

@@ -12,12 +12,12 @@ import ast
 import json
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from runguard.core.decision import METADATA_KEY, STOP_CODE
+from runguard.core.newest import Newest
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import read_usage
 
@@ -46,7 +46,7 @@ class RemoteReply:
 class _Task:
     """What is known of one remote task."""
 
-    seen: "OrderedDict[str, None]" = field(default_factory=OrderedDict)  # ids of messages and artifacts
+    seen: Newest[str, None] = field(default_factory=lambda: Newest(_IDS_KEPT))  # ids of messages and artifacts
     last: Usage | None = None
     author: str = ""
     answered: bool = False  # a tool has answered since the last report
@@ -56,7 +56,7 @@ class ReplyReader:
     """Reads the events of any number of replies, each once. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        self._tasks: OrderedDict[str, _Task] = OrderedDict()
+        self._tasks = Newest[str, _Task](_TASKS_KEPT)
         self._lock = threading.Lock()
 
     def read(self, response: Any) -> RemoteReply:
@@ -126,8 +126,6 @@ class ReplyReader:
     def _task(self, name: str) -> _Task:
         task = self._tasks.pop(name, None) or _Task()
         self._tasks[name] = task
-        if len(self._tasks) > _TASKS_KEPT:
-            self._tasks.popitem(last=False)
         return task
 
 
@@ -142,8 +140,6 @@ def _is_first(task: _Task, name: str) -> bool:
     if name in task.seen:
         return False
     task.seen[name] = None
-    if len(task.seen) > _IDS_KEPT:
-        task.seen.popitem(last=False)
     return True
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.events import AgentEntered, ModelCall
+from runguard.core.newest import Newest
 from runguard.policy.remote_agent_rules import reserved_for
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.a2a_replies import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
@@ -33,7 +34,7 @@ class RemoteReplies:
     def __init__(self) -> None:
         self._reader = ReplyReader()
         self._open: dict[tuple[str, str], _OpenReply] = {}  # by author and branch
-        self._ended: dict[str, None] = {}  # tasks
+        self._ended = Newest[str, None](_TASKS_KEPT)  # tasks
 
     def read(
         self, metadata: Any, error: Any, author: str, at: float | None, branch: str, scope: str
@@ -58,8 +59,6 @@ class RemoteReplies:
             return []
         if task:
             self._ended[task] = None
-            if len(self._ended) > _TASKS_KEPT:
-                del self._ended[next(iter(self._ended))]
         call.lacks_usage = call.lacks_usage or not call.reports
         return self._close(key)
 

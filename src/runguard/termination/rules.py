@@ -2,7 +2,6 @@
 would stop.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
@@ -13,6 +12,7 @@ from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResu
 from runguard.core.exceptions import PolicyError
 from runguard.core.fingerprint import words_name
 from runguard.core.mistakes import nearest
+from runguard.core.newest import Newest
 from runguard.core.wording import against_limit
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
@@ -41,7 +41,7 @@ class _Watch:
     def __init__(self, policy: Policy) -> None:
         self._guard = Guard(policy, reports=False)  # whether anything ends is up to the condition's owner
         self._lanes = EventLanes(self._guard, self._guard.start(RunInfo(_RUN)))
-        self._calls: OrderedDict[str, tuple[str, Any, str, str]] = OrderedDict()  # by id: tool, arguments, lane, batch
+        self._calls = Newest[str, tuple[str, Any, str, str]](_CALLS_KEPT)  # by id: tool, arguments, lane, batch
 
     def see(self, event: Event, now: float) -> Finding | None:
         """The reason to stop, if there is one."""
@@ -70,8 +70,6 @@ class _Watch:
             self._calls[_key(call, branch_of(event))] = name, args, lane, batch
             if call_id := getattr(call, "id", None):
                 self._lanes.add(call_id, UnansweredCall(name, args, b"", lane, batch, author_of(event)))
-            if len(self._calls) > _CALLS_KEPT:
-                self._calls.popitem(last=False)
 
     def _judge_answers(self, event: Event, responses: list[Any], now: float) -> Decision | None:
         """The answers to one response of a model are one observation."""
