@@ -119,8 +119,11 @@ class Accounts(Settlement):
             return None
         rates = self.pricing.rates(event.model, event.at)
         charge = Charge(run_costs, event, lines, rates, event.max_output_tokens or 0, self)
-        if lines.accounts and not self._hold_now(charge):
-            return None
+        if lines.accounts:
+            hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
+            if hold is None:
+                return None
+            charge.held = hold.amount[0]
         try:
             self.spending.opened(charge)
         except BaseException:

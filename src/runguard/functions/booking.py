@@ -201,7 +201,11 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
             nano, estimated = highest_usd, True
         elif settings.policy.on_unpriced == "refuse":
             unknown.append("usd")
-    _settle(call, answer, usage or Usage(), nano, estimated or received is not None)
+    estimate = estimated or received is not None
+    if answer.earlier:
+        _settle_rounds(call, answer, usage or Usage(), nano, estimate)
+    else:
+        caller.guard.settle(charge, usage or Usage(), model, nano=nano, estimated=estimate)
     for unit in unknown:
         _stop_unknown(call, unit, model)
     booked = charge.booked
@@ -224,7 +228,11 @@ def _book_failure(
         usage = replace(reading.usage, output=received) if more else reading.usage
         usage, guessed = _with_input(usage, reading, call.request)
         nano = caller.costs.of(reading, usage, last)
-        _settle(call, reading, usage, nano, more or guessed or bool(lacks_last))
+        estimate = more or guessed or bool(lacks_last)
+        if reading.earlier:
+            _settle_rounds(call, reading, usage, nano, estimate)
+        else:
+            guard.settle(charge, usage, reading.model or call.request.model, nano=nano, estimated=estimate)
     elif not size and call.request.rounds == 1 and was_unbilled(error):
         # with several rounds, requests before the refused one may have been answered
         guard.settle(charge, Usage(), free=True)
@@ -239,14 +247,11 @@ def _book_failure(
         guard.settle(charge, usage, nano=nano or None, estimated=True)
 
 
-def _settle(call: GuardedCall, answer: Reading, usage: Usage, nano: int | None, estimated: bool) -> None:
+def _settle_rounds(call: GuardedCall, answer: Reading, usage: Usage, nano: int | None, estimated: bool) -> None:
+    """Several requests for one call: their sum is booked at once, and then the number of them."""
     charge, caller, guard = call.charge, call.caller, call.caller.guard
     assert charge is not None
     model = answer.model or call.request.model
-    if not answer.earlier:
-        guard.settle(charge, usage, model, nano=nano, estimated=estimated)
-        return
-    # Several requests for one call: their sum is booked at once, and then the number of them.
     requests = [usage, *(_completed(one, usage, call.request.max_output_tokens) for one in answer.earlier)]
     whole = Usage(*(sum(getattr(one, part.name) for one in requests) for part in dataclass_fields(Usage)))
     if nano is not None and caller.settings.cost_of_tokens is not None:

@@ -48,20 +48,23 @@ def open_layers(
     ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs.
     """
     before = owners = OWNERS.get()
+    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
     calls: list[GuardedCall] = []
-    token = OWNERS.set(owners)
+    token = OWNERS.set(before) if len(layers) > 1 else None
     try:
-        layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
         for layer in layers:
-            calls.append(_open(layer, args, kwargs))
-            calls[-1].stacked = stacked
+            call = _open(layer, args, kwargs)
+            calls.append(call)
+            call.stacked = stacked
             owners = owners_of(before, calls)
-            OWNERS.set(owners)
+            if token is not None:
+                OWNERS.set(owners)
     except BaseException:
         take_back(calls)
         raise
     finally:
-        OWNERS.reset(token)
+        if token is not None:
+            OWNERS.reset(token)
     return calls, owners
 
 

@@ -44,6 +44,20 @@ _ADVICE: Final = {
 }
 
 
+class _Forks:
+    """How often this process was forked off from another one since this module was imported."""
+
+    count = 0
+
+    def add(self) -> None:
+        self.count += 1
+
+
+_forks: Final = _Forks()
+if hasattr(os, "register_at_fork"):  # asking for the number of the process would cost a system call for every call
+    os.register_at_fork(after_in_child=_forks.add)
+
+
 class Caller(Controls):
     """One wrapped callable, or the limits of one ``run``."""
 
@@ -58,11 +72,13 @@ class Caller(Controls):
         self.queue = CallQueue(lambda: self.costs.width, settings.policy.hold_seconds)
         self.problems: set[str] = set()  # with answers, already logged
         self.context: RunContext | None = None  # for the limits of a run: that run, also in a run inside it
+        # nothing has to be awaited to open a call: neither a breaker nor a store
+        self.opens_at_once = not settings.breaker and not self.guard.shares_store
         self._reads_request = settings.in_usd or settings.in_tokens or settings.context
         self._logged_queueing = False
         self._lock = threading.Lock()
         self._own: RunState | None = None
-        self._pid = os.getpid()
+        self._forks = _forks.count
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -73,12 +89,12 @@ class Caller(Controls):
             context = context.outer
         if context is None:
             own = self._own
-            if own is None or self._pid != os.getpid():  # after a fork, the child's calls are a run of their own
+            if own is None or self._forks != _forks.count:  # after a fork, the child's calls are a run of their own
                 with self._lock:
-                    own = self._own if self._pid == os.getpid() else None
+                    own = self._own if self._forks == _forks.count else None
                     if own is None:
                         own = self._own = self._begin(RunContext())
-                    self._pid = os.getpid()
+                    self._forks = _forks.count
             return own
         known = context.states.get(self)
         if known is None:

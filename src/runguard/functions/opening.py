@@ -24,10 +24,9 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
     """Open a call in the common case, in which nothing has to be awaited. None: nothing has happened, use
     ``open_call``.
     """
-    guard = caller.guard
-    if caller.settings.breaker or guard.accounts.ledger.is_shared:
+    if not caller.opens_at_once:
         return None
-    counted = ""
+    guard, counted = caller.guard, ""
     run: Run | None = None
     event: ModelCall | None = None
     try:
@@ -35,7 +34,9 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
         run = state.run
         if None in bound:  # the most that its model can cost may fit: then no call has to wait
             bound = caller.costs.of_model(request) or bound
-        if None in bound or run.stopped is not None:
+            if None in bound:
+                return None
+        if run.stopped is not None:
             return None
         event = _event(caller, run, request)
         event.bound = bound
@@ -60,9 +61,16 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
 
 
 def _event(caller: Caller, run: Run, request: Request) -> ModelCall:
-    prompt, audio = request.input_tokens or 0, request.audio_tokens
-    event = ModelCall(run.info.run, ROOT_LANE, caller.name, caller.guard.clock(), request.model, prompt, audio)
-    event.max_output_tokens = request.max_output_tokens
+    event = ModelCall(
+        run.info.run,
+        ROOT_LANE,
+        caller.name,
+        caller.guard.clock(),
+        request.model,
+        request.input_tokens or 0,
+        request.audio_tokens,
+        request.max_output_tokens,
+    )
     if caller.settings.context:
         event.projected_tokens = request.input_tokens
         event.context_limit = caller.guard.context_limit(request.model)

@@ -176,24 +176,24 @@ def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
     return reading
 
 
-def _handed_over(
-    result: Any, calls: list[GuardedCall], history: Callable[[], Any] | None, *, lazy: bool = False
-) -> Any:
-    """What the call returned, booked. A stream books it when it ends."""
+def _in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False) -> Any:
+    """The stream or the manager around what the call returned: it books the call when it ends. None: a whole answer."""
     kind = type(result)
-    if kind not in _WHOLE:
-        if isinstance(result, Iterator):
-            return GuardedStream(result, calls, lazy=lazy)
-        if isinstance(result, AsyncIterator):
-            return AsyncGuardedStream(result, calls)
-        if is_manager(result):
-            return manage(result, calls)
-        if result.__class__ is kind and not hasattr(kind, "__await__") and len(_WHOLE) < _TYPES_KEPT:
-            _WHOLE.add(kind)
+    if isinstance(result, Iterator):
+        return GuardedStream(result, calls, lazy=lazy)
+    if isinstance(result, AsyncIterator):
+        return AsyncGuardedStream(result, calls)
+    if is_manager(result):
+        return manage(result, calls)
+    if result.__class__ is kind and not hasattr(kind, "__await__") and len(_WHOLE) < _TYPES_KEPT:
+        _WHOLE.add(kind)
+    return None
+
+
+def _book_all(calls: list[GuardedCall], result: Any, history: Callable[[], Any] | None) -> None:
     reading = None if history is None else _chat_reading(result, history)
     for call in calls:
         done(call, result, reading)
-    return result
 
 
 def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Callable[..., Any]:
@@ -205,15 +205,15 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
         calls: list[GuardedCall] = []
-        owners = OWNERS.get()
+        owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
-            is_inner = SURROUNDINGS.get().inner is not None and is_inner_call(caller)
+            is_inner = around.inner is not None and is_inner_call(caller)
             calls, owners = open_layers(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
             caller.fault(fault)
-        token, around, mark = OWNERS.set(owners), SURROUNDINGS.get(), None
+        token = OWNERS.set(owners)
         if inner is not None or around.inner:  # what is guarded itself need not ask the runs again
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
         try:
@@ -225,15 +225,18 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             if mark is not None:
                 SURROUNDINGS.reset(mark)
             OWNERS.reset(token)
-        if type(result) not in _WHOLE and isinstance(result, Coroutine):
+        is_whole = type(result) in _WHOLE
+        if not is_whole and isinstance(result, Coroutine):
             result.close()
             take_back(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
         try:
-            return _handed_over(result, calls, history, lazy=lazy)
+            if not is_whole and (handed := _in_pieces(result, calls, lazy=lazy)) is not None:
+                return handed
+            _book_all(calls, result, history)
         except Exception as fault:
             drop_all(calls, fault)
-            return result
+        return result
 
     return guarded
 
@@ -273,10 +276,12 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
                 SURROUNDINGS.reset(mark)
                 OWNERS.reset(token)
         try:
-            return _handed_over(result, calls, history)
+            if type(result) not in _WHOLE and (handed := _in_pieces(result, calls)) is not None:
+                return handed
+            _book_all(calls, result, history)
         except Exception as fault:
             drop_all(calls, fault)
-            return result
+        return result
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))
