@@ -36,25 +36,6 @@ class Entry(Summable):
     searches: int = 0  # on the model's side
     search_nano: int = 0  # of ``nano``, what those cost
 
-    def count(self, one: "Entry") -> None:
-        """Add the entry of one call, most of which is nothing."""
-        self.calls += one.calls
-        self.nano += one.nano
-        if one.input or one.output:
-            self.input += one.input
-            self.output += one.output
-            self.cached += one.cached
-            self.thinking += one.thinking
-        if one.unpriced or one.estimated:
-            self.unpriced += one.unpriced
-            self.estimated += one.estimated
-        if one.tool_calls:
-            self.tool_calls += one.tool_calls
-            self.tool_nano += one.tool_nano
-        if one.searches:
-            self.searches += one.searches
-            self.search_nano += one.search_nano
-
 
 Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
 

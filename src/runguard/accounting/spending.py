@@ -107,10 +107,24 @@ class Spending:
                 if len(tally) >= LINES_KEPT:
                     key = ("(others)", "(others)", "(others)")
                 kept = tally.setdefault(key, Entry())
-            kept.count(entry)
+            kept.calls += entry.calls
+            kept.nano += entry.nano
             run_costs.nano += entry.nano
-            run_costs.unpriced += entry.unpriced
-            run_costs.estimated += entry.estimated
+            if entry.input or entry.output:  # most of an entry is nothing
+                kept.input += entry.input
+                kept.output += entry.output
+                kept.cached += entry.cached
+                kept.thinking += entry.thinking
+            if entry.unpriced or entry.estimated:
+                kept.unpriced += entry.unpriced
+                kept.estimated += entry.estimated
+                run_costs.unpriced += entry.unpriced
+                run_costs.estimated += entry.estimated
+            if entry.tool_calls or entry.searches:
+                kept.tool_calls += entry.tool_calls
+                kept.tool_nano += entry.tool_nano
+                kept.searches += entry.searches
+                kept.search_nano += entry.search_nano
             if run_costs.ended:  # reported after the end of its run, whose figures are in the history
                 for scope in (*scopes_of(run_costs.info), ""):
                     kept_there = self.history.changing(scope)

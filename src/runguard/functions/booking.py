@@ -174,18 +174,18 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     charge, caller, settings = call.charge, call.caller, call.caller.settings
     if charge is None:
         return
-    usage, guessed = answer.usage, False
+    request, usage, guessed = call.request, answer.usage, False
     unknown: list[str] = []
     if received and usage is not None:
         usage = replace(usage, output=max(usage.output, tokens_in(received)))
     if usage is not None:
         if not usage.input:
-            usage, guessed = _with_input(usage, answer, call.request)
-    elif call.request.input_tokens is not None or answer.size:
-        prompt, audio = call.request.input_tokens or 0, call.request.audio_tokens
-        usage, guessed = Usage(input=prompt, output=tokens_in(answer.size), audio=audio), True
+            usage, guessed = _with_input(usage, answer, request)
+    elif request.input_tokens is not None or answer.size:
+        output = tokens_in(answer.size) if answer.size else 0
+        usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
     nano = caller.costs.of(answer, usage, result)
-    model = answer.model or call.request.model
+    model = answer.model or request.model
     priced = nano is not None or (
         usage is not None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
     )
@@ -209,7 +209,7 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     for unit in unknown:
         _stop_unknown(call, unit, model)
     booked = charge.booked
-    if booked is not None and not estimated:
+    if booked is not None and not estimated and caller.costs.learns:
         caller.costs.learn(booked.nano if priced else None, booked.input + booked.output)
 
 

@@ -30,6 +30,8 @@ class Costs:
         )
         # the highest cost so far; and the same once there were enough calls to rely on it
         self.highest = self._relied_on = self._unknown
+        # whether what calls cost says anything new: not where the user has fixed it
+        self.learns = settings.in_tokens or (settings.in_usd and settings.fixed_cost is None)
         self._seen = 0  # calls with a known cost, since one was far more expensive than all before
         self._lock = threading.Lock()
 

@@ -169,23 +169,20 @@ class MemoryLedger(Waiting):
                 hold.peers = None
             was_usd, was_tokens, was_calls = hold.booked
             due_usd, due_tokens, due_calls = hold.amount if hold.is_open else hold.booked
-            more_usd, more_tokens, more_calls = usd - due_usd, tokens - due_tokens, calls - due_calls
             for a in hold.accounts:
                 a.spent_usd += usd - was_usd
                 a.spent_tokens += tokens - was_tokens
                 a.spent_calls += calls - was_calls
-                a.due_usd += more_usd
-                a.due_tokens += more_tokens
-                a.due_calls += more_calls
-                if (
-                    (more_usd > 0 and a.due_usd > a.cap_usd)
-                    or (more_tokens > 0 and a.due_tokens > a.cap_tokens)
-                    or (more_calls > 0 and a.due_calls > a.cap_calls)
-                ):
-                    _overrun(a, (more_usd, more_tokens, more_calls))
+                a.due_usd += usd - due_usd
+                a.due_tokens += tokens - due_tokens
+                a.due_calls += calls - due_calls
+                if a.due_usd > a.cap_usd or a.due_tokens > a.cap_tokens or a.due_calls > a.cap_calls:
+                    _overrun(a, (usd - due_usd, tokens - due_tokens, calls - due_calls))
             hold.booked, hold.is_open = actual, False
             self._changes += 1
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
+            if waiting:
+                self._waiting = []
         if waiting:
             wake(waiting)
         if then is not None:
@@ -368,8 +365,12 @@ def _sum(cap: int, more: int) -> int:
 
 
 def _overrun(account: Account, more: Amount) -> None:
-    """A call billed more than it held and broke the cap: book it, and close the account."""
+    """An account is above its cap. If a call billed ``more`` than it held in such a unit: book it, and close the
+    account.
+    """
     due = (account.due_usd, account.due_tokens, account.due_calls)
+    if not any(m > 0 and d > c for d, c, m in zip(due, account.caps, more, strict=True)):
+        return  # its cap was lowered, or force ignored it
     beyond = (
         max(o, min(d - c, o + m)) if m > 0 else o
         for o, d, c, m in zip(account.overrun, due, account.caps, more, strict=True)

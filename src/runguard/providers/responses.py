@@ -32,6 +32,11 @@ _OWN: Final = frozenset(
     }
 )
 _PLAIN: Final = frozenset({"usd", "sig", "result"})
+# every name that is looked for in a dict: one without any of them says nothing
+_NAMES: Final = _OWN | {
+    *("usage", "usage_metadata", "usageMetadata", "_hidden_params", "model", "model_version", "modelVersion"),
+    *("choices", "candidates", "output", "content"),
+}
 _ACTIONS: Final = {
     # items of OpenAI's responses that the caller is to carry out, and where they say what to do; the rest OpenAI runs
     # by itself
@@ -99,10 +104,13 @@ class Reading:
 
 def read(response: object) -> Reading:
     """Read the result of a function. Never raises: unreadable parts count as not reported."""
-    if type(response) is dict and response and response.keys() <= _PLAIN:  # nothing else to look for
-        problems: list[str] = []
-        usd = dollars(response.get("usd"), "usd", problems)
-        return Reading(usd=usd, sig=response.get("sig"), result=response.get("result"), problems=tuple(problems))
+    if type(response) is dict:
+        if _NAMES.isdisjoint(response):
+            return Reading()
+        if response.keys() <= _PLAIN:  # nothing else to look for
+            problems: list[str] = []
+            usd = dollars(response.get("usd"), "usd", problems)
+            return Reading(usd=usd, sig=response.get("sig"), result=response.get("result"), problems=tuple(problems))
     try:
         return _read(response, 0)
     except Exception as error:
