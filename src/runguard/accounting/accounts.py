@@ -124,12 +124,7 @@ class Accounts(Settlement):
             if hold is None:
                 return None
             charge.held = hold.amount[0]
-        try:
-            self.spending.opened(charge)
-        except BaseException:
-            if charge.hold is not None:
-                self._free(charge.hold)
-            raise
+        run_costs.open.add(charge)
         return charge
 
     async def open(
@@ -176,7 +171,7 @@ class Accounts(Settlement):
         ):
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
-            run_costs.calls += 1  # nothing is held, so there are no turns to take
+            run_costs.open.add(charge)  # nothing is held, so there are no turns to take
             return charge, None
         try:
             reserved: tuple[Charge | None, Denied | None] = charge, None
@@ -193,12 +188,7 @@ class Accounts(Settlement):
         except (StoreOutage, StoreError) as error:
             return self._without_store(charge, error, enforce)
         if reserved[0] is not None:
-            try:
-                self.spending.opened(charge)
-            except BaseException:
-                if charge.hold is not None:
-                    self._free(charge.hold)
-                raise
+            run_costs.open.add(charge)
         return reserved
 
     def _hold_now(self, charge: Charge) -> bool:
@@ -239,7 +229,7 @@ class Accounts(Settlement):
     def uncounted(self, charge: Charge) -> Charge:
         """Open a charge for a call without a reservation; its usage is still booked."""
         charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
-        self.spending.opened(charge)
+        charge.run_costs.open.add(charge)
         return charge
 
     def open_settled(self, run_costs: RunCosts, event: ModelCall) -> Charge:

@@ -58,7 +58,7 @@ class RunCosts:
     """The money of one run."""
 
     __slots__ = (
-        "calls",
+        "closed_calls",
         "ended",
         "estimated",
         "flat",
@@ -66,10 +66,10 @@ class RunCosts:
         "inherited",
         "lines",
         "nano",
+        "open",
         "over",
         "own",
         "recent",
-        "reserved",
         "tally",
         "unpriced",
     )
@@ -79,7 +79,8 @@ class RunCosts:
         self.tally: Tally = {}
         self.inherited: Tally = {}  # spent by another worker before this one resumed the run
         self.lines: dict[tuple[str, str, str], AccountLines] = {}
-        self.nano = self.reserved = self.unpriced = self.estimated = self.calls = 0
+        self.nano = self.unpriced = self.estimated = self.closed_calls = 0
+        self.open: set[Charge] = set()  # calls under way; no lock is needed to add one
         self.own: set[str] = set()  # scopes that end with the run
         self.recent: deque[RecentCall] = deque(maxlen=CALLS_KEPT)  # its last calls, for a forecast
         self.over = False  # nothing runs and nothing is waited for; kept because it could be run again
@@ -96,7 +97,7 @@ class RunCosts:
         total = Entry()
         for entry in whole.values():
             total.add(entry)
-        self.nano, self.unpriced, self.estimated, self.calls = (
+        self.nano, self.unpriced, self.estimated, self.closed_calls = (
             total.nano,
             total.unpriced,
             total.estimated,
@@ -110,6 +111,16 @@ class RunCosts:
             if entry.tool_calls:
                 costs[tool] = costs.get(tool, 0) + entry.tool_nano
         return costs
+
+    @property
+    def calls(self) -> int:
+        """Calls that were sent, those under way included."""
+        return self.closed_calls + len(self.open)
+
+    @property
+    def reserved(self) -> int:
+        """Nano-USD held for the calls under way."""
+        return sum(charge.held for charge in self.open.copy())
 
     @property
     def spent_usd(self) -> Decimal | None:

@@ -54,19 +54,10 @@ class Spending:
                 add_tally(self.history.changing(scope), run_costs.tally)
             self.history.keep(_HISTORY_KEPT)
 
-    def opened(self, charge: Charge) -> None:
-        """A call is sent; add what is held for it."""
-        run_costs = charge.run_costs
-        with self._lock:
-            run_costs.calls += 1
-            run_costs.reserved += charge.held
-
     def released(self, charge: Charge) -> None:
         """The call was never sent."""
-        run_costs = charge.run_costs
         with self._lock:
-            run_costs.reserved -= charge.held
-            run_costs.calls -= 1
+            charge.run_costs.open.discard(charge)
             charge.over = True
         if charge.around:
             uncover(charge.around, charge.home)
@@ -76,7 +67,8 @@ class Spending:
         with self._lock:
             if not charge.over:
                 charge.over = True
-                charge.run_costs.reserved -= charge.held
+                charge.run_costs.open.discard(charge)
+                charge.run_costs.closed_calls += 1
 
     def book(self, charge: Charge, entry: Entry, model: str) -> None:
         """Count the usage of a call; a later report of the same call replaces the earlier one."""
@@ -84,11 +76,8 @@ class Spending:
         tally, key = run_costs.tally, (charge.agent, model, charge.tool)
         with self._lock:
             if before is None:
-                if charge.over:  # released, and sent after all
-                    run_costs.calls += 1
-                else:
-                    charge.over = True
-                    run_costs.reserved -= charge.held
+                run_costs.open.discard(charge)  # not in it: it was released, and sent after all
+                run_costs.closed_calls += 1
                 run_costs.recent.append((charge.lane, charge.agent, model, entry))
             else:
                 old = tally[charge.entry]

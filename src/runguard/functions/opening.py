@@ -170,7 +170,6 @@ async def _make_room(caller: Caller) -> None:
     if charge.over:  # it has ended meanwhile
         ledger.release(hold)
     else:
-        charge.run_costs.reserved -= charge.held - ticket.known[0]
         charge.held = ticket.known[0]
 
 
