@@ -23,6 +23,7 @@ from runguard.providers.unbilled import was_unbilled
 
 _log: Final = logging.getLogger("runguard")
 _PROBLEMS_KEPT: Final = 32
+_NOTHING: Final[tuple[str, ...]] = ()
 # A bad request says nothing about the health of the provider.
 _BAD_REQUEST: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
@@ -174,8 +175,7 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     charge, caller, settings = call.charge, call.caller, call.caller.settings
     if charge is None:
         return
-    request, usage, guessed = call.request, answer.usage, False
-    unknown: list[str] = []
+    request, usage, guessed, unknown = call.request, answer.usage, False, _NOTHING
     if received and usage is not None:
         usage = replace(usage, output=max(usage.output, tokens_in(received)))
     if usage is not None:
@@ -184,23 +184,24 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     elif request.input_tokens is not None or answer.size:
         output = tokens_in(answer.size) if answer.size else 0
         usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
-    nano = caller.costs.of(answer, usage, result)
-    model = answer.model or request.model
+    costs, model = caller.costs, answer.model or request.model
+    nano = costs.of(answer, usage, result)
     priced = nano is not None or (
         usage is not None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
     )
     estimated = guessed and (nano is None or settings.in_tokens)
-    highest_usd, highest_tokens = caller.costs.highest
-    if usage is None and settings.in_tokens:
-        if highest_tokens:
-            usage, estimated = Usage(input=highest_tokens), True
-        else:
-            unknown.append("tokens")
-    if not priced and settings.in_usd:
-        if highest_usd:
-            nano, estimated = highest_usd, True
-        elif settings.policy.on_unpriced == "refuse":
-            unknown.append("usd")
+    if usage is None or not priced:
+        highest_usd, highest_tokens = costs.highest
+        if usage is None and settings.in_tokens:
+            if highest_tokens:
+                usage, estimated = Usage(input=highest_tokens), True
+            else:
+                unknown = ("tokens",)
+        if not priced and settings.in_usd:
+            if highest_usd:
+                nano, estimated = highest_usd, True
+            elif settings.policy.on_unpriced == "refuse":
+                unknown = (*unknown, "usd")
     estimate = estimated or received is not None
     if answer.earlier:
         _settle_rounds(call, answer, usage or Usage(), nano, estimate)
@@ -209,8 +210,8 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     for unit in unknown:
         _stop_unknown(call, unit, model)
     booked = charge.booked
-    if booked is not None and not estimated and caller.costs.learns:
-        caller.costs.learn(booked.nano if priced else None, booked.input + booked.output)
+    if booked is not None and not estimated and costs.learns:
+        costs.learn(booked.nano if priced else None, booked.input + booked.output)
 
 
 def _book_failure(

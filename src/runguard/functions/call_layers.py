@@ -55,8 +55,9 @@ def open_layers(
         for layer in layers:
             call = _open(layer, args, kwargs)
             calls.append(call)
-            call.stacked = stacked
             owners = owners_of(before, calls)
+            if stacked:
+                call.stacked = True
             if token is not None:
                 OWNERS.set(owners)
     except BaseException:

@@ -47,11 +47,10 @@ class Costs:
 
         ``otherwise``: the figures for units without a bound, by default the highest cost of many calls.
         """
-        otherwise = otherwise or self._relied_on
-        settings, (usd, tokens) = self._settings, otherwise
-        known, most = request.input_tokens, request.max_output_tokens
+        settings, known, most = self._settings, request.input_tokens, request.max_output_tokens
+        usd, tokens = otherwise or self._relied_on
         if request.rounds > 1:
-            return self._of_rounds(request, otherwise)
+            return self._of_rounds(request, (usd, tokens))
         if settings.in_tokens and known is not None and most is not None:
             tokens = known + most
         if not settings.in_usd:

@@ -133,14 +133,10 @@ class Rates:
         )
         output, audio_output = usage.output, usage.audio_output
         plain = tokens - cached - write - audio + cached_audio
-        if (
-            plain < 0
-            or cached_audio < 0
-            or cached < cached_audio
-            or audio < cached_audio
-            or write < 0
-            or audio_output < 0
-            or output < audio_output
+        if plain < 0 or output < audio_output or audio_output < 0:
+            return self.cost(_consistent(usage))
+        if (cached or write or audio or cached_audio) and (
+            cached_audio < 0 or cached < cached_audio or audio < cached_audio or write < 0
         ):
             return self.cost(_consistent(usage))
         band = self._base
@@ -180,8 +176,10 @@ class Rates:
         return left // rate if rate else UNLIMITED
 
     def _worst_input(self, tokens: int, audio: int) -> tuple[int, int]:
-        tokens = max(tokens, 0)
-        audio = min(max(audio, 0), tokens) if audio else 0
+        if tokens < 0:
+            tokens = 0
+        if audio:
+            audio = min(max(audio, 0), tokens)
         text_rate = audio_rate = output_rate = 0
         for above, text_rate, audio_rate, output_rate in self._worst:  # noqa: B007
             if tokens > above:

@@ -59,6 +59,10 @@ _OF_OUTPUT: Final = (
     ("audio_tokens", "audio_output"),
 )
 
+_CHAT_DETAILS: Final = frozenset(
+    {*dict(_CACHE), "prompt_tokens_details", "server_tool_use", "completion_tokens_details"}
+)  # of a chat completion's usage
+
 
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
@@ -145,7 +149,7 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
     if (type(given) is not dict or not _SNAKE_TELLING.isdisjoint(given)) and _has_counts(get, _SNAKE):
         counts = _gemini(get, _SNAKE, problems)
     elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
-        counts = _chat(get, problems)
+        counts = _chat(given, problems)
     elif type(get("input_tokens")) in _NUMBERS or type(get("output_tokens")) in _NUMBERS:
         counts = _split(get, problems)
     elif _has_counts(get, _CAMEL):
@@ -190,8 +194,9 @@ def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], prob
             setattr(counts, part, count)
 
 
-def _chat(get: Any, problems: list[str]) -> Counts | None:
+def _chat(given: Any, problems: list[str]) -> Counts | None:
     """OpenAI's chat completions, LiteLLM, and all with the same names: the prompt includes what was cached."""
+    get = given.get
     asked, answered, whole = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
     if not (
         type(asked) is type(answered) is type(whole) is int
@@ -204,7 +209,9 @@ def _chat(get: Any, problems: list[str]) -> Counts | None:
         whole = _count(get, "total_tokens", problems)
         if len(problems) > before:
             return None
-    counts = Counts(asked, answered, total=whole)
+    counts = Counts(asked, answered, 0, whole)
+    if type(given) is dict and _CHAT_DETAILS.isdisjoint(given):
+        return counts
     # LiteLLM, of Anthropic
     if get("cache_read_input_tokens") is not None or get("cache_creation_input_tokens") is not None:
         _parts(counts, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
