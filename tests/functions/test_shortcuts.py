@@ -116,7 +116,7 @@ async def test_the_hold_that_expires_first_is_charged_first(monkeypatch: pytest.
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_after_a_fork_the_calls_of_the_child_are_a_run_of_their_own() -> None:
-    counted = guard(dict, budget={"max_usd": 1}, cost=0.4)
+    counted = guard(lambda: {"text": "hello"}, budget={"max_usd": 1}, cost=0.4)
     counted()
     counted()
     child = os.fork()
