@@ -124,7 +124,7 @@ BAD = [
 
 @pytest.mark.parametrize(("line", "message"), BAD, ids=[message[:24] for _, message in BAD])
 def test_a_bad_line_is_named_and_skipped(tmp_path: Path, line: Any, message: str) -> None:
-    path = log(tmp_path / "costs.jsonl", 3, line)  # too few for a limit, but enough to be read
+    path = log(tmp_path / "costs.jsonl", 72, line, tokens=None, calls=None)  # as few as give a limit
     done = command("calibrate", path)
     assert done.exit_code == 0, done.output
     told = " ".join(done.output.split())
