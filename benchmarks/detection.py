@@ -63,11 +63,13 @@ def detectors(named: Settings, tools: Declared | None = None) -> dict[str, Calla
 
 def made_up(named: Settings) -> dict[str, dict[str, dict[str, Verdict]]]:
     """kind -> shape -> detector -> verdict."""
-    kinds = {"loops": LOOPS, "look-alikes": HEALTHY}
-    return {
-        kind: {s.name: {n: ask(s.run()) for n, ask in detectors(named, s.tools).items()} for s in shapes.values()}
-        for kind, shapes in kinds.items()
-    }
+    found: dict[str, dict[str, dict[str, Verdict]]] = {}
+    for kind, shapes in {"loops": LOOPS, "look-alikes": HEALTHY}.items():
+        found[kind] = {}
+        for shape in shapes.values():
+            run = shape.run()
+            found[kind][shape.name] = {name: ask(run) for name, ask in detectors(named, shape.tools).items()}
+    return found
 
 
 def recorded(folder: Path, named: Settings, workers: int) -> list[Judged]:

@@ -39,24 +39,30 @@ def run(name: str, steps: Any, **facts: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Recorded runs; of the made-up ones only a few, for one test tries them all."""
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a few of the made-up runs, for one test starts the script, which tries them all."""
     monkeypatch.setattr("detection.LOOPS", dict(list(LOOPS.items())[:3]))
     monkeypatch.setattr("detection.HEALTHY", dict(list(HEALTHY.items())[:3]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, few: None) -> Path:
+    """Recorded runs."""
     loop = LOOPS["same call same answer"].steps
     runs = [run("good", work(20), success=True), run("stuck", loop(), success=False), run("odd", loop(), success=True)]
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(one) + "\n" for one in runs), encoding="utf-8")
     return tmp_path
 
 
-def test_without_a_folder_the_made_up_runs_are_told(detection: Told) -> None:
+def test_without_a_folder_the_made_up_runs_are_told(few: None, detection: Told) -> None:
     told = json.loads(detection("--json"))
     assert set(told) == {"made_up"}
     assert told["made_up"]["loops"]["same call same answer"]["Gemini CLI"] == "S"
-    assert set(told["made_up"]["look-alikes"]["paging by cursor"].values()) >= {".", "S"}
 
 
-def test_recorded_runs_are_counted_and_an_unread_one_is_named(folder: Path, detection: Told) -> None:
+def test_all_made_up_runs_are_told_recorded_ones_are_counted_and_an_unread_one_is_named(
+    folder: Path, detection: Told
+) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(folder), "--json", "--workers", "2"],
         capture_output=True,
@@ -65,6 +71,12 @@ def test_recorded_runs_are_counted_and_an_unread_one_is_named(folder: Path, dete
         check=True,
     )
     told = json.loads(done.stdout)
+    assert told["made_up"]["loops"]["same call same answer"]["Gemini CLI"] == "S"
+    assert set(told["made_up"]["look-alikes"]["paging by cursor"].values()) >= {".", "S"}
+    assert {kind: set(shapes) for kind, shapes in told["made_up"].items()} == {
+        "loops": {shape.name for shape in LOOPS.values()},
+        "look-alikes": {shape.name for shape in HEALTHY.values()},
+    }
     own = told["groups"]["all runs"][OWN]
     assert own["rates"]["ok stop"] == {"hits": 1, "of": 2, "interval": pytest.approx([0.095, 0.905], abs=0.001)}
     assert own["rates"]["failed stop"]["hits"] == 1
