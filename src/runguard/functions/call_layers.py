@@ -73,21 +73,25 @@ async def open_layers_async(
     caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
     before = owners = OWNERS.get()
+    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
     calls: list[GuardedCall] = []
-    token = OWNERS.set(owners)
+    token = OWNERS.set(before) if len(layers) > 1 else None
     try:
-        layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
         for layer in layers:
-            calls.append(await _open_async(layer, args, kwargs))
-            calls[-1].stacked = stacked
+            call = await _open_async(layer, args, kwargs)
+            calls.append(call)
             owners = owners_of(before, calls)
-            OWNERS.set(owners)
+            if stacked:
+                call.stacked = True
+            if token is not None:
+                OWNERS.set(owners)
     except BaseException:
         take_back(calls)
         raise
     finally:
-        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
-            OWNERS.reset(token)
+        if token is not None:
+            with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+                OWNERS.reset(token)
     return calls, owners
 
 

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import update_wrapper
+from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from runguard.accounting.charges import OWNERS
@@ -253,28 +254,31 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         if caller.is_off:
             return await awaited(fn(*args, **kwargs))
         calls: list[GuardedCall] = []
-        owners = OWNERS.get()
+        owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
-            is_inner = is_inner_call(caller)
+            is_inner = around.inner is not None and is_inner_call(caller)
             calls, owners = await open_layers_async(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
             caller.fault(fault)
-        token, around = OWNERS.set(owners), SURROUNDINGS.get()
-        mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
+        token = OWNERS.set(owners)
+        if inner is not None or around.inner:
+            mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
         try:
             result = fn(*args, **kwargs)
-            if inspect.isawaitable(result):
+            if type(result) is CoroutineType or inspect.isawaitable(result):
                 result = await result
         except BaseException as error:
             fail_all(calls, error)
             raise
         finally:
-            # a coroutine that is thrown away ends in another context: there is nothing to restore
-            with suppress(ValueError):
-                SURROUNDINGS.reset(mark)
+            try:
+                if mark is not None:
+                    SURROUNDINGS.reset(mark)
                 OWNERS.reset(token)
+            except ValueError:  # a coroutine that is thrown away ends in another context: there is nothing to restore
+                pass
         try:
             if type(result) not in _WHOLE and (handed := _in_pieces(result, calls)) is not None:
                 return handed

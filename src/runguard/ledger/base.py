@@ -7,7 +7,6 @@ A hold is counted beside the spend, not in it: ``due`` is spent plus held. As lo
 import asyncio
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -98,7 +97,7 @@ class Hold:
     def __init__(self, accounts: Sequence[Account], amount: Amount, id: str = "") -> None:  # noqa: A002
         self.accounts, self.amount, self.id = accounts, amount, id
         self.expires = math.inf  # when a ledger in memory charges it; a store keeps its own time
-        self.peers: OrderedDict[Hold, None] | None = None  # the open holds of such a ledger that it waits among
+        self.peers: dict[Hold, None] | None = None  # the open holds of such a ledger that it waits among
         self.booked: Amount = NOTHING
         self.is_open = True
 

@@ -42,7 +42,7 @@ class MemoryLedger(Waiting):
         self._pack_at = _UNPACKED_KEPT
         self._told_full = self._told_back = False
         self._latest = -math.inf
-        self._open: dict[float, OrderedDict[Hold, None]] = {}  # holds by their time to live
+        self._open: dict[float, dict[Hold, None]] = {}  # holds by their time to live
         self._next_expiry = math.inf  # no open hold expires before this time
 
     def now(self, at: float) -> float:
@@ -117,7 +117,7 @@ class MemoryLedger(Waiting):
                         return None
             peers = self._open.get(ttl)
             if peers is None:
-                peers = self._open[ttl] = OrderedDict()
+                peers = self._open[ttl] = {}
             peers[hold] = None
             hold.peers = peers
             if expires < self._next_expiry:
@@ -134,21 +134,23 @@ class MemoryLedger(Waiting):
         """A hold that outlived its time is charged, as in every store: the provider may have billed. A late settlement
         corrects the charge.
         """
-        self._next_expiry = math.inf
+        self._next_expiry, expired = math.inf, []
         for peers in self._open.values():  # one for each time to live: in each the oldest comes first
-            while peers:
-                hold = next(iter(peers))
+            for hold in peers:
                 if hold.expires > now:
                     self._next_expiry = min(self._next_expiry, hold.expires)
                     break
-                del peers[hold]
-                hold.booked, hold.is_open, hold.peers = hold.amount, False, None
-                usd, tokens, calls = hold.amount
-                for a in hold.accounts:
-                    a.spent_usd += usd
-                    a.spent_tokens += tokens
-                    a.spent_calls += calls
-                self._changes += 1
+                expired.append(hold)
+        for hold in expired:
+            if hold.peers is not None:
+                del hold.peers[hold]
+            hold.booked, hold.is_open, hold.peers = hold.amount, False, None
+            usd, tokens, calls = hold.amount
+            for a in hold.accounts:
+                a.spent_usd += usd
+                a.spent_tokens += tokens
+                a.spent_calls += calls
+            self._changes += 1
 
     def book(self, accounts: Sequence[Account]) -> Hold:
         return Hold(accounts, NOTHING)
