@@ -67,11 +67,16 @@ class Settling:
         before, run = charge.booked, self._runs.get(charge.run_costs.info.run)
         if run is not None and run.run_costs is not charge.run_costs:
             run = None
-        earlier = (before, charge.entry) if before is not None else None
+        earlier = None
+        if before is not None:
+            earlier = (before, charge.entry)
+            if run is not None:
+                run.spend.prompt_tokens -= before.input
+                run.spend.output_tokens -= before.output
         if run is not None:
             spend = run.spend
-            spend.prompt_tokens += usage.input - (before.input if before is not None else 0)
-            spend.output_tokens += usage.output - (before.output if before is not None else 0)
+            spend.prompt_tokens += usage.input
+            spend.output_tokens += usage.output
             if (usage.cached or run.caches is not None) and not estimated and not free:
                 self._faults.attempt("settle", self._cache_watch.settled, run, charge, usage, model)
         accounts, on_fired, on_booked = self._accounts, self._threshold, None

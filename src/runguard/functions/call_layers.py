@@ -11,7 +11,7 @@ from typing import Any
 from runguard.accounting.charges import OWNERS, Charge
 from runguard.functions.booking import never_left
 from runguard.functions.call_queue import Admission, may_start
-from runguard.functions.caller import Caller, GuardedCall, owners_of
+from runguard.functions.caller import Caller, GuardedCall, open_ones
 from runguard.functions.opening import open_call, open_now
 from runguard.functions.run_context import SURROUNDINGS
 from runguard.functions.sync import drive
@@ -47,17 +47,21 @@ def open_layers(
 
     ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs.
     """
-    before = owners = OWNERS.get()
+    owners = open_ones(OWNERS.get())
     layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
     calls: list[GuardedCall] = []
-    token = OWNERS.set(before) if len(layers) > 1 else None
+    token = OWNERS.set(owners) if len(layers) > 1 else None
     try:
         for layer in layers:
-            call = _open(layer, args, kwargs)
+            request = layer.request(args, kwargs)
+            if layer.settings.tokens is not None:
+                request = layer.counted(request, _count(layer, args, kwargs))
+            call = open_now(layer, request) or _open_waiting(layer, request)
             calls.append(call)
-            owners = owners_of(before, calls)
             if stacked:
                 call.stacked = True
+            if call.charge is not None:
+                owners = (*owners, call.charge)
             if token is not None:
                 OWNERS.set(owners)
     except BaseException:
@@ -72,17 +76,22 @@ def open_layers(
 async def open_layers_async(
     caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
-    before = owners = OWNERS.get()
+    owners = open_ones(OWNERS.get())
     layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
     calls: list[GuardedCall] = []
-    token = OWNERS.set(before) if len(layers) > 1 else None
+    token = OWNERS.set(owners) if len(layers) > 1 else None
     try:
         for layer in layers:
-            call = await _open_async(layer, args, kwargs)
+            request = layer.request(args, kwargs)
+            if layer.settings.tokens is not None:
+                counted = _count(layer, args, kwargs)
+                request = layer.counted(request, await _result_of(counted) if inspect.isawaitable(counted) else counted)
+            call = open_now(layer, request) or await _open_awaiting(layer, request)
             calls.append(call)
-            owners = owners_of(before, calls)
             if stacked:
                 call.stacked = True
+            if call.charge is not None:
+                owners = (*owners, call.charge)
             if token is not None:
                 OWNERS.set(owners)
     except BaseException:
@@ -101,12 +110,7 @@ def take_back(calls: list[GuardedCall]) -> None:
         never_left(call)
 
 
-def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GuardedCall:
-    request = layer.request(args, kwargs)
-    if layer.settings.tokens is not None:
-        request = layer.counted(request, _count(layer, args, kwargs))
-    if (call := open_now(layer, request)) is not None:
-        return call
+def _open_waiting(layer: Caller, request: Request) -> GuardedCall:
     on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop blocks everything on it
     admission, ticket = layer.admission(request, True)
     try:
@@ -123,13 +127,7 @@ def _open(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Guard
         raise
 
 
-async def _open_async(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GuardedCall:
-    request: Request = layer.request(args, kwargs)
-    if layer.settings.tokens is not None:
-        counted = _count(layer, args, kwargs)
-        request = layer.counted(request, await _result_of(counted) if inspect.isawaitable(counted) else counted)
-    if (call := open_now(layer, request)) is not None:
-        return call
+async def _open_awaiting(layer: Caller, request: Request) -> GuardedCall:
     admission, ticket = layer.admission(request, False)
     try:
         seconds = layer.settings.policy.hold_seconds

@@ -246,13 +246,6 @@ class GuardedCall:
 WAITED_FOR: Final[dict[int, Charge]] = {}
 
 
-def owners_of(before: tuple[Charge, ...], calls: list[GuardedCall]) -> tuple[Charge, ...]:
-    """The charges around a call, followed by its own.
-
-    Finished calls are left out: a task that began inside one may outlive it.
-    """
-    owners = tuple([charge for charge in before if not charge.over]) if before else ()
-    for call in calls:
-        if call.charge is not None:
-            owners += (call.charge,)
-    return owners
+def open_ones(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    """The charges around a call without those of finished calls: a task that began inside one may outlive it."""
+    return tuple([charge for charge in charges if not charge.over]) if charges else charges

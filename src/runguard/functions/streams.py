@@ -14,7 +14,7 @@ from typing import Any, Final, Self
 from runguard.accounting.charges import OWNERS
 from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.functions.booking import done, drop_all, failed, never_left
-from runguard.functions.caller import Caller, GuardedCall, owners_of
+from runguard.functions.caller import Caller, GuardedCall, open_ones
 from runguard.functions.dropped import DROPPED
 from runguard.providers.stream_reading import StreamReading
 
@@ -53,7 +53,7 @@ class GuardedObject(ABC):
         """Run code of the provider's library. It belongs to these calls; an exception of it ends them."""
         owners = OWNERS.get()
         try:
-            owners = owners_of(owners, self._calls)
+            owners = (*open_ones(owners), *(call.charge for call in self._calls if call.charge is not None))
         except Exception as fault:
             fault_in(self._calls, fault)
         token = OWNERS.set(owners)

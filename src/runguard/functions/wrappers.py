@@ -191,12 +191,6 @@ def _in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False) -> 
     return None
 
 
-def _book_all(calls: list[GuardedCall], result: Any, history: Callable[[], Any] | None) -> None:
-    reading = None if history is None else _chat_reading(result, history)
-    for call in calls:
-        done(call, result, reading)
-
-
 def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise PolicyError(f"'{caller.name}' is async: use guard_async")
@@ -234,7 +228,9 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         try:
             if not is_whole and (handed := _in_pieces(result, calls, lazy=lazy)) is not None:
                 return handed
-            _book_all(calls, result, history)
+            reading = None if history is None else _chat_reading(result, history)
+            for call in calls:
+                done(call, result, reading)
         except Exception as fault:
             drop_all(calls, fault)
         return result
@@ -282,7 +278,9 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         try:
             if type(result) not in _WHOLE and (handed := _in_pieces(result, calls)) is not None:
                 return handed
-            _book_all(calls, result, history)
+            reading = None if history is None else _chat_reading(result, history)
+            for call in calls:
+                done(call, result, reading)
         except Exception as fault:
             drop_all(calls, fault)
         return result
