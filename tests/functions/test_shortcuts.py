@@ -68,6 +68,21 @@ def test_each_name_by_itself_says_something(name: str) -> None:
     assert read({name: value}) != read({"other": value})
 
 
+@given(REPORTS, st.lists(st.sampled_from(["choices", "candidates", "output", "response"]), unique=True), st.booleans())
+def test_an_answer_whose_words_are_not_needed_costs_the_same(report: Any, parts: list[str], is_empty: bool) -> None:
+    grounding = {"web_search_queries": ["a", "b"]}
+    said = {
+        "choices": [] if is_empty else [{"message": {"content": "x"}}],
+        "candidates": [{"content": {"parts": [{"text": "x"}]}, "grounding_metadata": grounding}],
+        "output": [{"type": "web_search_call"}],
+        "response": {"usage": report, "choices": [{"text": "y"}]},
+    }
+    answer = {"usage": report, "model": "m", **{name: said[name] for name in parts}}
+    short, long = read(answer, said=False), read(answer)
+    for name in ("usage", "usd", "model", "sig", "result", "results", "problems", "earlier", "size"):
+        assert getattr(short, name) == getattr(long, name), name
+
+
 @given(REPORTS)
 def test_a_usage_reads_the_same_as_a_dict_and_as_an_object(report: dict[str, Any]) -> None:
     problems: list[str] = []

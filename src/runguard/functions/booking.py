@@ -38,7 +38,7 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
         return
     call.over, caller = True, call.caller
     try:
-        answer = read(result) if reading is None else reading
+        answer = read(result, said=caller.settings.loop) if reading is None else reading
         if reading is None and call.request.rounds > 1:
             _leave_out_rounds(call.request, answer)
         _book(call, answer, result, received)

@@ -102,8 +102,11 @@ class Reading:
             self.size += size_of(value)
 
 
-def read(response: object) -> Reading:
-    """Read the result of a function. Never raises: unreadable parts count as not reported."""
+def read(response: object, *, said: bool = True) -> Reading:
+    """Read the result of a function. Never raises: unreadable parts count as not reported.
+
+    ``said=False``: the caller has no use for the text and the calls of a chat completion that reports its usage.
+    """
     if type(response) is dict:
         if _NAMES.isdisjoint(response):
             return Reading()
@@ -112,13 +115,13 @@ def read(response: object) -> Reading:
             usd = dollars(response.get("usd"), "usd", problems)
             return Reading(usd=usd, sig=response.get("sig"), result=response.get("result"), problems=tuple(problems))
     try:
-        return _read(response, 0)
+        return _read(response, 0, said)
     except Exception as error:
         return Reading(problems=(f"the response could not be read: {type(error).__name__}",))
 
 
-def _read(response: Any, depth: int) -> Reading:
-    get = fields(response).get
+def _read(response: Any, depth: int, said: bool = True) -> Reading:
+    get = response.get if type(response) is dict else fields(response).get
     problems: list[str] = []
     counts: Counts | None = None
     usd: Decimal | None = None
@@ -134,7 +137,9 @@ def _read(response: Any, depth: int) -> Reading:
         counts = None
     reading = Reading(None, model_of(get), usd=usd, measures=counts is None)
     try:
-        _content(response, get, reading)
+        choices = None if said or counts is None else get("choices")
+        if type(choices) is not list or not choices:  # the content of others shows searches, which cost money
+            _content(response, get, reading)
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
     if counts is not None:
@@ -144,7 +149,7 @@ def _read(response: Any, depth: int) -> Reading:
     if type(response) is dict:
         if not _OWN.isdisjoint(response):
             try:
-                _own_word(response, reading, problems, depth)
+                _own_word(response, reading, problems, depth, said)
             except Exception as error:
                 problems.append(f"what the caller reported could not be read: {type(error).__name__}")
     elif history := items(get("automatic_function_calling_history")):
@@ -320,12 +325,12 @@ def arguments(given: Any) -> object:
 # ---- what the caller reports itself ---------------------------------------------------------------------------------
 
 
-def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], depth: int) -> None:
+def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], depth: int, said: bool) -> None:
     """What the caller reports in ``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``. It takes
     precedence over what the response says.
     """
     if (inner := given.get("response")) is not None and depth < _NESTED:
-        _fill(reading, _read(inner, depth + 1))
+        _fill(reading, _read(inner, depth + 1, said))
     counts = read_usage(given, problems)
     if counts is None and (tokens := given.get("tokens")) is not None:
         counts = _tokens(tokens, problems)

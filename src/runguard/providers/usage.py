@@ -144,7 +144,7 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
         return Counts.of(report)
     if kind is int or kind is float:
         return total_of(report, problems)
-    given = fields(report)
+    given = report if kind is dict else fields(report)
     get, before = given.get, len(problems)
     if (type(given) is not dict or not _SNAKE_TELLING.isdisjoint(given)) and _has_counts(get, _SNAKE):
         counts = _gemini(get, _SNAKE, problems)
