@@ -71,4 +71,4 @@ def test_memory_is_bounded() -> None:
     rule = CutOff()
     for n in range(1_000):
         rule.observe(rejected(f"tool {n}"))
-    assert len(rule._counts) <= 64
+    assert len(rule.record) <= 64

@@ -47,6 +47,8 @@ def uncover(around: tuple[Charge, ...], home: Any) -> None:
 
 def not_held_by(around: tuple[Charge, ...], lines: AccountLines) -> AccountLines:
     """The accounts that are left to hold."""
+    if not around:
+        return lines
     held = {account.key for charge in around for account in charge.lines.accounts}
     if not any(account.key in held for account in lines.accounts):
         return lines

@@ -125,38 +125,38 @@ class CallAccount:
 class Cancellation:
     """How the kill switch ends a call in flight: it cancels the task, and the cancellation becomes a stop."""
 
-    __slots__ = ("_accounts", "_loop", "_runs", "_task", "_thrown")
+    __slots__ = ("_accounts", "_loop", "_runs", "_thrown", "is_due", "task")
 
     def __init__(self, accounts: list[CallAccount]) -> None:
-        self._accounts, self._thrown = accounts, False
-        self._runs: list[Run] = []  # that can end the call now
-        self._task: asyncio.Task[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def listen(self) -> None:
-        self._task, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-        for account in self._accounts:
-            run = account.guard.runs.get(account.charge.run_costs.info.run)
-            if run is not None:
+        self._accounts, self._thrown, self._loop = accounts, False, asyncio.get_running_loop()
+        self.task: asyncio.Task[Any] | None = None  # that waits for the model now
+        self.is_due = False  # the switch was thrown, perhaps while no task waited
+        self._runs: list[Run] = []
+        for account in accounts:
+            if (run := account.guard.runs.get(account.charge.run_costs.info.run)) is not None:
                 self._runs.append(run)
                 run.in_flight.add(self._throw)
-                if run.stopped is not None and run.stopped.rule == "kill_switch":
-                    self._throw()
+                self.is_due = self.is_due or run.stopped is not None
 
-    def stop_listening(self) -> None:
-        self._task = None
+    def end_if_due(self) -> None:
+        """End the call where its run is still stopped by the switch."""
+        self.is_due = any(run.stopped is not None and run.stopped.rule == "kill_switch" for run in self._runs)
+        if self.is_due:
+            self._throw()
+
+    def over(self) -> None:
         for run in self._runs:
             run.in_flight.discard(self._throw)
-        self._runs.clear()
 
     def _throw(self) -> None:
-        if self._loop is not None and not self._loop.is_closed():
+        self.is_due = True
+        if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self._task is not None and not self._thrown:
+        if self.task is not None and not self._thrown:
             self._thrown = True
-            self._task.cancel()
+            self.task.cancel()
 
     def by_switch(self) -> tuple[Trip, Guard] | None:
         """The stop that ended the call. None when other code cancelled it."""
@@ -195,13 +195,9 @@ def call_off(accounts: list[CallAccount]) -> None:
 
 
 def keep_cap(request: LlmRequest, charge: Charge) -> None:
-    """A callback after ours may have asked for more output than was reserved."""
+    """A callback after ours may have asked for more output than ``charge`` holds."""
     asked = request.config.max_output_tokens
-    if (
-        charge.hold is not None
-        and charge.max_output > 0
-        and (charge.limited if asked is None else asked > charge.max_output)
-    ):
+    if charge.max_output > 0 and (charge.limited if asked is None else asked > charge.max_output):
         cap_output(request, charge.max_output)
 
 

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from runguard.adk.invocations import Invocations
 
 
-@dataclass(slots=True)
-class EnclosingTool:
-    """The tool call that the running code is inside of. Never changed after it is made."""
+class EnclosingTool(NamedTuple):
+    """The tool call that the running code is inside of."""
 
     guard: Guard
     invocation: Invocation
@@ -95,8 +94,10 @@ class Here(NamedTuple):
     model_call: Any = None  # the call that passes through ``model_calls`` now
 
 
-# Makes a record from a tuple of all fields. ``_replace`` costs two Python calls, and each step changes fields often.
+# They make a record from a tuple of all fields. Every step makes some, and the class itself and ``_replace`` cost
+# Python calls.
 here_of: Final[Callable[[tuple[Any, ...]], Here]] = partial(tuple.__new__, Here)
+enclosing_of: Final[Callable[[tuple[Any, ...]], EnclosingTool]] = partial(tuple.__new__, EnclosingTool)
 
 HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # noqa: B039 - immutable
 # One entry per guard: guard, invocation, call.

@@ -89,24 +89,15 @@ def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjec
     contents = request.contents
     count = len(contents)
     if known is not None and 0 < known.contents <= count and _look(contents[known.contents - 1]) == known.tail:
-        added, audio, tail = _measure_all(contents[known.contents :], known.answers)
+        added, audio, tail = _measure(contents[known.contents :], known.answers)
         upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
         return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
-    added, audio, look = _measure_all(contents)
+    added, audio, look = _measure(contents)
     size, tail = _overhead(request) + added, look or _EMPTY
     if known is not None and known.size:
         likely = size * known.tokens // known.size
         return PromptProjection(likely + likely // 8, likely, audio, size, count, tail)
     return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
-
-
-def _measure_all(contents: list[types.Content], answers: Sizes | None = None) -> tuple[int, int, Look | None]:
-    """Bytes and audio tokens of contents, and a look at the last one."""
-    total = audio = 0
-    for content in contents:
-        size, sound = _measure(content, answers)
-        total, audio = total + size, audio + sound
-    return total, audio, _look(contents[-1]) if contents else None
 
 
 def _look(content: types.Content) -> Look:
@@ -147,29 +138,31 @@ def lengths_of(value: Any) -> int:
     return total
 
 
-def _measure(content: types.Content, answers: Sizes | None = None) -> tuple[int, int]:
-    """Bytes of a content, media counted by the text that would have as many tokens; and its audio tokens.
+def _measure(contents: list[types.Content], answers: Sizes | None = None) -> tuple[int, int, Look | None]:
+    """Bytes of contents, media counted by the text that would have as many tokens; their audio tokens; and a look at
+    the last one.
 
     ``answers``: what is known of large ones. One that has changed since is measured.
     """
     size = audio = 0
-    for part in content.parts or ():
-        size += _PART
-        if part.text is not None:
-            size += len(part.text) if part.text.isascii() else text_size(part.text)
-        elif part.function_call is not None:
-            size += len(part.function_call.name or "") + _size(part.function_call.args)
-        elif part.function_response is not None:
-            size += len(part.function_response.name or "")
-            value = part.function_response.response
-            known = answers.get((part.function_response.name, lengths_of(value))) if answers is not None else None
-            size += _size(value) if known is None else known
-        elif part.inline_data is not None:
-            tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
-            size, audio = size + tokens * UPPER, audio + sound
-        elif part.file_data is not None:
-            size += IMAGE_TOKENS * UPPER  # its length is unknown
-    return size, audio
+    for content in contents:
+        for part in content.parts or ():
+            size += _PART
+            if part.text is not None:
+                size += len(part.text) if part.text.isascii() else text_size(part.text)
+            elif part.function_call is not None:
+                size += len(part.function_call.name or "") + _size(part.function_call.args)
+            elif part.function_response is not None:
+                size += len(part.function_response.name or "")
+                value = part.function_response.response
+                known = answers.get((part.function_response.name, lengths_of(value))) if answers is not None else None
+                size += _size(value) if known is None else known
+            elif part.inline_data is not None:
+                tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+                size, audio = size + tokens * UPPER, audio + sound
+            elif part.file_data is not None:
+                size += IMAGE_TOKENS * UPPER  # its length is unknown
+    return size, audio, _look(contents[-1]) if contents else None
 
 
 def _size(value: Any) -> int:
@@ -192,7 +185,7 @@ def _instruction(value: Any) -> int:
     if isinstance(value, str):
         return text_size(value)
     if isinstance(value, types.Content):
-        return _measure(value)[0]
+        return _measure([value])[0]
     if isinstance(value, list):
         return sum(_instruction(item) for item in value)
     return len(value.text) if isinstance(value, types.Part) and value.text else 0

@@ -100,7 +100,9 @@ async def _guarded(
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if cancellation is not None:
-                        cancellation.listen()
+                        cancellation.task = asyncio.current_task()
+                        if cancellation.is_due:
+                            cancellation.end_if_due()
                 except Exception as fault:
                     _fault(fault, accounts)
                 try:
@@ -108,11 +110,8 @@ async def _guarded(
                 except StopAsyncIteration:
                     break
                 finally:
-                    try:
-                        if cancellation is not None:
-                            cancellation.stop_listening()
-                    except Exception as fault:
-                        _fault(fault, accounts)
+                    if cancellation is not None:
+                        cancellation.task = None
                     OWNERS.reset(tokens[1])
                     now = HERE.get()
                     HERE.reset(tokens[0])
@@ -138,8 +137,13 @@ async def _guarded(
         error = raised
         raise
     finally:
-        if request.config is capped:
+        if capped is not own and request.config is capped:
             request.config = own  # the caller may use the request again
+        try:
+            if cancellation is not None:
+                cancellation.over()
+        except Exception as fault:
+            _fault(fault, accounts)
         for account in accounts:
             try:
                 account.ended(error, stream)
@@ -204,7 +208,8 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
                 return stop
     for account in announced_accounts(request) if outer is None else ():
         accounts.append(account)
-        keep_cap(request, account.charge)
+        if account.charge.hold is not None:
+            keep_cap(request, account.charge)
     here = HERE.get()
     if accounts and not here.layers and here.tool is None and here.stream is not None:
         registry = here.stream.registry

@@ -77,7 +77,7 @@ class ModelHooks:
                     await self._count_siblings(state, state.parent, event)
                 decision = guard.check(event)
                 if decision.action is not _STOP or not decision.enforced:
-                    reserved = await guard.reserve(event)
+                    reserved = await guard.reserve(event, task=task)
                     if reserved is not ALLOW and reserved:
                         decision = reserved
                 if decision.action is not _STOP or not decision.enforced:

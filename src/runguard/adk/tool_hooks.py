@@ -10,7 +10,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from runguard.adk.classifiers import app_verdict
-from runguard.adk.context import HERE, EnclosingTool, here_of
+from runguard.adk.context import HERE, enclosing_of, here_of
 from runguard.adk.declared_arguments import declared_by
 from runguard.adk.invocation_state import Invocation, OpenToolCall
 from runguard.adk.invocations import Invocations
@@ -68,13 +68,13 @@ class ToolHooks:
                 self._learn_tool(tool)
             depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
             here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
-            around = EnclosingTool(guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream)
+            around = enclosing_of((guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream))
             HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
             call.fingerprint = guard.fingerprint(name, tool_args)
             below = 0
-            if isinstance(tool, AgentTool):
+            if AgentTool in type(tool).__mro__:  # ``isinstance`` asks the metaclass
                 below = depth + 1
                 beside = sum(
                     1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name

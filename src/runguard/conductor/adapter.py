@@ -122,7 +122,9 @@ class Conductor(Protocol):
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
-    async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
+    async def reserve(
+        self, event: ModelCall, *, slot: bool = True, task: "asyncio.Task[Any] | None" = None
+    ) -> Decision:
         """Wait for permission to send a model call. With permission, ``event.charge`` is set: close it."""
 
     def context_limit(self, model: str, *, quiet: bool = False) -> int | None:

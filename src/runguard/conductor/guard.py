@@ -306,7 +306,7 @@ class Guard:
             is_plain = (
                 event.is_plain
                 if type(event) is ToolResults
-                else type(event) is ModelResult and not event.text_id and not event.new_subject
+                else type(event) is ModelResult and not (event.text_id or event.new_subject or event.is_cut)
             )
             for observe in awake if is_plain and not any(records) else every:
                 one = observe(event)

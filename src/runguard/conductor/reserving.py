@@ -48,15 +48,16 @@ class Reserving:
             charge.number, charge.journal = event.number, run.journal
         return charge is not None
 
-    async def reserve(self, event: ModelCall, *, slot: bool = True) -> Decision:
+    async def reserve(self, event: ModelCall, *, slot: bool = True, task: _Task | None = None) -> Decision:
         """Wait for permission to make a model call. Await this right before the call.
 
         On permission ``event.charge`` is the account of the call: settle, release or abandon it. ``slot=False``: the
-        call takes no slot of its own, because it runs inside of another call or outside of the agents.
+        call takes no slot of its own, because it runs inside of another call or outside of the agents. ``task``: the
+        current one, where the caller knows it.
         """
         run = self._runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        task = asyncio.current_task() if slot else None
+        task = (task or asyncio.current_task()) if slot else None
         decision, is_probe = ALLOW, False
         run.waiting += 1
         try:
@@ -73,9 +74,10 @@ class Reserving:
             denied = None
             if self._last_answers is not None:
                 denied = await self._last_answers.hold(run, event, lambda: _stop_meanwhile(run, lane) is not None)
-            if denied is not None and self._enforces:
-                charge = None
-            else:
+            # once the accounts of a call of this run were found: a cap function is not asked twice
+            is_known = denied is None and bool(run.run_costs.lines)
+            charge = self._accounts.open_now(run.run_costs, event) if is_known else None
+            if charge is None and (denied is None or not self._enforces):
                 charge, refused = await self._accounts.open(
                     run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
                 )

@@ -14,6 +14,7 @@ from runguard.core.events import FAILURES, ModelResult, ToolResults
 _NUDGE_AT: Final = 2
 _TOOLS_KEPT: Final = 64
 _SAID: Final = 800
+_CUT: Final = "\0"  # is not the name of a tool
 # ADK's own words, whatever the arguments are.
 _REJECTED: Final = re.compile(r"mandatory input parameters? (?:are|is) not present", re.IGNORECASE)
 # Other validators, believed only where the arguments are empty: code that is being debugged says such things, too.
@@ -39,30 +40,33 @@ class CutOff:
     """Tells the model at the second such call of one tool in a row. Equal calls are stopped by other rules."""
 
     sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_counts", "_is_cut", "record")
+    rests = sees
+    __slots__ = ("record",)
 
     def __init__(self) -> None:
-        self._is_cut = False  # the last response hit its output limit
-        # by tool, since its last call that was not rejected
-        self.record = self._counts = OrderedDict[str, int]()
+        # by tool, since its last call that was not rejected; and under _CUT, if the last response hit its output limit
+        self.record = OrderedDict[str, int]()
 
     def observe(self, event: ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelResult:
-            self._is_cut = event.is_cut
+            if event.is_cut:
+                self.record[_CUT] = 1
+            else:
+                self.record.pop(_CUT, None)
             return None
         assert isinstance(event, ToolResults)
-        if not event.failures and not self._counts:
+        if not event.failures and not self.record:
             return None
-        rejected = {a.tool for a in event.answers if a.outcome in FAILURES and (a.lacks_arguments or self._is_cut)}
+        is_cut = _CUT in self.record
+        rejected = {a.tool for a in event.answers if a.outcome in FAILURES and (a.lacks_arguments or is_cut)}
         for answer in event.answers:
             if answer.tool not in rejected:
-                self._counts.pop(answer.tool, None)
+                self.record.pop(answer.tool, None)
         worst: Finding | None = None
         for tool in sorted(rejected):
-            count = self._counts[tool] = self._counts.pop(tool, 0) + 1
-            if len(self._counts) > _TOOLS_KEPT:
-                self._counts.popitem(last=False)
+            count = self.record[tool] = self.record.pop(tool, 0) + 1
+            if len(self.record) > _TOOLS_KEPT:
+                self.record.popitem(last=False)
             if count >= _NUDGE_AT:
                 worst = Finding(
                     "stall",
@@ -72,7 +76,7 @@ class CutOff:
                     CUT_OFF,
                     tool=tool,
                     key=f"cut off: {tool}",
-                    detail="the response hit its output limit" if self._is_cut else "required arguments are missing",
+                    detail="the response hit its output limit" if is_cut else "required arguments are missing",
                     evidence=evidence_of(event),
                 )
         return worst

@@ -43,7 +43,12 @@ class NearEqualCalls:
             self._count = 0
             return None
         if not event.is_understood:
-            answer.is_near = self._is_near(answer)
+            long = ""
+            args = answer.args if type(answer.args) is dict else {}
+            for given in args.values():
+                if type(given) is str and len(given) > len(long):
+                    long = given
+            answer.is_near = len(long) >= _LONG and self._is_near(answer.tool, args, long)
         self._count = self._count + 1 if answer.is_near else 1
         if self._count < _NUDGE_AT:
             return None
@@ -58,16 +63,8 @@ class NearEqualCalls:
             evidence=evidence_of(event),
         )
 
-    def _is_near(self, answer: Answer) -> bool:
+    def _is_near(self, tool: str, args: dict[str, object], long: str) -> bool:
         """Whether the call resembles the last one; from now on it is the last one. An equal call is a repetition."""
-        args, long = answer.args, ""
-        if type(args) is not dict:
-            return False
-        for given in args.values():
-            if type(given) is str and len(given) > len(long):
-                long = given
-        if len(long) < _LONG:
-            return False
         listed = long[:_READ].split()
         words = frozenset(listed)
         others = frozenset(
@@ -76,11 +73,11 @@ class NearEqualCalls:
             if type(key) is str and value is not long and type(value) in (str, int, bool)
         )
         near = (
-            answer.tool == self._tool
+            tool == self._tool
             and others == self._others
             and len(listed) >= _WORDS
             and words != self._words
             and len(words & self._words) >= _SAME * len(words | self._words)
         )
-        self._tool, self._words, self._others = answer.tool, words, others
+        self._tool, self._words, self._others = tool, words, others
         return near

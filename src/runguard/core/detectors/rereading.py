@@ -36,7 +36,14 @@ class Rereading:
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
-            self._look_at_size(event)
+            # a summary is being made, or the agent's request is much smaller than its last one: it was compacted
+            size = event.request_bytes or event.input_tokens
+            before = self._sizes.pop(event.agent, 0)
+            self._sizes[event.agent] = size
+            if len(self._sizes) > _AGENTS_KEPT:
+                del self._sizes[next(iter(self._sizes))]
+            if event.after_answer or size < _SHRUNK * before:
+                self._count, self._read = 0, set()
             return None
         if type(event) is ModelResult:
             if event.new_subject:
@@ -74,15 +81,3 @@ class Rereading:
             self._read.clear()
         self._read |= long
         return False
-
-    def _look_at_size(self, event: ModelCall) -> None:
-        """The history is compacted where a summary is being made, or the agent's request is much smaller than its
-        last one.
-        """
-        size = event.request_bytes or event.input_tokens
-        before = self._sizes.pop(event.agent, 0)
-        self._sizes[event.agent] = size
-        if len(self._sizes) > _AGENTS_KEPT:
-            del self._sizes[next(iter(self._sizes))]
-        if event.after_answer or size < _SHRUNK * before:
-            self._count, self._read = 0, set()
