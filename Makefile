@@ -4,8 +4,10 @@ NEW := .venv
 OLD := .venv-oldest-adk
 FRAMEWORKS := .venv-frameworks
 OLDEST_FRAMEWORKS := .venv-oldest-frameworks
-WORKERS ?= 4  # more than two cores can use: many tests wait for a clock or a server
+WORKERS ?= 3  # with those beside, more than two cores can use: many tests wait for a clock or a server
 PARALLEL = -n $(WORKERS) --dist worksteal  # a process that is done takes tests from one that is not
+BESIDE = -n 2 --dist worksteal
+AGAIN := $(MAKE) --no-print-directory  # make runs a line that says MAKE even where it only prints what it would run
 
 # Python keeps what it compiles. Otherwise every test process and every process that a test starts compiles ADK again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,19 +19,24 @@ TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire
 COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/policy tests/alerts \
   tests/termination tests/wire tests/faults tests/install tests/test_background.py
 
-.PHONY: demo test ready test-frameworks coverage faults lint types types-newest types-frameworks compiled bench docs browser clean
+.PHONY: demo test test-beside ready test-frameworks coverage faults lint types types-newest types-frameworks compiled bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
+# The tests on the newest google-adk print as they go. The others run beside them and print when both are done.
 test:
 	@$(MAKE) --no-print-directory --output-sync=target -j4 ready
-	@echo "== tests on the newest google-adk"; \
+	@mkdir -p build; $(AGAIN) test-beside >build/test-beside.log 2>&1 & beside=$$!; trap "kill $$beside" INT TERM; \
+	echo "== tests on the newest google-adk"; \
 	$(NEW)/bin/python -m pytest $(PARALLEL); newest=$$?; \
-	echo "== tests on the oldest supported google-adk: all that touch it"; \
-	$(OLD)/bin/python -m pytest $(PARALLEL) $(TOUCH_ADK); oldest=$$?; \
+	wait $$beside; others=$$?; cat build/test-beside.log; test $$newest = 0 && test $$others = 0
+
+test-beside:
+	@echo "== tests on the oldest supported google-adk: all that touch it"; \
+	$(OLD)/bin/python -m pytest $(BESIDE) $(TOUCH_ADK); oldest=$$?; \
 	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
-	$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks && test $$newest = 0 && test $$oldest = 0
+	$(FRAMEWORKS)/bin/python -m pytest $(BESIDE) tests/frameworks && test $$oldest = 0
 
 # What can run side by side before the tests.
 ready: lint types compiled browser

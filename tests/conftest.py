@@ -25,10 +25,20 @@ settings.load_profile("untimed")
 # Tests with the same expensive setup run in one process. The key is how the test's id begins.
 TOGETHER = {
     "tests/dashboard/test_browser.py": "browser",
+    "tests/dashboard/test_command.py::test_every_answer": "dashboard",
+    "tests/demo/test_seed_table.py": "seed table",
     "tests/docs_site/test_site.py": "site",
     "tests/docs_site/test_catalogue.py": "catalogue",
+    "tests/ledger/identity/test_identity_rollback.py": "identity",
+    "tests/ledger/test_postgres.py": "postgres",
+    "tests/replay/test_postgres.py": "postgres",
+    "tests/replay/test_redis_source.py": "redis",
+    "tests/test_architecture.py": "sources",
     "tests/test_docs.py::test_snippet_runs": "docs",
+    "tests/test_language.py": "sources",
     "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
+    "tests/wire/test_model_classes.py::test_litellm": "litellm",
+    "tests/wire/test_refused_connections.py": "litellm",
     "tests/wire/test_seed_example.py": "litellm",
 }
 

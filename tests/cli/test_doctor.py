@@ -1,9 +1,13 @@
 """``runguard doctor``: what it looks at, what it finds wrong, and that its live test can fail."""
 
+import functools
 import sys
 from collections.abc import Iterator
+from importlib import metadata
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -25,6 +29,14 @@ helper = LlmAgent(name="helper", model="claude-sonnet-4-5")
 docs = LlmAgent(name="docs", model="gemini-2.5-flash", tools=[AgentTool(helper)])
 root_agent = SequentialAgent(name="root", sub_agents=[docs])
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages_are_listed_once() -> Iterator[None]:
+    """Reading the files of every installed package takes most of the time of a doctor's visit."""
+    listed = functools.cache(lambda path: packages_distributions())
+    with mock.patch.object(metadata, "packages_distributions", lambda: listed(tuple(sys.path))):
+        yield
 
 
 @pytest.fixture(autouse=True)
