@@ -12,10 +12,12 @@ AGAIN := $(MAKE) --no-print-directory  # make runs a line that says MAKE even wh
 # Python keeps what it compiles. Otherwise every test process and every process that a test starts compiles ADK again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What runs on the oldest google-adk. The ignored files test ledgers, rules on made-up runs and tables, which do not depend on ADK.
+# What runs on the oldest google-adk. The ignored files test ledgers, recordings, rules on made-up runs, tables and clients of other providers,
+# which do not depend on ADK.
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py \
-  $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py adk/test_made_up_runs_live.py \
-  adk/test_repetition_live.py demo/test_seed_table.py demo/test_cli.py)
+  $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py faults/test_recordings.py \
+  faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py demo/test_seed_table.py demo/test_cli.py \
+  wire/test_entered_streams.py wire/test_entered_streams_twice_guarded.py)
 COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/policy tests/alerts \
   tests/termination tests/wire tests/faults tests/install tests/test_background.py
 

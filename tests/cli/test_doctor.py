@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -34,8 +34,15 @@ root_agent = SequentialAgent(name="root", sub_agents=[docs])
 @pytest.fixture(scope="module", autouse=True)
 def packages_are_listed_once() -> Iterator[None]:
     """Reading the files of every installed package takes most of the time of a doctor's visit."""
-    listed = functools.cache(lambda path: packages_distributions())
-    with mock.patch.object(metadata, "packages_distributions", lambda: listed(tuple(sys.path))):
+
+    @functools.cache
+    def on(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+        return packages_distributions()
+
+    def here() -> Mapping[str, list[str]]:
+        return on(tuple(sys.path))
+
+    with mock.patch.object(metadata, "packages_distributions", here):
         yield
 
 
