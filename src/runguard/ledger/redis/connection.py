@@ -19,9 +19,12 @@ _IDLE_S: Final = 1.0
 _PEEKED: Final = 65_536
 # scripts that may run twice: the second run changes nothing
 _REPEATABLE: Final = frozenset(
-    {"reserve", "settle", "settle_and_reserve", "release", "read", "running", "list", "about", "command"}
+    {"reserve", "settle", "settle_and_reserve", "next_call", "release", "read", "running", "list", "about", "command"}
 )
 _USES: Final = {"settle_and_reserve": ("settle", "reserve")}  # scripts that call other ones
+_WHOLE: Final = (
+    "next_call",
+)  # scripts that do without common.lua: to define its functions takes as long as such a script
 _log: Final = logging.getLogger("runguard")
 _warned: Final[set[str]] = set()  # stores of this process whose settings could not be read
 
@@ -262,6 +265,9 @@ class RedisConnection:
 def script_of(name: str) -> tuple[bytes, bytes]:
     """The digest and the text of a script."""
     folder = files("runguard.ledger") / "scripts"
+    if name in _WHOLE:
+        text = (folder / f"{name}.lua").read_text(encoding="utf-8")
+        return _named(f"local SCHEMA = '{SCHEMA_VERSION}'\n{text}".encode())
     used = _USES.get(name, ())
     common, own, *parts = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name, *used))
     functions = "".join(f"local function {part}(ARGV)\n{text}\nend\n" for part, text in zip(used, parts, strict=True))
@@ -269,6 +275,10 @@ def script_of(name: str) -> tuple[bytes, bytes]:
         f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{functions}local function answer()\n{own}\nend\nreturn "
         f"{{ answer(), NUMBER }}\n"
     ).encode()
+    return _named(source)
+
+
+def _named(source: bytes) -> tuple[bytes, bytes]:
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
 
 
