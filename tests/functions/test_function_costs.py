@@ -27,7 +27,7 @@ from runguard.functions import booking
 from runguard.functions.caller import Caller
 from runguard.functions.costs import Costs
 from tests.kit.functions import Model, caught, in_threads, in_time, refused, swallowing
-from tests.kit.waiting import PATIENCE_S, until
+from tests.kit.waiting import PATIENCE_S, until, until_async
 
 # ---- what cost= may be ----------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ async def test_a_sync_call_on_the_loop_does_not_wait_for_an_async_one_of_its_run
     waits, blocks = guard_async(slow.asynchronous), guard(quick)
     with run(budget={"max_usd": 1}):
         task = asyncio.create_task(waits())
-        await asyncio.sleep(0.02)
+        await until_async(lambda: slow.calls)
         assert blocks() == {"usd": 0.1}  # would block the loop that the other one needs
         assert await task == {"usd": 0.1}
         assert waits.spend()["calls"] == blocks.spend()["calls"] == 1
@@ -223,16 +223,17 @@ def test_another_process_knows_what_was_spent(store: str) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_while_the_first_call_is_under_way(tmp_path: Path) -> None:
     script = textwrap.dedent("""
-        import os, threading, time, runguard
-        left = threading.Event()
+        import os, threading, runguard
+        begun, left = threading.Event(), threading.Event()
         def model(waits):
             if waits:
+                begun.set()
                 left.wait(20)
             return {"usd": 0.1}
         call = runguard.guard(model, budget={"max_usd": 0.2})
         thread = threading.Thread(target=call, args=(True,), daemon=True)
         thread.start()
-        time.sleep(0.1)
+        assert begun.wait(20)
         child = os.fork()
         if child == 0:
             done = threading.Thread(target=call, args=(False,), daemon=True)

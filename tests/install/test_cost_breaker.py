@@ -58,7 +58,7 @@ async def test_the_documents_pipeline_trips_at_the_third_failure() -> None:
     assert breaker.install_on_agent(worker) is worker
     recording = await run(LoopAgent(name="document_loop", sub_agents=[worker], max_iterations=8), catch=True)
     assert isinstance(recording.error, RuntimeError)
-    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert type(recording.error) is runguard.LoopDetectedError
     assert "parse_document_fragment" in str(recording.error)
     assert model.calls == 5
     assert assert_calls_answered(recording.session) == 3
@@ -151,7 +151,7 @@ async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
     circle = ADKCostBreaker(max_handoff_repeats=3)
     model = ScriptedModel(lambda n, _: transfer("B") if n % 2 else transfer("A"))
     recording = await run(pair(model, circle), catch=True)
-    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert type(recording.error) is runguard.LoopDetectedError
     assert model.calls == 5
     assert circle.trips[0].agent_path == ("A", "B", "A", "B", "A")
 
@@ -213,6 +213,7 @@ async def test_sessions_never_block_each_other() -> None:
         run(fine, session_id="good", catch=True),
     )
     assert isinstance(bad.error, RuntimeError)
+    assert type(bad.error) is runguard.LoopDetectedError
     assert good.error is None
     assert good.texts == ["done"]
     assert breaker.state is BreakerState.OPEN  # outside a run: the last trip
@@ -271,9 +272,10 @@ async def test_the_same_document_is_refused_within_the_reset_time() -> None:
     for attempt in range(15):
         recording = await run(pipeline, "document 1", session_id=f"s{attempt}", catch=True)
         assert isinstance(recording.error, runguard.RunStoppedError)
+        assert type(recording.error) is (runguard.CircuitOpenError if attempt else runguard.LoopDetectedError)
         clock.advance(1)
     assert model.calls == 5, "only the first submission was paid"
-    assert isinstance(recording.error, runguard.CircuitOpenError)
+    assert type(recording.error) is runguard.CircuitOpenError
     assert recording.error.retry_after == pytest.approx(60 - 14)
     assert "the same input was stopped by stall" in str(recording.error)
     assert breaker.state is BreakerState.OPEN
@@ -309,7 +311,7 @@ async def test_no_other_input_is_refused(again: dict[str, Any]) -> None:
     pipeline, model = submission(breaker)
     await run(pipeline, "document 1", session_service=service, catch=True)
     recording = await run(pipeline, **again, session_service=service, catch=True)
-    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert type(recording.error) is runguard.LoopDetectedError
     assert model.calls == 11
 
 
@@ -343,7 +345,7 @@ async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
     for agent in (specialist, orchestrator):
         breaker.install_on_agent(agent)
     recording = await run(orchestrator, catch=True)
-    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert type(recording.error) is runguard.LoopDetectedError
     assert recording.error.trip.rule == "handoff"
 
 
@@ -357,6 +359,7 @@ async def test_prompt_growth_trips_per_agent_and_not_across_agents() -> None:
     grown.install_on_agent(agent)
     recording = await run(agent, catch=True)
     assert isinstance(recording.error, runguard.LimitExceededError)
+    assert type(recording.error) is runguard.CostGrowthError
     assert recording.error.trip.rule == "growth"
     mixed = ADKCostBreaker(max_event_cost_ratio=3.0)
     small = LlmAgent(name="small", model=ScriptedModel([text("x")], prompt_tokens=100))
@@ -381,7 +384,9 @@ def test_tokens_told_by_hand_trip_at_the_ratio() -> None:
     assert [breaker.growth_ratio] == [None]
     with pytest.raises(runguard.CostGrowthError, match=r"3\.0 times") as caught:
         breaker.record_event_tokens(2_400)
-    assert isinstance(caught.value, RuntimeError | runguard.LimitExceededError)
+    assert type(caught.value) is runguard.CostGrowthError
+    assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value, runguard.LimitExceededError)
     assert (caught.value.trip.rule, caught.value.observed, caught.value.limit) == ("growth", 3.0, 3.0)
     assert (breaker.state, breaker.growth_ratio) == (BreakerState.OPEN, 3.0)
     assert breaker.trip_reason == str(caught.value)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -297,7 +298,7 @@ class Odd:
 
     def __init__(self, store: Store, **before: Callable[[int], None]) -> None:
         self._store, self.name, self.durable = store, store.name, store.durable
-        self._before, self.asked = before, dict.fromkeys(before, 0)
+        self._before, self.asked, self.answered = before, dict.fromkeys(before, 0), Counter[str]()
 
     def connect(self, timeout: float) -> StoreSession:
         return _OddSession(self, self._store.connect(timeout))
@@ -317,30 +318,44 @@ class _OddSession:
 
         def asked(*args: Any, **kwargs: Any) -> Any:
             self._odd.meet(name)
-            return method(*args, **kwargs)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._odd.answered[name] += 1
 
         return asked
 
 
 @on_a_file
 async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(place: Place, worker: Make) -> None:
-    plugin = worker(
-        Odd(place.store(), reserve=lambda number: time.sleep(0.8) if number == 2 else None), usd="1", store_timeout=0.4
-    )
+    goes_on = threading.Event()
+
+    def hang(number: int) -> None:
+        if number == 2:
+            goes_on.wait(30)
+
+    odd = Odd(place.store(), reserve=hang)
+    plugin = worker(odd, usd="1", store_timeout=0.4)
     warm(plugin)
     await play(plugin)
     begun, model = time.monotonic(), steps(1)
     assert_stopped(await play(plugin, model, session="late"), "guard_error")
     assert time.monotonic() - begun < 0.8 + SOON
     assert model.calls == 0
-    await asyncio.sleep(0.9)  # now it has answered
+    goes_on.set()
+    await until_async(lambda: odd.answered["reserve"] == 2)
     assert plugin.flush(10)
     assert balance(place) == (CALL, Decimal(0), 1)
 
 
 @on_a_file
 async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Place, worker: Make) -> None:
-    odd = Odd(place.store(), reserve=lambda _: time.sleep(0.4))
+    goes_on = threading.Event()
+
+    def hang(number: int) -> None:
+        goes_on.wait(30)
+
+    odd = Odd(place.store(), reserve=hang)
     plugin = worker(odd, usd="1")
     warm(plugin)
     model = steps(1)
@@ -349,7 +364,8 @@ async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Pla
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await asyncio.sleep(0.5)
+    goes_on.set()
+    await until_async(lambda: odd.answered["reserve"])
     assert plugin.flush(10)
     assert model.calls == 0
     assert balance(place) == (Decimal(0), Decimal(0), 0)
