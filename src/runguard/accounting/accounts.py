@@ -155,7 +155,9 @@ class Accounts(Settlement):
         around: tuple[Charge, ...],
     ) -> tuple[Charge | None, Denied | None]:
         """``around``: what guards around this one hold for the call."""
-        lines = not_held_by(around, self._finder.of_call(run_costs, event))
+        lines = self._finder.of_call(run_costs, event)
+        if around:
+            lines = not_held_by(around, lines)
         output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
         charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), output, self, around)
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
