@@ -26,10 +26,16 @@ COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/funct
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
 
+# Files of the tests are in memory where it has room for them and may hold programs: stores wait for a disk at each write.
+MEMORY := $(shell test -w /dev/shm && ! grep -q " /dev/shm .*noexec" /proc/mounts && \
+  test "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 && echo /dev/shm)
+
 # The tests on the newest google-adk print as they go. The others run beside them and print when both are done.
 test:
 	@$(MAKE) --no-print-directory --output-sync=target -j4 ready
-	@mkdir -p build; $(AGAIN) test-beside >build/test-beside.log 2>&1 & beside=$$!; trap "kill $$beside" INT TERM; \
+	@mkdir -p build; \
+	TMPDIR=$$(mktemp -d "$${TMPDIR:-$(or $(MEMORY),/tmp)}/runguard-XXXXXX"); export TMPDIR; chmod 755 "$$TMPDIR"; trap 'rm -rf "$$TMPDIR"' EXIT; \
+	$(AGAIN) test-beside >build/test-beside.log 2>&1 & beside=$$!; trap 'kill $$beside' INT TERM; \
 	echo "== tests on the newest google-adk"; \
 	$(NEW)/bin/python -m pytest $(PARALLEL); newest=$$?; \
 	wait $$beside; others=$$?; cat build/test-beside.log; test $$newest = 0 && test $$others = 0
