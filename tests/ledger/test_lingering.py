@@ -1,6 +1,7 @@
 """A settlement goes to the store together with the next reservation, and is booked exactly once whatever happens."""
 
 import asyncio
+import itertools
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -185,12 +186,14 @@ async def test_a_threshold_that_others_helped_to_reach_fires(ledger: StoreLedger
 
 async def test_a_run_commits_once_for_each_model_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted on a real run: its first call apart, and what is no settlement, such as signs of life."""
-    commits: list[str] = []
+    commits: list[tuple[int, str]] = []
+    numbers = itertools.count()
 
     class Traced(sqlite3.Connection):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.set_trace_callback(commits.append)
+            number = next(numbers)
+            self.set_trace_callback(lambda statement: commits.append((number, statement)))
 
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, factory=Traced, **kwargs))
@@ -216,12 +219,16 @@ async def test_a_run_commits_once_for_each_model_call(tmp_path: Path, monkeypatc
     assert (Decimal(found.spent[0]) / 10**9, found.held) == (model.calls * Decimal("0.02"), NOTHING)
 
 
-def _transactions(statements: list[str], about: str) -> list[str]:
-    """The statements of each transaction that has to do with something."""
+def _transactions(statements: list[tuple[int, str]], about: str) -> list[str]:
+    """The statements of each transaction that has to do with something. Several connections work at the same time."""
     found: list[str] = []
-    for statement in statements:
+    open_at: dict[int, int] = {}  # connection -> where its transaction is in ``found``
+    for connection, statement in statements:
         if statement.startswith("BEGIN"):
+            open_at[connection] = len(found)
             found.append("")
-        if found:
-            found[-1] += f"{' '.join(statement.split())};"
+        if connection in open_at:
+            found[open_at[connection]] += f"{' '.join(statement.split())};"
+        if statement.startswith(("COMMIT", "ROLLBACK")):
+            open_at.pop(connection, None)
     return [each for each in found if about in each]
