@@ -8,6 +8,7 @@ import sys
 from datetime import date, datetime, timedelta
 from datetime import time as dt_time
 from decimal import Decimal
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Final
@@ -23,6 +24,8 @@ BIG: Final = 10**40  # printing a longer integer is neither bounded nor always a
 # Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
 _SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
 _TIMES: Final = frozenset({datetime, dt_time})  # without their zone, whose code may be anybody's
+_STR: Final = frozenset({str})
+_LISTS, _SETS, _BYTES = (list, tuple), (set, frozenset), (bytes, bytearray)
 _MODULUS: Final = 2**61 - 1
 _WIDTH: Final = 2_048  # of a longer sequence or mapping, the first and last entries count
 _LONG: Final = 512  # a longer text is identified by its edges
@@ -75,25 +78,13 @@ def bounded_text(value: Any) -> str:
 
 def _told(item: Any, below: list[Any], budget: _Budget) -> str:
     """One node's own text; what it contains goes to the next level."""
-    atom = _atom(item, budget)
-    if atom is not None:
-        return atom
     kind = type(item)
+    if kind is str and len(item) <= _LONG and budget.chars > 0:
+        budget.chars -= len(item)
+        return f"s{item}"
     if issubclass(kind, dict):
-        entries: list[Any] = []
-        if budget.nodes > 0:  # a dict that holds itself many times is listed a few times only
-            entries = (
-                _some(list(dict.items(item)))
-                if dict.__len__(item) <= 8 * MAX_NODES
-                else list(islice(dict.items(item), _WIDTH))
-            )
-        keyed = sorted(
-            ((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0)
-        )
-        keyed = budget.take(keyed)  # of the sorted entries: the order of a dict does not matter
-        below += (value for _, value in keyed)
-        return f"{{{dict.__len__(item)}:" + ",".join(key for key, _ in keyed)
-    if issubclass(kind, list | tuple):
+        return f"{{{dict.__len__(item)}:" + _told_keys(item, below, budget)
+    if issubclass(kind, _LISTS):
         base: Any = list if issubclass(kind, list) else tuple
         size = base.__len__(item)
         if budget.nodes > 0:
@@ -103,7 +94,10 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
                 else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
             )
         return f"[{size}"
-    if issubclass(kind, set | frozenset):
+    atom = _atom(item, budget)
+    if atom is not None:
+        return atom
+    if issubclass(kind, _SETS):
         # A set has no order, and the order of its members differs between processes: sort what they say.
         base = set if issubclass(kind, set) else frozenset
         # Each member has a small budget of its own: a shared one would run out at another member in another process.
@@ -118,6 +112,31 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
     fields = budget.take(sorted(stored_attributes(item), key=itemgetter(0))[:64]) if budget.nodes > 0 else []
     below += (value for _, value in fields)
     return f"<{_type_name(kind)}>" + ",".join(budget.text(name) for name, _ in fields)
+
+
+def _told_keys(item: dict[Any, Any], below: list[Any], budget: _Budget) -> str:
+    """The keys of a dict, sorted: their order does not matter. A dict that holds itself is listed a few times only."""
+    if budget.nodes <= 0:
+        return ""
+    size = dict.__len__(item)
+    keys = [*dict.keys(item)] if size <= _WIDTH else []
+    if keys and _STR.issuperset(map(type, keys)):
+        chars = sum(map(len, keys))
+        if chars <= _LONG and chars < budget.chars:  # as below, without a call for each of them: most dicts
+            keys.sort()
+            del keys[budget.nodes :]
+            budget.nodes -= len(keys)
+            budget.chars -= chars
+            below += map(partial(dict.__getitem__, item), keys)
+            return "s" + ",s".join(keys)
+    few = size <= 8 * MAX_NODES
+    entries: list[Any] = _some(list(dict.items(item))) if few else list(islice(dict.items(item), _WIDTH))
+    keyed = sorted(
+        ((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0)
+    )
+    keyed = budget.take(keyed)
+    below += (value for _, value in keyed)
+    return ",".join(key for key, _ in keyed)
 
 
 def _slice(base: Any, item: Any, start: int, stop: int) -> Any:
@@ -151,7 +170,7 @@ def _atom(item: Any, budget: _Budget) -> str | None:
         return f"i{bits}:{int.__hash__(item) if is_hash else int.__mod__(item, _MODULUS)}"
     if issubclass(kind, float):
         return f"f{float.__repr__(item)}"
-    if issubclass(kind, bytes | bytearray):
+    if issubclass(kind, _BYTES):
         base: Any = bytes if issubclass(kind, bytes) else bytearray
         head, tail = bytes(_slice(base, item, 0, 256)), bytes(base.__getitem__(item, slice(-64, None)))
         return f"b{base.__len__(item)}:{head.hex()}:{tail.hex()}"
