@@ -114,11 +114,15 @@ class Accounts(Settlement):
         lines = self._finder.of_call(run_costs, event)
         if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
             return None
-        # the most it may answer has to be found out, or its price is not known
-        if None in bound if bound is not None else lines.accounts:
-            return None
-        rates = self.pricing.rates(event.model, event.at)
-        charge = Charge(run_costs, event, lines, rates, event.max_output_tokens or 0, self)
+        rates, output = self.pricing.rates(event.model, event.at), event.max_output_tokens or 0
+        if bound is not None:
+            if None in bound:
+                return None
+        elif lines.accounts:
+            if lines.in_usd and not isinstance(rates, Rates):
+                return None
+            output = self._output_of(event, lines)
+        charge = Charge(run_costs, event, lines, rates, output, self)
         if lines.accounts:
             hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
             if hold is None:

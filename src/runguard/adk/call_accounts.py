@@ -3,10 +3,11 @@
 import asyncio
 from typing import Any
 
+from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.accounting.charges import Charge
+from runguard.accounting.charges import OWNERS, Charge
 from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
@@ -122,17 +123,23 @@ class CallAccount:
         self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error), error=error)
 
 
-class Cancellation:
-    """How the kill switch ends a call in flight: it cancels the task, and the cancellation becomes a stop."""
+class PassingCall:
+    """A call on its way to its model: its accounts, and how the kill switch ends it. The switch cancels the task, and
+    the cancellation becomes a stop.
+    """
 
-    __slots__ = ("_accounts", "_loop", "_runs", "_thrown", "is_due", "task")
+    __slots__ = ("_loop", "_runs", "_thrown", "accounts", "is_due", "llm", "owners", "task")
 
-    def __init__(self, accounts: list[CallAccount]) -> None:
-        self._accounts, self._thrown, self._loop = accounts, False, asyncio.get_running_loop()
+    def __init__(self, llm: BaseLlm, accounts: list[CallAccount]) -> None:
+        self.llm, self.accounts = llm, accounts
+        around = OWNERS.get()
+        self.owners = tuple([charge for charge in around if not charge.over]) if around else ()
+        self._thrown, self._loop = False, asyncio.get_running_loop()
         self.task: asyncio.Task[Any] | None = None  # that waits for the model now
         self.is_due = False  # the switch was thrown, perhaps while no task waited
         self._runs: list[Run] = []
         for account in accounts:
+            self.owners += (account.charge,)
             if (run := account.guard.runs.get(account.charge.run_costs.info.run)) is not None:
                 self._runs.append(run)
                 run.in_flight.add(self._throw)
@@ -166,7 +173,7 @@ class Cancellation:
         return next(
             (
                 (account.run.stopped, account.guard)
-                for account in self._accounts
+                for account in self.accounts
                 if account.run is not None and account.run.stopped is not None
             ),
             None,

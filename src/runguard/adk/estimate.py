@@ -150,24 +150,21 @@ def _measure(contents: list[types.Content], answers: Sizes | None = None) -> tup
             size += _PART
             if part.text is not None:
                 size += len(part.text) if part.text.isascii() else text_size(part.text)
-            elif part.function_call is not None:
-                size += len(part.function_call.name or "") + _size(part.function_call.args)
-            elif part.function_response is not None:
-                size += len(part.function_response.name or "")
-                value = part.function_response.response
-                known = answers.get((part.function_response.name, lengths_of(value))) if answers is not None else None
-                size += _size(value) if known is None else known
+            elif part.function_call is not None or part.function_response is not None:
+                call, answer, known = part.function_call, part.function_response, None
+                name, value = (call.name, call.args) if call else (answer.name, answer.response) if answer else ("", {})
+                if answers is not None and answer is not None:
+                    known = answers.get((name, lengths_of(value)))
+                if known is None:
+                    copy = copy_of(value)
+                    known = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
+                size += len(name or "") + known
             elif part.inline_data is not None:
                 tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
                 size, audio = size + tokens * UPPER, audio + sound
             elif part.file_data is not None:
                 size += IMAGE_TOKENS * UPPER  # its length is unknown
     return size, audio, _look(contents[-1]) if contents else None
-
-
-def _size(value: Any) -> int:
-    copy = copy_of(value)
-    return max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
 
 
 def _overhead(request: LlmRequest) -> int:

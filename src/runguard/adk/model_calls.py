@@ -21,7 +21,7 @@ from runguard.accounting.charges import OWNERS
 from runguard.adapters.layers import is_inside_tool
 from runguard.adk.call_accounts import (
     CallAccount,
-    Cancellation,
+    PassingCall,
     Stop,
     call_off,
     cap_output,
@@ -43,19 +43,6 @@ from runguard.core.exceptions import RunStoppedError
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK
-
-
-class PassingCall:
-    """A call on its way to its model: its accounts, and how the kill switch ends it."""
-
-    __slots__ = ("accounts", "cancellation", "llm", "owners")
-
-    def __init__(self, llm: BaseLlm, accounts: list[CallAccount]) -> None:
-        self.llm, self.accounts, self.cancellation = llm, accounts, Cancellation(accounts)
-        around = OWNERS.get()
-        self.owners = tuple([charge for charge in around if not charge.over]) if around else ()
-        for account in accounts:
-            self.owners += (account.charge,)
 
 
 async def _guarded(
@@ -90,7 +77,6 @@ async def _guarded(
     capped = request.config
     error: BaseException | None = None
     inside, owners = (passing, passing.owners) if passing is not None else (outer, OWNERS.get())
-    cancellation = passing.cancellation if passing is not None else None
     try:
         answers = aiter(original(llm, request, stream, *args, **kwargs))
         try:
@@ -99,10 +85,10 @@ async def _guarded(
                 placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside))
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
-                    if cancellation is not None:
-                        cancellation.task = asyncio.current_task()
-                        if cancellation.is_due:
-                            cancellation.end_if_due()
+                    if passing is not None:
+                        passing.task = asyncio.current_task()
+                        if passing.is_due:
+                            passing.end_if_due()
                 except Exception as fault:
                     _fault(fault, accounts)
                 try:
@@ -110,8 +96,8 @@ async def _guarded(
                 except StopAsyncIteration:
                     break
                 finally:
-                    if cancellation is not None:
-                        cancellation.task = None
+                    if passing is not None:
+                        passing.task = None
                     OWNERS.reset(tokens[1])
                     now = HERE.get()
                     HERE.reset(tokens[0])
@@ -129,7 +115,7 @@ async def _guarded(
                 await answers.aclose()
     except asyncio.CancelledError as raised:
         error = raised
-        stopped = _stop_by_switch(cancellation, accounts)
+        stopped = _stop_by_switch(passing, accounts)
         if stopped is None:
             raise
         yield stopped
@@ -140,8 +126,8 @@ async def _guarded(
         if capped is not own and request.config is capped:
             request.config = own  # the caller may use the request again
         try:
-            if cancellation is not None:
-                cancellation.over()
+            if passing is not None:
+                passing.over()
         except Exception as fault:
             _fault(fault, accounts)
         for account in accounts:
@@ -151,10 +137,10 @@ async def _guarded(
                 give_up(account, fault)
 
 
-def _stop_by_switch(cancellation: Cancellation | None, accounts: list[CallAccount]) -> LlmResponse | None:
+def _stop_by_switch(passing: PassingCall | None, accounts: list[CallAccount]) -> LlmResponse | None:
     """The answer when the kill switch has ended the call. None when other code has cancelled it."""
     try:
-        stopped = cancellation.by_switch() if cancellation is not None else None
+        stopped = passing.by_switch() if passing is not None else None
     except Exception as fault:
         _fault(fault, accounts)
         return None
