@@ -21,7 +21,7 @@ TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire
 COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/policy tests/alerts \
   tests/termination tests/wire tests/faults tests/install tests/test_background.py
 
-.PHONY: demo test test-beside ready test-frameworks coverage faults lint types types-newest types-frameworks compiled bench docs browser clean
+.PHONY: demo test test-beside ready test-frameworks coverage faults lint types types-newest types-frameworks compiled compiled-oldest bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
@@ -41,17 +41,21 @@ test:
 	wait $$beside; others=$$?; cat build/test-beside.log; test $$newest = 0 && test $$others = 0
 
 test-beside:
-	@echo "== tests on the oldest supported google-adk: all that touch it"; \
+	@echo "== types of the adapters for other frameworks"; \
+	$(AGAIN) types-frameworks; types=$$?; \
+	echo "== tests on the oldest supported google-adk: all that touch it"; \
 	$(OLD)/bin/python -m pytest $(BESIDE) $(TOUCH_ADK); oldest=$$?; \
 	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
-	$(FRAMEWORKS)/bin/python -m pytest $(BESIDE) tests/frameworks && test $$oldest = 0
+	$(FRAMEWORKS)/bin/python -m pytest $(BESIDE) tests/frameworks && test $$oldest = 0 && test $$types = 0
 
 # What can run side by side before the tests.
-ready: lint types compiled browser
+ready: lint types-newest compiled compiled-oldest browser $(FRAMEWORKS)/.ready
 
-# Compiles all that the tests import, once. The processes of a test run would all do it at the same time.
-compiled: $(NEW)/.ready $(OLD)/.ready
+# Compile all that the tests import, once. The processes of a test run would all do it at the same time.
+compiled: $(NEW)/.ready
 	@$(NEW)/bin/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+
+compiled-oldest: $(OLD)/.ready
 	@$(OLD)/bin/python -m pytest --collect-only -q $(TOUCH_ADK) >/dev/null 2>&1 || true
 
 # The oldest supported versions of the other frameworks; `make test` runs the newest.
