@@ -306,14 +306,14 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
     ("owner", "method"),
     [
         (lambda plugin: plugin.guard.accounts.expectations, "learn"),
-        (lambda plugin: plugin.guard.accounts.spending, "opened"),
+        (lambda plugin: plugin.guard.accounts.ledger, "hold_now"),
         (lambda plugin: plugin.guard.accounts.spending, "book"),
         (lambda plugin: plugin.guard.accounts.ledger, "settle"),
         (lambda plugin: plugin.guard, "settle"),
         (lambda plugin: plugin.guard.reserving, "_too_late"),
         (lambda plugin: plugin.model_hooks, "_admit"),
     ],
-    ids=["learn", "opened", "book", "ledger", "settle", "too late", "let go"],
+    ids=["learn", "hold", "book", "ledger", "settle", "too late", "let go"],
 )
 async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(
     owner: Callable[[Any], Any], method: str, monkeypatch: pytest.MonkeyPatch
