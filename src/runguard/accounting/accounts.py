@@ -4,7 +4,7 @@
 undoes a call that was never sent. What each run spent is kept per agent, model and tool, with or without a budget.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from runguard.accounting.budget_groups import scopes_of
@@ -131,22 +131,27 @@ class Accounts(Settlement):
         run_costs.open.add(charge)
         return charge
 
-    async def open(
+    def open(
         self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
-    ) -> tuple[Charge | None, Denied | None]:
+    ) -> Coroutine[Any, Any, tuple[Charge | None, Denied | None]]:
         """Reserve the worst case of a call. When only the holds of other calls leave no room, wait for them, bounded.
 
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
         """
-        around = cover(self) if OWNERS.get() else ()
-        if not around:
-            return await self._open(run_costs, event, enforce, stopped, ())
-        charge = None
+        if OWNERS.get():
+            return self._open_inside(run_costs, event, enforce, stopped)
+        return self._open(run_costs, event, enforce, stopped, ())
+
+    async def _open_inside(
+        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+    ) -> tuple[Charge | None, Denied | None]:
+        """``open`` inside of another guarded call, whose hold may cover this one."""
+        around, charge = cover(self), None
         try:
             charge, denied = await self._open(run_costs, event, enforce, stopped, around)
         finally:
-            if charge is None:
+            if around and charge is None:
                 uncover(around, self)
         return charge, denied
 
