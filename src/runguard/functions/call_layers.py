@@ -6,6 +6,7 @@ There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_asy
 import asyncio
 import inspect
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from runguard.accounting.charges import OWNERS, Charge
@@ -120,8 +121,8 @@ def _open_waiting(layer: Caller, request: Request) -> GuardedCall:
             except TimeoutError:  # the ledger knows what the others have reserved
                 layer.give_back(ticket)
                 admission, ticket = Admission.ALONGSIDE if on_loop else Admission.NOW, None
-        job = open_call(layer, request, admission, ticket, True, on_loop)
-        return drive(job, layer.guard.shares_store, never_left)
+        make = partial(open_call, layer, request, admission, ticket, True, on_loop)
+        return drive(make, layer.guard.shares_store, never_left)
     except BaseException:
         layer.give_back(ticket)
         raise

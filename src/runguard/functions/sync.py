@@ -19,14 +19,14 @@ class _WaitingLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
-    def finish(self, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]) -> _T:
+    def finish(self, make: Callable[[], Coroutine[Any, Any, _T]], lost: Callable[[_T], None]) -> _T:
         with self._lock:
             # nor does a fork take threads along
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 self._loop = asyncio.new_event_loop()
                 # which a SystemExit in a job ends: it is run again
                 self._thread = start_thread("runguard-waiting", self._loop.run_forever)
-            future = asyncio.run_coroutine_threadsafe(job, self._loop)
+            future = asyncio.run_coroutine_threadsafe(make(), self._loop)
         try:
             return future.result()
         except BaseException:
@@ -38,18 +38,20 @@ class _WaitingLoop:
 _waiting: Final = _WaitingLoop()
 
 
-def drive(job: Coroutine[Any, Any, _T], is_shared: bool, lost: Callable[[_T], None]) -> _T:
+def drive(make: Callable[[], Coroutine[Any, Any, _T]], is_shared: bool, lost: Callable[[_T], None]) -> _T:
     """Run a coroutine for a caller without an event loop: here, as long as it need not wait, else on a loop of our own.
 
-    ``lost``: takes a result that came when its caller had been interrupted.
+    ``make`` makes it when it can be run at once: one that is never run would be warned about. ``lost``: takes a result
+    that came when its caller had been interrupted.
     """
     if is_shared:
-        return _waiting.finish(job, lost)
+        return _waiting.finish(make, lost)
+    job = make()
     try:
         job.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    return _waiting.finish(job, lost)
+    return _waiting.finish(lambda: job, lost)
 
 
 async def awaited(value: Any) -> Any:
