@@ -198,8 +198,8 @@ def test_calls_without_a_loop_can_wait_after_one_that_met_an_exception(error: ty
         return "done"
 
     with pytest.raises((error, CancelledError)):
-        drive(broken(), True, lambda _: None)
-    assert drive(fine(), True, lambda _: None) == "done"
+        drive(broken, True, lambda _: None)
+    assert drive(fine, True, lambda _: None) == "done"
 
 
 def test_a_line_for_a_database_file_can_be_stood_in_after_a_fault(

@@ -140,9 +140,9 @@ class AgentRun:
 
     def ask_now(self, read: Callable[[], ModelRequest]) -> Reply:
         """``ask`` for callers without an event loop."""
-        job = self._ask(read, None)
+        make = partial(self._ask, read, None)
         return drive_layers(
-            self.layers, self.ending, job, lambda lost: lost.release() if isinstance(lost, Permission) else None
+            self.layers, self.ending, make, lambda lost: lost.release() if isinstance(lost, Permission) else None
         )
 
     async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Reply:

@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Final
 
 from runguard.adapters.ending_conditions import EndingConditions
@@ -51,8 +52,8 @@ class RunTools:
 
     def check_now(self, use: ToolUse) -> str | None:
         """``check`` for callers without an event loop."""
-        job = self._check(use, no_loop=True)
-        return drive_layers(self._layers, self._ending, job, lambda _: self._not_executed(self._call(use)))
+        make = partial(self._check, use, no_loop=True)
+        return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
 
     async def _check(self, use: ToolUse, *, no_loop: bool) -> str | None:
         call = self._call(use)

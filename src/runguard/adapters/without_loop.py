@@ -20,8 +20,11 @@ def in_event_loop() -> bool:
 
 
 def drive_layers(
-    layers: tuple[Layer, ...], ending: EndingConditions, job: Coroutine[Any, Any, _T], lost: Callable[[_T], None]
+    layers: tuple[Layer, ...],
+    ending: EndingConditions,
+    make: Callable[[], Coroutine[Any, Any, _T]],
+    lost: Callable[[_T], None],
 ) -> _T:
-    """Run ``job`` to its end. ``lost`` takes a result that came after its caller was interrupted."""
+    """Run the coroutine that ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
     waits = any(layer.guard.accounts.ledger.is_shared for layer in layers)
-    return drive(job, waits or ending.needs_await, lost)
+    return drive(make, waits or ending.needs_await, lost)
