@@ -25,6 +25,6 @@ def drive_layers(
     make: Callable[[], Coroutine[Any, Any, _T]],
     lost: Callable[[_T], None],
 ) -> _T:
-    """Run the coroutine that ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
+    """Run what ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
     waits = any(layer.guard.accounts.ledger.is_shared for layer in layers)
     return drive(make, waits or ending.needs_await, lost)
