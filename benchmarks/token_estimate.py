@@ -18,7 +18,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from runguard.core.plain_copy import HEAD, copy_of
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
+
+from runguard.adk.estimate import project
 from runguard.providers.sizes import LIKELY, UPPER, text_size
 
 PART = 12  # bytes of every part beside its text
@@ -60,20 +63,22 @@ def size_of(step: dict[str, Any]) -> tuple[int, bool]:
         text = step.get("text_chars") or text_size(step.get("text") or "")
         return (text + PART if text else 0), False
     if kind == "tool_call":
-        return PART + name + json_size(step.get("args") or {}), False
+        args = step.get("args")
+        call = types.FunctionCall(name=step.get("tool"), args=args if isinstance(args, dict) else {"args": args})
+        return measured(types.Part(function_call=call)), False
     if step.get("result_chars"):
         return PART + name + int(step["result_chars"]), False
     value = step.get("result", step.get("text"))
     if isinstance(value, str) and value.strip()[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
             value = json.loads(value)
-    is_data = isinstance(value, dict | list)
-    return PART + name + json_size(value if isinstance(value, dict) else {"result": value}), is_data
+    response = value if isinstance(value, dict) else {"result": value}
+    answer = types.FunctionResponse(name=step.get("tool"), response=response)
+    return measured(types.Part(function_response=answer)), isinstance(value, dict | list)
 
 
-def json_size(value: Any) -> int:
-    copy = copy_of(value)
-    return max(len(copy) - HEAD, 0) if copy is not None else text_size(json.dumps(value))
+def measured(part: types.Part) -> int:
+    return project(LlmRequest(contents=[types.Content(role="user", parts=[part])]), None).size
 
 
 def figures_of(prompts: list[Prompt], bytes_per_token: float) -> dict[str, Any]:
