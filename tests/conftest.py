@@ -37,6 +37,7 @@ TOGETHER = {
     "tests/test_docs.py::test_snippet_runs": "docs",
     "tests/test_language.py": "sources",
     "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
+    "tests/wire/test_entered_streams": "litellm",
     "tests/wire/test_model_classes.py::test_litellm": "litellm",
     "tests/wire/test_refused_connections.py": "litellm",
     "tests/wire/test_seed_example.py": "litellm",

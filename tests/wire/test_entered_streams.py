@@ -14,9 +14,6 @@ from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.openai_server import OpenAIServer
 from tests.kit.sse_server import Reply, SseServer
 
-anthropic = pytest.importorskip("anthropic")
-openai = pytest.importorskip("openai")
-
 KEY = "a-dummy-key"
 PRICE = {"input": 1, "output": 4}  # dollars per million tokens
 CALL_USD = Decimal("0.002")  # 1,000 in and 250 out
@@ -41,7 +38,8 @@ class Setup:
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.server: SseServer = AnthropicServer() if kind == "messages" else OpenAIServer()
-        library: Any = anthropic if kind == "messages" else openai
+        # not at the top: that takes a second, in every test process
+        library: Any = pytest.importorskip("anthropic" if kind == "messages" else "openai")
         url = self.server.url if kind == "messages" else f"{self.server.url}/v1"
         self.client = getattr(library, "Anthropic" if kind == "messages" else "OpenAI")(
             api_key=KEY, base_url=url, max_retries=0

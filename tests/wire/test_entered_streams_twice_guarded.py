@@ -9,8 +9,6 @@ import pytest
 import runguard
 from tests.kit.anthropic_server import AnthropicServer
 
-anthropic = pytest.importorskip("anthropic")
-
 CALL_USD = Decimal("0.002")  # 1,000 in and 250 out
 REQUEST: dict[str, Any] = {
     "model": "claude-sonnet-4-5",
@@ -36,6 +34,7 @@ def figures(guarded: Any) -> tuple[int, int, Decimal, Decimal]:
 
 
 def test_both_guards_book_the_call_when_the_stream_ends(server: AnthropicServer) -> None:
+    anthropic = pytest.importorskip("anthropic")
     with anthropic.Anthropic(api_key="a-dummy-key", base_url=server.url, max_retries=0) as client:
         inner = runguard.guard(client.messages.stream, budget={"max_usd": 1}, **SETTINGS)
         outer = runguard.guard(inner, budget={"max_usd": CALL_USD * 2}, **SETTINGS)
@@ -49,6 +48,7 @@ def test_both_guards_book_the_call_when_the_stream_ends(server: AnthropicServer)
 
 
 async def test_both_guards_book_an_async_call_when_the_stream_ends(server: AnthropicServer) -> None:
+    anthropic = pytest.importorskip("anthropic")
     async with anthropic.AsyncAnthropic(api_key="a-dummy-key", base_url=server.url, max_retries=0) as client:
         inner = runguard.guard_async(client.messages.stream, budget={"max_usd": 1}, **SETTINGS)
         outer = runguard.guard_async(inner, budget={"max_usd": CALL_USD * 2}, **SETTINGS)
