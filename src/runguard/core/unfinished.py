@@ -50,8 +50,4 @@ def is_unfinished(answer: Any) -> bool:
 
 def _asks_to_wait(text: str) -> bool:
     head = text[:_HEAD]
-    lower = head.lower()
-    for words in _IN_MESSAGE:
-        if words in lower:
-            return _MESSAGE.search(head) is not None
-    return False
+    return any(map(head.lower().__contains__, _IN_MESSAGE)) and _MESSAGE.search(head) is not None
