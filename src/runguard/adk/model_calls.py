@@ -321,9 +321,10 @@ def wrap_model(original: Any) -> Any:
         elif here.tool is None and here.stream is None and not here.layers and not ANNOUNCED.get():
             return original(self, llm_request, stream, *args, **kwargs)
         guarded = _guarded(original, self, llm_request, stream, args, kwargs)
-        if passing is None and is_inside_tool():
+        if passing is None:
             try:
-                return joined(guarded, self, llm_request, stream)
+                if is_inside_tool():
+                    return joined(guarded, self, llm_request, stream)
             except Exception as fault:
                 _fault(fault, [])
         return guarded
