@@ -18,7 +18,7 @@ from runguard.replay.sources import Piece, Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 
 _AHEAD: Final = 3  # pieces per process that wait or are done on
-_COLLECT_EVERY: Final = (50_000, 20, 100)
+_COLLECT_EVERY: Final = (5_000, 10, 10)  # rarer ones meet memory that has left the caches
 _FEW: Final = 2  # for this number of pieces a process does not pay
 Task = Callable[[RecordedRun], Any]
 _task: list[Task] = []

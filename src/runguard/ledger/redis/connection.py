@@ -22,9 +22,8 @@ _REPEATABLE: Final = frozenset(
     {"reserve", "settle", "settle_and_reserve", "next_call", "release", "read", "running", "list", "about", "command"}
 )
 _USES: Final = {"settle_and_reserve": ("settle", "reserve")}  # scripts that call other ones
-_WHOLE: Final = (
-    "next_call",
-)  # scripts that do without common.lua: to define its functions takes as long as such a script
+# scripts that do without common.lua, because defining its functions takes as long as such a script
+_WHOLE: Final = ("next_call",)
 _log: Final = logging.getLogger("runguard")
 _warned: Final[set[str]] = set()  # stores of this process whose settings could not be read
 
