@@ -49,6 +49,8 @@ class StoreJobs:
         link.check_rest()
         asked = self._put(job, again)
         wrapped = asyncio.wrap_future(asked.future)
+        # its caller may be cancelled or stop waiting: asyncio reports an exception that is never looked at
+        wrapped.add_done_callback(lambda late: late.cancelled() or late.exception())
         try:
             while (left := self._time_left(asked)) > 0:
                 await asyncio.wait((wrapped,), timeout=left)
@@ -58,7 +60,6 @@ class StoreJobs:
             link.outage(error)
             raise
         asked.future.cancel()
-        wrapped.add_done_callback(lambda late: late.cancelled() or late.exception())  # no caller waits for it any more
         outage = StoreOutage(f"{link.name}: no answer within {link.timeout:g} s")
         link.outage(outage)
         raise outage

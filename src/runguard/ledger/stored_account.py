@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.base import Account, Refusal, refusal_of
+from runguard.ledger.base import STALE, Account, Refusal, Stale, refusal_of
 from runguard.ledger.store import Balance, Line, StoreReply
 
 _ACCOUNTS_KEPT: Final = 10_000  # copies only: the store keeps all of them
@@ -105,9 +105,14 @@ def lines_of(accounts: Sequence[Account]) -> list[Line]:
     return [account.line for account in accounts if isinstance(account, StoredAccount)]
 
 
-def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
-    """The refusal in a store's reply, by the figures of this reply: the accounts may know newer ones by now."""
+def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal | Stale:
+    """The refusal in a store's reply, by the figures of this reply: the accounts may know newer ones by now.
+
+    Without figures there was no refusal: the reservation was given back before it arrived, and made no account.
+    """
     reported = {balance.key: balance for balance in reply.balances}
+    if any(line.key not in reported for line in lines_of(accounts)):
+        return STALE
     copies: list[Account] = []
     for line in lines_of(accounts):
         copy = StoredAccount(line)
