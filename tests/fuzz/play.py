@@ -20,8 +20,11 @@ from time import monotonic
 from types import FrameType
 from typing import Any, Final
 
+import runguard
+
 NAMES: Final = ("fingerprints", "outcomes", "readers", "sources")
 FOUND: Final = Path(__file__).parent / "found"
+_OURS: Final = str(Path(runguard.__file__).parent)
 _HANGS_S: Final = 120  # an input that takes this long is reported as a crash
 _MOST_CHARS: Final = 20_000  # of one input as JSON
 
@@ -47,7 +50,7 @@ def steps_of(check: Callable[[Any], None], form: Any) -> int:
         return line
 
     def call(frame: FrameType, event: str, arg: Any) -> Any:
-        return line if "runguard" in frame.f_code.co_filename and "tests" not in frame.f_code.co_filename else None
+        return line if frame.f_code.co_filename.startswith(_OURS) else None
 
     before = sys.gettrace()
     sys.settrace(call)
