@@ -7,6 +7,7 @@ Each line on a connection is a command, each answer a line: ``{"do": "open", "ur
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -172,6 +173,8 @@ def mother(path: str) -> None:
     # what the first run imports is there for all workers
     asyncio.run(run(agent(steps(2), tools=[step]), plugins=[RunGuardPlugin(prices=PRICES)]))
     assert threading.active_count() == 1
+    gc.collect()
+    gc.freeze()  # no worker walks, and so copies, what is imported
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as door:
         door.bind(path)
