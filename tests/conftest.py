@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported stays, so the garbage collector need not walk all of ADK in each of its rounds. Its rounds are
-    rare: as often as by default they take seven percent of the time.
+    rare, because most of what a test makes is gone without them.
     """
     gc.collect()
     gc.freeze()
