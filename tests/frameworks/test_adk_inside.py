@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import InMemoryRunner
 from google.genai import types
 
-from runguard.adk import RunGuardPlugin
+from runguard.adk import RunGuardPlugin, TerminationPlugin
 from runguard.core.budget import Budget
+from runguard.termination import MaxIterationsTermination
 from runguard.testing import ScriptedModel, call, text
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
@@ -29,9 +31,9 @@ PRICES: Any = {MODEL: {"input": 0.0, "output": 1.0}}
 LIMITS: Any = {MODEL: {"max_output_tokens": 100_000}}
 
 
-def adk_tool(root: Any, plugin: RunGuardPlugin) -> Callable[..., Awaitable[str]]:
+def adk_tool(root: Any, *plugins: BasePlugin) -> Callable[..., Awaitable[str]]:
     """A tool that runs an ADK agent."""
-    runner = InMemoryRunner(app=App(name="inner", root_agent=root, plugins=[plugin]))
+    runner = InMemoryRunner(app=App(name="inner", root_agent=root, plugins=[*plugins]))
 
     async def ask(n: int = 0) -> str:
         session = await runner.session_service.create_session(app_name="inner", user_id="u")
@@ -62,6 +64,20 @@ async def test_an_adk_runner_in_a_tool_belongs_to_the_run(harness: Harness) -> N
     assert guard.spend()["calls"] == 10
     assert plugin.spend()["calls"] == 9
     assert result.open_calls == []
+    assert not guard.guard.runs
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+async def test_a_termination_condition_of_the_inner_run_does_not_hide_it_from_the_outer_one(harness: Harness) -> None:
+    model = ScriptedModel(lambda n, _: call("look", n=n))
+    plugin, guard = RunGuardPlugin(max_model_calls=50), harness.guard(max_model_calls=10)
+    ends = TerminationPlugin(MaxIterationsTermination(1_000))
+    tool = adk_tool(LlmAgent(name="inner", model=model, tools=[look]), plugin, ends)
+    spec = AgentSpec(lambda n, _: Reply(calls=[("ask", {"n": n})]), tools={"ask": tool})
+    session = harness.session(spec, guard)
+    await session.turn("go")
+    assert [trip.rule for trip in guard.trips] == ["model_calls"]
+    assert (session.model_calls, model.calls, guard.spend()["calls"]) == (1, 9, 10)
     assert not guard.guard.runs
 
 

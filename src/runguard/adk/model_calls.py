@@ -309,22 +309,20 @@ def wrap_model(original: Any) -> Any:
             # a class that calls its parent's method: the same call
             if passing.llm is self or not (passing.accounts or here.layers):
                 return original(self, llm_request, stream, *args, **kwargs)
-        elif here.conditions:
-            guarded = _guarded(original, self, llm_request, stream, args, kwargs)
-            try:
-                return asked_first(
-                    guarded, here.conditions, llm_request, lambda: call_off(announced_accounts(llm_request))
-                )
-            except Exception as fault:
-                _fault(fault, [])
-                return guarded
-        elif here.tool is None and here.stream is None and not here.layers and not ANNOUNCED.get():
+        elif not (here.conditions or here.layers or here.tool or here.stream or ANNOUNCED.get()):
             return original(self, llm_request, stream, *args, **kwargs)
-        guarded = _guarded(original, self, llm_request, stream, args, kwargs)
+        guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
         if passing is None:
             try:
                 if is_inside_tool():
-                    return joined(guarded, self, llm_request, stream)
+                    guarded = joined(guarded, self, llm_request, stream)
+            except Exception as fault:
+                _fault(fault, [])
+            try:
+                if here.conditions:
+                    guarded = asked_first(
+                        guarded, here.conditions, llm_request, lambda: call_off(announced_accounts(llm_request))
+                    )
             except Exception as fault:
                 _fault(fault, [])
         return guarded
