@@ -333,18 +333,8 @@ class Player:
             self._answered_as = known_as
         if step.at is not None:
             self.tick(step.at)
-        self._answers.append(
-            Answer(
-                step.tool,
-                call.fingerprint,
-                step.value,
-                step.id,
-                step.outcome,
-                step.event,
-                args=call.args,
-                once=call.once,
-            )
-        )
+        facts = (step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event)
+        self._answers.append(Answer(*facts, args=call.args, once=call.once))
         if self.live is not None and len(self.live.lanes) > 1:
             self.guard.close_lane(self.live, f"{call.lane}/{step.tool}@{step.id}")
 
