@@ -84,13 +84,14 @@ def test_a_policy_that_asks_for_the_package_needs_it(monkeypatch: pytest.MonkeyP
 # ---- doctor ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("days", "state"), [(0, "ok"), (90, "ok"), (91, "warning")])
+@pytest.mark.parametrize(("days", "state"), [(0, "ok"), (1, "ok"), (90, "ok"), (91, "warning")])
 def test_doctor_shows_the_date_and_warns_after_90_days(days: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = packaged_table().date
     now = (made.toordinal() - 719_163 + days) * 86_400 + 3600.0  # days between year 1 and 1970
     monkeypatch.setattr("runguard.cli.commands.model_prices.time.time", lambda: now)
     found = line()
-    assert (found["state"], f"table of {made}, {days} days old" in found["found"]) == (state, True)
+    age = f"table of {made}, {days} {'day' if days == 1 else 'days'} old"
+    assert (found["state"], age in found["found"]) == (state, True)
     assert found["do"] == ("pip install -U 'runguard-agents[prices]' && runguard prices --update" if days > 90 else "")
 
 

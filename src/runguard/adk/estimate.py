@@ -34,7 +34,7 @@ _WIDTH: Final = 16  # entries of each level
 
 Look = tuple[str | None, int, int]  # how a content is recognised at little cost: role, number of parts, lengths
 _EMPTY: Final[Look] = (None, 0, 0)
-Sizes = dict[tuple[str | None, int], int]  # by tool and lengths: ADK removes the ids of calls from a request
+AnswerSizes = dict[tuple[str | None, int], int]  # by tool and lengths: ADK removes the ids of calls from a request
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class PromptProjection:
     contents: int
     tail: Look  # of its last content
     tokens: int = 0  # as counted by the model
-    answers: "Sizes | None" = None  # of the large answers that came since
+    answers: "AnswerSizes | None" = None  # of the large answers that came since
 
     def know(self, tool: str, answer: Any, size: int) -> None:
         """The size of a large answer, which the next request will bring."""
@@ -139,7 +139,7 @@ def lengths_of(value: Any) -> int:
     return total
 
 
-def _measure(contents: list[types.Content], answers: Sizes | None = None) -> tuple[int, int, Look | None]:
+def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) -> tuple[int, int, Look | None]:
     """Bytes of contents, media counted by the text that would have as many tokens; their audio tokens; and a look at
     the last one.
 

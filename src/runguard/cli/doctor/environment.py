@@ -264,7 +264,7 @@ def list_line(policy: Policy) -> CheckResult:
         except ValueError as error:
             return CheckResult("price list", "warning", str(error), "runguard prices --update writes a new one")
     used = list_in_use(policy.prices_source)
-    found = f"{used['source']}, {used['days_old']} days old"
+    found = f"{used['source']}, {used['days_old']} {'day' if used['days_old'] == 1 else 'days'} old"
     if not used["old"]:
         return CheckResult("price list", "ok", found)
     do = REFRESH if policy.prices_source == "table" else "pip install -U genai-prices"
