@@ -1,209 +1,246 @@
-"""What was found, what follows from it, and how it is said: to the model, to the end user, to the operator."""
+"""What the model, the end user and the operator read about a decision."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from decimal import Decimal
-from enum import IntEnum
-from math import inf
-from typing import Any, Final, Self
+from typing import Final
 
-STOP_CODE: Final = "RUNGUARD_STOP"
-METADATA_KEY: Final = "runguard"
-NOTICE_KEY: Final = "runguard_notice"
-# What a tool's answer has for its status where it is ours: nothing was done, or it was done and its answer is not
-# shown.
-NOT_EXECUTED: Final = "not_executed"
-LEFT_OUT: Final = "answer_left_out"
-METADATA_VERSION: Final = 1
-MAX_EVIDENCE: Final = 5
+from runguard.core.decision import (
+    CUT_OFF,
+    NEAR_EQUAL,
+    ONLY_NOTES,
+    ORDERS,
+    REWORDED,
+    SAME_ANSWER,
+    SAME_PAIR,
+    TOLD_AGAIN,
+    TRY_AGAIN,
+    Action,
+    Finding,
+)
+from runguard.core.printable import printable
 
+# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
+# These texts stay in the history, so whatever they forbid they forbid for this turn only: the next one starts with
+# fresh counters.
 
-class Action(IntEnum):
-    """The ladder. A higher rung wins over a lower one."""
+_NUDGES: Final[dict[str, str]] = {
+    "repetition": "You have made this same call {n} times and it gave the same answer "
+    "each time. Do not repeat it without "
+    "need: use what you already "
+    "have, or say what is missing or what you are waiting for.",
+    "no_news": (
+        "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those "
+        "answers now, or say what is missing."
+    ),
+    "cycle": (
+        "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you "
+        "have, or say what is missing."
+    ),
+    "same_call": (
+        "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; "
+        "otherwise use the latest answer."
+    ),
+    "stall": (
+        "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without "
+        "it, or report the failure."
+    ),
+    "empty": (
+        "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or "
+        "say that it was not found."
+    ),
+    "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
+    "handoff": "This task has been passed between the same agents {n} times with nothing "
+    "new. Do not pass it on again in "
+    "this turn: answer with what is known, "
+    "or say what is missing.",
+    "talk": (
+        "{n} texts have been written in a row and nothing was done. Do not write the same in other words: do the next "
+        "step, give the result, or say what is missing."
+    ),
+    "budget": (
+        "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
+    ),
+    "polling": (
+        "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state "
+        "and finish."
+    ),
+}
+# Nudges of findings whose unit says more than their rule.
+_NUDGES_BY_UNIT: Final[dict[str, str]] = {
+    CUT_OFF: (
+        "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response "
+        "has a limited length. Send less per call: split the work into several smaller calls."
+    ),
+    TRY_AGAIN: (
+        "'{tool}' has asked {n} times to try again, whatever it was asked, and has given no result. More attempts in "
+        "this turn will probably be answered alike. Go on without it, or report that it does not work now."
+    ),
+    SAME_ANSWER: (
+        "'{tool}' has given the same answer {n} times, whatever it was asked. Use that answer, or say what is missing."
+    ),
+    SAME_PAIR: (
+        "You have made this same call {n} times and it gave the same answer each time. What you did in between has not "
+        "changed it: try another way, or say what is missing."
+    ),
+    NEAR_EQUAL: (
+        "You have sent nearly the same long call to '{tool}' {n} times in a row. If the last version is good enough, "
+        "go on; otherwise say what is missing."
+    ),
+    REWORDED: (
+        "'{tool}' has answered this same call {n} times in a row, each time the same in other words. Use that answer, "
+        "ask something else, or say what is missing."
+    ),
+    ORDERS: (
+        "'{tool}' was set to work {n} times, made the same calls each time and got the same answers. The same order in "
+        "other words will not change that: go on with what is known, give another order, or say what is missing."
+    ),
+    TOLD_AGAIN: (
+        "'{tool}' has reported the same in other words {n} times. The same order in other words will not change that: "
+        "use the report, give another order, or say what is missing."
+    ),
+    ONLY_NOTES: (
+        "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."
+    ),
+}
+_REFUSALS: Final[dict[str, str]] = {
+    "repetition": "Not executed: this exact call was already answered {before} times "
+    "with the same result, which stands "
+    "above. Do not make it again in this "
+    "turn; use that result or finish.",
+    "stall": (
+        "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this turn; go "
+        "on without it or report the failure."
+    ),
+    "tool_failures": (
+        "Not executed: '{tool}' has failed {before} times in a row. Do not call it again in this turn; go on "
+        "without it or report the failure."
+    ),
+    "breaker": (
+        "Not executed: '{tool}' is out of service at the moment. Do not call it again in this turn; go on without "
+        "it or report the failure."
+    ),
+    "depth": (
+        "Not executed: the task has been delegated too many times already. Do not delegate it further in this "
+        "turn; answer with what is known."
+    ),
+    "tool_limit": (
+        "Not executed: '{tool}' may be called {limit} times in one turn and has been. Do not call it again in this "
+        "turn; use the answers you have."
+    ),
+    "budget": (
+        "Not executed: what is left for this turn does not pay for '{tool}'. Do not call it again in this turn; use "
+        "the answers you have."
+    ),
+    "unpriced": (
+        "Not executed: it is not known what '{tool}' would cost. Do not call it again in this turn; use the answers "
+        "you have."
+    ),
+    "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
+    "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these "
+    "arguments has been done before. "
+    "Do not call it again in this "
+    "turn; report that it was not done now.",
+    "fan_out": (
+        "Not started: too many calls are running at once. Do not retry in this turn; go on with the results that "
+        "are there."
+    ),
+    "context": "'{tool}' was executed; its answer was too large for this conversation "
+    "and was left out. Do not make the "
+    "same call again; "
+    "ask for a smaller part, if the tool offers it.",
+    "result_size": "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; "
+    "ask for a smaller part, if the tool offers it.",
+}
+STOPPED: Final = "Not executed: this turn was stopped."
+PART_STOPPED: Final = "Not finished: this part was stopped. Do not call it again in this turn."
+TERMINATED: Final = "Not executed: this part had already ended."
 
-    ALLOW = 0
-    WARN = 1
-    NUDGE = 2
-    BLOCK = 3
-    STOP = 4
-
-    @property
-    def word(self) -> str:
-        return self.name.lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Rungs:
-    """At which count a rule does what; ``None`` leaves a rung out. Counts are inclusive: ``stop=5`` acts at five."""
-
-    warn: float | None = None
-    nudge: float | None = None
-    block: float | None = None
-    stop: float | None = None
-
-    def at(self, count: float) -> tuple[Action, float] | None:
-        """The strongest rung that ``count`` has reached, and its number."""
-        if self.stop is not None and count >= self.stop:
-            return Action.STOP, self.stop
-        if self.block is not None and count >= self.block:
-            return Action.BLOCK, self.block
-        if self.nudge is not None and count >= self.nudge:
-            return Action.NUDGE, self.nudge
-        if self.warn is not None and count >= self.warn:
-            return Action.WARN, self.warn
-        return None
-
-    @property
-    def lowest(self) -> float:
-        lowest = inf
-        for rung in (self.warn, self.nudge, self.block, self.stop):
-            if rung is not None and rung < lowest:
-                lowest = rung
-        return lowest
-
-
-# Units of findings of the rule no_news about loops behind noise.
-SAME_ANSWER: Final = "equal long answers"
-SAME_PAIR: Final = "equal answers to one call"
-ONLY_NOTES: Final = "notes in a row"
-NEAR_EQUAL: Final = "nearly equal long calls"
-REWORDED: Final = "answers in other words"  # to one call
-ORDERS: Final = "rounds of the same work"  # of an agent that is set to work again and again
-TOLD_AGAIN: Final = "reports in known words"  # of an agent that is called as a tool and uses no tools
-CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
-# unit of a finding of the rule stall about answers that look like success and say "try again"
-TRY_AGAIN: Final = "answers that ask to try again"
-HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
-
-
-@dataclass(slots=True)
-class Finding:
-    """A rule's observation: the number, the limit it met, and what shows it."""
-
-    rule: str
-    action: Action
-    observed: Decimal | float
-    limit: Decimal | float
-    unit: str
-    scope: str = "lane"  # "call" refuses one call, "lane" its strand of the run, "run" everything
-    tool: str = ""
-    key: str = ""  # what it is about: the same key is nudged once
-    detail: str = ""  # for the operator: a path, an agent; never what a tool has said
-    evidence: tuple[dict[str, str], ...] = ()
-    money: "Money | None" = None  # of a finding about a budget
-
-
-@dataclass(frozen=True, slots=True)
-class Money:
-    """Whose budget a finding is about, and how it stands."""
-
-    kind: str
-    scope: str
-    spent_usd: Decimal | None
-    reserved_usd: Decimal | None
-    ends: float | None = None  # when its window resets
-    resume: str = ""
-    key: str = ""  # the account: its scope, window and period
-
-
-@dataclass(slots=True)
-class Decision:
-    """What to do about one event. ``enforced`` is False in shadow mode: decided and recorded, not carried out."""
-
-    action: Action = Action.ALLOW
-    finding: Finding | None = None
-    trip: "Trip | None" = None
-    for_model: str = ""
-    enforced: bool = True
-    retry_after: float | None = None
-
-    def __bool__(self) -> bool:
-        return self.action is not Action.ALLOW
-
-
-ALLOW: Final = Decision()
-
-
-@dataclass(frozen=True, slots=True)
-class Trip:
-    """A stop that was decided. ``str(trip)`` is the operator's message; money is ``Decimal`` or None when not known."""
-
-    id: str
-    rule: str
-    action: str
-    scope: str
-    scope_id: str
-    unit: str
-    app: str
-    user_id: str
-    session_id: str
-    run_id: str
-    invocation_id: str
-    message: str
-    resume: str
-    policy_digest: str
-    at: float
-    observed: Decimal | float
-    limit: Decimal | float
-    agent_path: tuple[str, ...] = ()
-    branch: str | None = None
-    tool: str | None = None
-    model: str | None = None
-    evidence: tuple[Mapping[str, str], ...] = ()
-    model_calls: int = 0
-    tool_calls: int = 0
-    tokens: int = 0
-    spent_usd: Decimal | None = None
-    reserved_usd: Decimal | None = None
-    enforced: bool = True
-    estimated: bool = False
-    resumable: bool = True
-
-    def __str__(self) -> str:
-        return self.message
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, as it rides in an event's metadata: money as decimal strings."""
-        data = asdict(self)
-        for key in _MONEY:
-            data[key] = str(data[key]) if isinstance(data[key], Decimal) else data[key]
-        data["agent_path"] = list(self.agent_path)
-        data["evidence"] = [dict(item) for item in self.evidence]
-        return {"v": METADATA_VERSION, "retryable": False, **data}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        known["agent_path"] = tuple(known.get("agent_path", ()))
-        known["evidence"] = tuple(known.get("evidence", ()))
-        for key in _MONEY:
-            if isinstance(known.get(key), str):
-                known[key] = Decimal(known[key])
-        return cls(**known)
+# For the end user: plain, no money, no internal names.
+_STOP_TEXTS: Final[dict[str, str]] = {
+    "repetition": "I stopped because I kept repeating the same step without getting any further.",
+    "no_news": "I stopped because I kept repeating the same steps without getting any further.",
+    "cycle": "I stopped because I kept repeating the same steps without getting any further.",
+    "same_call": "I stopped because I kept repeating the same step.",
+    "stall": "I stopped because a step kept failing in the same way.",
+    "tool_failures": "I stopped because a step kept failing.",
+    "handoff": "I stopped because the request was passed back and forth without getting any further.",
+    "talk": "I stopped because the discussion went on without getting any further.",
+    "reentry": "I stopped because the request was passed back to a part that had already worked on it.",
+    "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
+    "deadline": "I stopped because this was taking too long.",
+    "growth": "I stopped because the conversation has grown too large to go on like this.",
+    "context": "I stopped because the conversation has grown too large to go on.",
+    "polling": "I stopped waiting because nothing has changed for a long time.",
+    "remote_stop": "I stopped because a service that I work with stopped this request.",
+    "kill_switch": "I stopped because an operator has stopped this.",
+    "policy_error": "I did not start because the safety settings of this service are not valid.",
+    "guard_error": "I stopped because a safety check could not be made.",
+}
+_STOP_TEXT: Final = "I stopped because this request reached a safety limit."
 
 
-_MONEY: Final = ("spent_usd", "reserved_usd", "observed", "limit")
+def text_for_model(finding: Finding) -> str:
+    """The nudge or refusal that the model reads in place of, or beside, a tool's answer."""
+    if finding.action is Action.STOP:
+        return STOPPED
+    texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
+    by_unit = _NUDGES_BY_UNIT.get(finding.unit) if finding.action is Action.NUDGE else None
+    template = by_unit or texts.get(finding.rule) or _REFUSALS["repetition"]
+    return template.format(
+        n=_number(finding.observed),
+        before=_number(max(finding.observed - 1, 1)),
+        limit=_number(finding.limit),
+        tool=finding.tool,
+    )
 
 
-def trip(event: Any) -> Trip | None:
-    """The trip that an event carries, or None. Takes an ADK event, or its JSON as a mapping, snake or camel case."""
-    snake, camel = "custom_metadata", "customMetadata"
-    metadata = (event.get(snake) or event.get(camel)) if isinstance(event, Mapping) else getattr(event, snake, None)
-    data = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
-    if not isinstance(data, Mapping) or data.get("v") != METADATA_VERSION:
-        return None
-    return Trip.from_dict(data)
+def text_for_user(rule: str) -> str:
+    """The sentence an end user may see; it names neither money nor anything internal."""
+    return _STOP_TEXTS.get(rule, _STOP_TEXT)
 
 
-@dataclass(slots=True)
-class RunCounts:
-    """What a run has used so far; its money is in its RunCosts."""
+def text_for_operator(
+    finding: Finding,
+    *,
+    path: tuple[str, ...],
+    model_calls: int,
+    tool_calls: int,
+    tokens: int,
+    spent: str,
+    enforced: bool,
+) -> str:
+    """Rule, value, limit, where, what it took so far."""
+    about = f" of tool '{finding.tool}'" if finding.tool else ""
+    # the detail of a hand-off is its path
+    detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
+    where = f" in {'→'.join(path)}" if path else ""
+    verb = "stopped" if enforced else "would have stopped"
+    found = against_limit(finding.observed, finding.unit, finding.limit) + detail
+    if finding.money is not None:
+        found = f"{finding.money.scope}, {finding.detail}"
+    so_far = (
+        f"{_count(model_calls, 'model call')}, {_count(tool_calls, 'tool call')}, {_count(tokens, 'token')}{spent} "
+        "so far"
+    )
+    return printable(f"{verb} by {finding.rule}{about}: {found}{where}; {so_far}")
 
-    model_calls: int = 0
-    tool_calls: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
 
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def against_limit(observed: Decimal | float, unit: str, limit: Decimal | float) -> str:
+    """What a rule counted: 21 tool calls, limit 20."""
+    return f"{_counted(observed, unit)}, limit {_number(limit)}"
+
+
+def _counted(number: Decimal | float, unit: str) -> str:
+    """Format a number with its unit: 2 re-entries, 1 re-entry."""
+    if number == 1 and unit.endswith("ies"):
+        unit = f"{unit[:-3]}y"
+    elif number == 1 and unit.endswith(" calls"):
+        unit = unit[:-1]
+    return f"{_number(number)} {unit}"
+
+
+def _number(value: Decimal | float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.2f}"

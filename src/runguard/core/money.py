@@ -1,141 +1,202 @@
-"""Amounts: dollars, tokens and calls, their arithmetic and their texts.
+"""Budgets: a limit in USD, tokens or calls on a scope, with an optional window."""
 
-Money is integer nano-USD inside and ``Decimal`` at the edge. Three counts go together everywhere, in the order of
-``UNITS``: an ``Amount`` is a plain tuple, because it is made for every model call.
-"""
-
-import math
-from decimal import Decimal, InvalidOperation
-from fractions import Fraction
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final, Literal, Self
 
 from runguard.core.exceptions import PolicyError
+from runguard.core.mistakes import Checked, nearest
+from runguard.core.money import UNITS, UNLIMITED, Amount, cap_from_function, shown, to_count, to_nano
+from runguard.core.periods import Window
+from runguard.core.scope import Per, Scope
+from runguard.core.threshold import Threshold
 
-UNITS: Final = ("usd", "tokens", "calls")
-Amount = tuple[int, int, int]  # nano-USD, tokens, calls
-NOTHING: Final[Amount] = (0, 0, 0)
-UNLIMITED: Final = 1 << 62
-NANO: Final = 1_000_000_000
-MOST_USD: Final = 1_000_000_000  # more than that is a slip of the keyboard, and stays exact in every store
-MOST_COUNT: Final = 10**15
-_LEAST_USD: Final = Decimal("1e-9")
-_SHOWN_CHARS: Final = 80
+DEFAULT_THRESHOLDS: Final = (Threshold(0.5), Threshold(0.8), Threshold(0.95))
+_LONGEST_WAIT_S: Final = 3_600.0  # as long as ``max_wait_seconds`` may be
+UsdAmount = int | float | str | Decimal | Callable[[Scope], Any] | None
+CountAmount = int | Callable[[Scope], Any] | None
 
 
-def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
-    """Dollars -> nano-USD. A fraction of a nano is dropped, so that a cap is never wider than it was written.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget(metaclass=Checked):
+    """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an
+    amount, 0, or None for no limit.
 
-    ``least``: the smallest result that is accepted. A fixed cap of 0 is rejected; a function may give one.
+    ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name,
+    ``"run+agent"`` counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``;
+    none: for as long as the ledger lives. ``on_exhausted``: ``"refuse"``, or ``"wait"`` for a rate limit: calls wait
+    in line until a window has room, at most ``max_wait_seconds``; without ``thresholds=`` it warns of nothing.
+    ``burn_alert``: warn once per period when it is spent so fast that it will not last until the window ends.
+
+    Use it in ``budgets=``: it holds before each call. To only count tokens over all turns and react at thresholds,
+    use ``BudgetMonitor``.
     """
-    if fault := fault_of_dollars(value, least):
-        raise PolicyError(f"{name} = {shown(value)}: {fault}")
-    dollars = Decimal(str(value))
-    if dollars < _LEAST_USD:
-        return 0
-    return nanos(dollars)
+
+    usd: UsdAmount = None
+    tokens: CountAmount = None
+    calls: CountAmount = None
+    per: str = "run"
+    window: str | None = None
+    tz: str | None = None
+    thresholds: Sequence[Threshold] = DEFAULT_THRESHOLDS
+    on_exhausted: Literal["refuse", "wait"] = "refuse"
+    burn_alert: bool = False
+
+    def __post_init__(self) -> None:
+        if self.usd is None and self.tokens is None and self.calls is None:
+            raise PolicyError("a Budget without an amount limits nothing; give usd=, tokens= or calls=")
+        if self.usd is not None and not callable(self.usd):
+            to_nano(self.usd)
+        for name in ("tokens", "calls"):
+            value = getattr(self, name)
+            if value is not None and not callable(value):
+                to_count(value, name)
+        per = Per.parse(self.per)
+        if self.window is not None:
+            Window.parse(self.window, self.tz)
+            if per.parts == (("run", "*"),) and (self.window == "month" or self.window[-1] in "dw"):
+                raise PolicyError(
+                    f"per='run' with window={self.window!r}: a run ends before its window does; leave the "
+                    "window out, or count per session, user or app"
+                )
+        elif self.tz is not None:
+            raise PolicyError(f"tz = {self.tz!r} without a window does nothing; add window='1d', '1w' or 'month'")
+        self._check_waiting()
+        if not isinstance(self.thresholds, list | tuple):
+            raise PolicyError(
+                f"thresholds = {self.thresholds!r}: give a list such as [0.5, 0.8]; an empty one for none"
+            )
+        if not isinstance(self.burn_alert, bool):
+            raise PolicyError(f"burn_alert = {shown(self.burn_alert)}: give True or False")
+        if self.burn_alert and self.window is None:
+            raise PolicyError("burn_alert = True without a window: nothing to last until; add window='1d' or 'month'")
+        thresholds = tuple(_threshold(entry) for entry in self.thresholds)
+        for position, threshold in enumerate(thresholds):
+            if threshold in thresholds[:position]:
+                raise PolicyError(f"thresholds: {threshold.percent:g} twice with the same action; keep one")
+        if self.thresholds is DEFAULT_THRESHOLDS and self.on_exhausted == "wait":
+            thresholds = ()  # a rate limit is meant to be reached: nothing to warn of
+        object.__setattr__(self, "thresholds", thresholds)
+
+    def _check_waiting(self) -> None:
+        if self.on_exhausted not in ("refuse", "wait"):
+            raise PolicyError(f"on_exhausted = {self.on_exhausted!r}: give 'refuse' or 'wait'")
+        if self.on_exhausted == "wait" and (self.window is None or Window.parse(self.window).length > _LONGEST_WAIT_S):
+            raise PolicyError(
+                f"on_exhausted='wait' with window={self.window!r}: calls wait until the next window begins; give "
+                "window='1m', '1h' or another one of at most an hour"
+            )
+
+    @classmethod
+    def of(cls, entry: object) -> Self:
+        """A budget as it stands in a policy file."""
+        if isinstance(entry, cls):
+            return entry
+        if not isinstance(entry, Mapping):
+            raise PolicyError(
+                f"budgets takes Budget(...) or a table such as {{usd = 5, per = 'user', window = '1d'}}, not a "
+                f"{type(entry).__name__}"
+            )
+        for name in entry:
+            if name not in cls.__dataclass_fields__:
+                raise PolicyError(
+                    f"{name}: no such setting of a budget; {nearest(str(name), cls.__dataclass_fields__)}"
+                )
+        return cls(**entry)
+
+    def limits(self, scope: Scope) -> Amount:
+        """The amounts in force for a scope; functions are called now. PolicyError when one returns something that is
+        not an amount.
+        """
+        usd, tokens, calls = (self._limit(unit, scope) for unit in range(3))
+        return usd, tokens, calls
+
+    def _limit(self, unit: int, scope: Scope) -> int:
+        function = self.function(unit)
+        if function is None:
+            return self.fixed(unit)
+        given = function(scope)
+        try:
+            return cap_from_function(given, unit)
+        except PolicyError as error:
+            raise PolicyError(f"the function for {UNITS[unit]} gave {shown(given)} for {scope.key}: {error}") from None
+
+    def function(self, unit: int) -> Callable[[Scope], Any] | None:
+        """The function that gives the amount of a unit, if there is one."""
+        value = getattr(self, UNITS[unit])
+        return value if callable(value) else None
+
+    def fixed(self, unit: int) -> int:
+        """The amount of a unit where it is a plain number; no limit where it is not."""
+        value = getattr(self, UNITS[unit])
+        if value is None or callable(value):
+            return UNLIMITED
+        return to_nano(value) if unit == 0 else to_count(value, UNITS[unit])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for digests and comparison; a callable shows as the fact that there is one."""
+        shown: dict[str, Any] = {"per": self.per}
+        for name in UNITS:
+            value = getattr(self, name)
+            if value is not None:
+                shown[name] = "callable" if callable(value) else str(value)
+        if self.window is not None:
+            shown["window"], shown["tz"] = self.window, self.tz or "UTC"
+        if self.thresholds != (DEFAULT_THRESHOLDS if self.on_exhausted == "refuse" else ()):
+            shown["thresholds"] = [_plain(threshold) for threshold in self.thresholds]
+        if self.on_exhausted != "refuse":
+            shown["on_exhausted"] = self.on_exhausted
+        if self.burn_alert:
+            shown["burn_alert"] = True
+        return shown
 
 
-def nanos(usd: Decimal | int, *, up: bool = False) -> int:
-    """Dollars as whole nano-USD. A fraction is dropped, or with ``up`` counted as one more."""
-    # by integers: Decimal arithmetic obeys a context that the host program may have changed
-    numerator, denominator = usd.as_integer_ratio()
-    return -(-numerator * NANO // denominator) if up else numerator * NANO // denominator
+def _plain(threshold: Threshold) -> list[Any]:
+    plain = [threshold.percent, threshold.action, threshold.recurring]
+    return plain if threshold.model is None else [*plain, threshold.model, list(threshold.agents)]
 
 
-def fault_of_dollars(value: object, least: int = 1) -> str:
-    """What is wrong with an amount of dollars, on one line; nothing where it is fine."""
-    too_much = f"the largest accepted value is {MOST_USD:,} dollars; leave it out for no limit"
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        return "give dollars as a number or a decimal string such as '2.50'"
-    if isinstance(value, int) and abs(value) > MOST_COUNT:
-        return too_much if value > 0 else "must be greater than 0"
+def _threshold(entry: object) -> Threshold:
+    if isinstance(entry, Threshold):
+        return entry
     try:
-        dollars = Decimal(str(value))
-    except InvalidOperation:
-        return "not a number of dollars"
-    if not dollars.is_finite():
-        return "must be finite; leave it out for no limit"
-    if dollars < 0 or (dollars == 0 and least > 0):
-        return "must be greater than 0"
-    if dollars > MOST_USD:
-        return too_much
-    return "less than a billionth of a dollar" if dollars < _LEAST_USD and least > 0 else ""
-
-
-def shown(value: object) -> str:
-    """A value in an error message: short, on one line, and without running code of a foreign object."""
-    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to write out more than 4,300 digits
-        return f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
-    if value is None or type(value) in (bool, int, float, str, Decimal):
-        text = repr(value)
-        return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
-    return f"a {type(value).__name__}"
-
-
-def to_usd(nano: int) -> Decimal:
-    """nano-USD -> dollars, exact, without trailing zeros."""
-    whole, rest = divmod(abs(nano), NANO)
-    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
-    return Decimal(text if nano >= 0 else f"-{text}")  # from text, which no context rounds
-
-
-def usd_text(nano: int) -> str:
-    """``$0.10``: two decimals, or as many as the amount needs."""
-    text = f"{to_usd(nano):f}"
-    whole, _, cents = text.partition(".")
-    return f"${whole}.{cents.ljust(2, '0')}"
-
-
-def amount_text(unit: int, number: int) -> str:
-    return (
-        usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit] if number != 1 else UNITS[unit].removesuffix('s')}"
+        if isinstance(entry, Mapping):
+            return Threshold(**entry)
+        if isinstance(entry, int | float):
+            return Threshold(entry)
+    except (PolicyError, TypeError, ValueError) as error:
+        raise PolicyError(f"thresholds: {error}") from None
+    raise PolicyError(
+        "thresholds takes Threshold(0.8), a fraction such as 0.8, or a table such as "
+        f"{{percent = 0.8, action = 'nudge'}}, "
+        f"not {entry!r}"
     )
 
 
-def edge(unit: int, number: int) -> Decimal | int:
-    """A count as users see it: dollars as ``Decimal``, tokens and calls as they are."""
-    return to_usd(number) if unit == 0 else number
+@dataclass(frozen=True, slots=True)
+class BudgetStatus:
+    """One budget on one scope, as it stands: what a threshold's callback gets and ``plugin.budgets()`` lists."""
 
+    scope: str
+    unit: str
+    spent: Decimal | int
+    reserved: Decimal | int
+    limit: Decimal | int
+    overrun: Decimal | int
+    window: str | None
+    ends: float | None
+    closed: bool
 
-def to_count(value: object, name: str, *, least: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        if isinstance(value, float) and math.isfinite(value) and value == int(value):
-            value = int(value)
-        else:
-            raise PolicyError(f"{name} = {shown(value)}: give a whole number")
-    if value < least:
-        raise PolicyError(f"{name} = {shown(value)}: must be {'greater than' if least else 'at least'} 0")
-    if value > MOST_COUNT:
-        raise PolicyError(
-            f"{name} = {shown(value)}: the largest accepted value is {MOST_COUNT:,}; leave it out for no limit"
-        )
-    return int(value)
+    @property
+    def remaining(self) -> Decimal | int:
+        rest = self.limit - self.spent - self.reserved
+        return rest if rest > 0 else self.limit - self.limit
 
+    @property
+    def utilization(self) -> float:
+        """How much of the limit is spent; above 1 after an overrun.
 
-def cap_from_function(value: object, unit: int) -> int:
-    """A cap that a function gave.
-
-    0 is a cap; None means no limit. PolicyError for anything else that is not an amount.
-    """
-    if value is None:
-        return UNLIMITED
-    return to_nano(value, least=0) if unit == 0 else to_count(value, UNITS[unit], least=0)
-
-
-def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
-    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited
-    stays unlimited.
-
-    At least 1: no share of a limit of 0 is reached while nothing is spent.
-    """
-    share = Fraction(str(percent))
-    usd, tokens, calls = (
-        UNLIMITED if cap >= UNLIMITED else max(math.ceil((cap + more) * share), 1)
-        for cap, more in zip(limit, granted, strict=True)
-    )
-    return usd, tokens, calls
-
-
-def unit_reached(spent: Amount, needed: Amount) -> int | None:
-    """The first unit in which what is needed is spent."""
-    return next((unit for unit in range(3) if needed[unit] < UNLIMITED and spent[unit] >= needed[unit]), None)
+        Of a limit of 0: 0 while nothing is spent, then 1.
+        """
+        return float(self.spent / self.limit) if self.limit else float(self.spent > 0)
