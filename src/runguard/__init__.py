@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate
     from runguard.core.breaker import BreakerState
-    from runguard.core.budget import Budget, BudgetStatus
     from runguard.core.decision import Decision, Finding, Trip, trip
-    from runguard.core.exceptions import (
+    from runguard.core.errors import (
         BudgetExceededError,
         CircuitOpenError,
         ContextOverflowError,
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
         RunStoppedError,
         UnpricedModelError,
     )
-    from runguard.core.scope import Scope
-    from runguard.core.threshold import Threshold
+    from runguard.core.money import Budget, BudgetStatus, Scope, Threshold
     from runguard.functions.wrappers import guard, guard_async, run
     from runguard.policy.remote_agent_rules import RemoteAgent
     from runguard.policy.settings import Policy
@@ -75,26 +73,26 @@ _HOMES = {
     "termination_reason": "runguard.termination.ended",
     "BudgetPlugin": "runguard.adk.budget_plugin",
     "BreakerState": "runguard.core.breaker",
-    "Budget": "runguard.core.budget",
-    "BudgetStatus": "runguard.core.budget",
-    "Scope": "runguard.core.scope",
+    "Budget": "runguard.core.money",
+    "BudgetStatus": "runguard.core.money",
+    "Scope": "runguard.core.money",
     "Decision": "runguard.core.decision",
     "Finding": "runguard.core.decision",
     "Trip": "runguard.core.decision",
     "trip": "runguard.core.decision",
-    "BudgetExceededError": "runguard.core.exceptions",
-    "CircuitOpenError": "runguard.core.exceptions",
-    "ContextOverflowError": "runguard.core.exceptions",
-    "CostGrowthError": "runguard.core.exceptions",
-    "DeadlineExceededError": "runguard.core.exceptions",
-    "GuardFailedError": "runguard.core.exceptions",
-    "InstallError": "runguard.core.exceptions",
-    "LimitExceededError": "runguard.core.exceptions",
-    "LoopDetectedError": "runguard.core.exceptions",
-    "PolicyError": "runguard.core.exceptions",
-    "RunGuardError": "runguard.core.exceptions",
-    "RunStoppedError": "runguard.core.exceptions",
-    "UnpricedModelError": "runguard.core.exceptions",
+    "BudgetExceededError": "runguard.core.errors",
+    "CircuitOpenError": "runguard.core.errors",
+    "ContextOverflowError": "runguard.core.errors",
+    "CostGrowthError": "runguard.core.errors",
+    "DeadlineExceededError": "runguard.core.errors",
+    "GuardFailedError": "runguard.core.errors",
+    "InstallError": "runguard.core.errors",
+    "LimitExceededError": "runguard.core.errors",
+    "LoopDetectedError": "runguard.core.errors",
+    "PolicyError": "runguard.core.errors",
+    "RunGuardError": "runguard.core.errors",
+    "RunStoppedError": "runguard.core.errors",
+    "UnpricedModelError": "runguard.core.errors",
     "guard": "runguard.functions.wrappers",
     "guard_async": "runguard.functions.wrappers",
     "run": "runguard.functions.wrappers",
@@ -126,7 +124,7 @@ _HOMES = {
     "TextMentionTermination": "runguard.termination",
     "TimeoutTermination": "runguard.termination",
     "TokenUsageTermination": "runguard.termination",
-    "Threshold": "runguard.core.threshold",
+    "Threshold": "runguard.core.money",
 }
 
 __all__ = [

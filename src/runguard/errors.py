@@ -1,6 +1,6 @@
-"""Every exception that RunGuard raises. ``runguard.core.exceptions`` defines them and draws the tree."""
+"""Every exception that RunGuard raises. ``runguard.core.errors`` defines them and draws the tree."""
 
-from runguard.core.exceptions import (
+from runguard.core.errors import (
     BudgetExceededError,
     CircuitOpenError,
     ContextOverflowError,

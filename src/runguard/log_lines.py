@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import Any, Final
 
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 
 _CAUSES_SHOWN: Final = 10
 _PLAIN: Final = (int, float, type(None))  # bool is an int; formats such as %d need them as they are

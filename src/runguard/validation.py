@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest, too_many
+from runguard.core.errors import PolicyError, nearest, too_many
 from runguard.core.money import shown as shown_value
 
 _OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})

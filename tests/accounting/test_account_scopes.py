@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from runguard.accounting import reservation as reserving
-from runguard.core.budget import Budget
 from runguard.core.events import ROOT_LANE
+from runguard.core.money import Budget
 from tests.kit.accounts import CALL, Shop, soon, user_budget
 from tests.kit.optional import present
 from tests.kit.waiting import turns

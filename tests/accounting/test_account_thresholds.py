@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import Budget, BudgetStatus
 from runguard.core.events import ROOT_LANE
-from runguard.core.threshold import Threshold
+from runguard.core.money import Budget, BudgetStatus, Threshold
 from runguard.errors import PolicyError
 from tests.kit.accounts import CALL, Shop, user_budget
 from tests.kit.optional import present

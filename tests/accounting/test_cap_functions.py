@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from runguard import Budget, BudgetExceededError, GuardFailedError, Threshold, guard, guard_async
 from runguard.accounting import caps
-from runguard.core.scope import Scope
+from runguard.core.money import Scope
 from runguard.errors import PolicyError
 from runguard.testing import FakeClock
 from tests.kit.accounts import CALL, Shop, soon

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runguard.accounting.cumulative import BudgetMonitor, CompressionTriggered
-from runguard.core.threshold import Threshold
+from runguard.core.money import Threshold
 from tests.kit.monitors import WRONG_COUNTS, handler, response
 
 # ---- thresholds -----------------------------------------------------------------------------------------------------

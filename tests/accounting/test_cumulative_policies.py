@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runguard.accounting.cumulative import BudgetMonitor
 from runguard.accounting.cumulative_policy import BudgetPolicy
-from runguard.core.threshold import Threshold
+from runguard.core.money import Threshold
 from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
 
 

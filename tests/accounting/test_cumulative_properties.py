@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from runguard.accounting.cumulative import BudgetMonitor
-from runguard.core.threshold import ThresholdAction
+from runguard.core.money import ThresholdAction
 from tests.kit.monitors import response
 from tests.kit.waiting import at_once
 

@@ -15,7 +15,7 @@ from runguard.accounting.forecast import (
     sum_of,
     trend_of,
 )
-from runguard.core.periods import Window, begin_of
+from runguard.core.money import Window, begin_of
 
 LINEAR = [1_000 + 100 * n for n in range(20)]
 SAWTOOTH = [1_000 + 500 * (n % 8) for n in range(24)]  # cut three times, at 4,500 tokens

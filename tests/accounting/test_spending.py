@@ -9,8 +9,8 @@ import pytest
 
 from runguard.accounting import figures, spending
 from runguard.accounting import lookup as finder
-from runguard.core.budget import Budget
 from runguard.core.decision import Action
+from runguard.core.money import Budget
 from tests.kit.accounts import CALL, Shop, user_budget
 from tests.kit.waiting import PATIENCE_S, loops_at_once, turns
 

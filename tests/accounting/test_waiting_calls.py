@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.core.budget import Budget
 from runguard.core.decision import Action
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
+from runguard.core.money import Budget
 from tests.kit.accounts import Asked, Shop
 from tests.kit.optional import present
 from tests.kit.virtual_time import START, VirtualLoop, run_virtually

@@ -24,7 +24,7 @@ from runguard.accounting.cumulative import BudgetMonitor
 from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import budget_plugin
 from runguard.adk.budget_plugin import BudgetPlugin
-from runguard.core.threshold import Threshold
+from runguard.core.money import Threshold
 from runguard.errors import PolicyError
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play

@@ -17,7 +17,7 @@ from google.adk.tools.agent_tool import AgentTool
 
 from runguard import ADKCostBreaker, ToolRule
 from runguard.adk import RunGuardPlugin
-from runguard.core.wording import _NUDGES, _REFUSALS, PART_STOPPED, STOPPED
+from runguard.core.decision import _NUDGES, _REFUSALS, PART_STOPPED, STOPPED
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, calls, text
 from tests.kit.adk_runs import play
 

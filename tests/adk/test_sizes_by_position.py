@@ -15,8 +15,8 @@ from google.genai import types
 from runguard import testing
 from runguard.adk import RunGuardPlugin, estimate, model_hooks
 from runguard.adk.estimate import PromptProjection, project
-from runguard.core import answer_book
-from runguard.core.plain_copy import copy_of
+from runguard.core import identity as answer_book
+from runguard.core.identity import copy_of
 
 STEPS = 6
 

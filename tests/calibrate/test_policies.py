@@ -14,8 +14,7 @@ from runguard.calibrate import Limit, Proposal, calibrate
 from runguard.calibrate.measuring import Measuring, variants
 from runguard.calibrate.policy_values import changed
 from runguard.calibrate.toml_file import value_of
-from runguard.core.budget import Budget
-from runguard.core.threshold import Threshold
+from runguard.core.money import Budget, Threshold
 from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay
 from runguard.replay.batches import workers_for

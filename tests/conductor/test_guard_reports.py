@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from runguard.core import exceptions as errors
-from runguard.core.decision import Action, Decision, Finding, Trip
-from runguard.core.wording import text_for_model, text_for_operator, text_for_user
+from runguard.core import errors
+from runguard.core.decision import Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user
 from runguard.policy.rule_defaults import RULES
 from tests.kit.driver import Driver
 from tests.kit.guards import (

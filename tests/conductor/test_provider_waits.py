@@ -8,8 +8,8 @@ import pytest
 
 from runguard import DeadlineExceededError, guard_async
 from runguard.core.decision import Action, Finding
+from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelCall
-from runguard.core.exceptions import RunStoppedError
 from tests.kit.virtual_time import VirtualLoop, run_virtually
 
 

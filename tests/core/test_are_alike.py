@@ -4,9 +4,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runguard.core import masking
-from runguard.core.answer_book import AnswerBook
-from runguard.core.masking import are_alike, mask
+from runguard.core import identity as masking
+from runguard.core.identity import AnswerBook, are_alike, mask
 
 VOLATILE = [
     "2026-11-15T09:30:00Z",

@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.asked_again import AskedAgain
-from runguard.core.detectors.failures import Stall
+from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import Answer, Outcome
 from runguard.core.outcomes import classify, was_done
-from runguard.core.wording import text_for_model
+from runguard.core.rules.failures import AskedAgain, Stall
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, failing, results, word
 

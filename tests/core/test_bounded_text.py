@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.core import bounded_text
-from runguard.core.bounded_text import MAX_NODES
+from runguard.core import identity as bounded_text
+from runguard.core.identity import MAX_NODES
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=40))
 values = st.recursive(

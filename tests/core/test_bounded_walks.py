@@ -6,9 +6,7 @@ import pytest
 
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
-from runguard.core.fingerprint import LEVELS, answer_text, size_of
-from runguard.core.plain_copy import copy_of
-from runguard.core.stored_attributes import stored_attributes
+from runguard.core.identity import LEVELS, answer_text, copy_of, size_of, stored_attributes
 from runguard.policy.settings import Policy
 
 ENOUGH = 1_000_000

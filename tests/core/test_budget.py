@@ -6,10 +6,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.budget import DEFAULT_THRESHOLDS, Budget, BudgetStatus
-from runguard.core.money import UNLIMITED
-from runguard.core.scope import Per, Scope
-from runguard.core.threshold import Threshold
+from runguard.core.money import DEFAULT_THRESHOLDS, UNLIMITED, Budget, BudgetStatus, Per, Scope, Threshold
 from runguard.errors import PolicyError
 from runguard.policy import Policy
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE

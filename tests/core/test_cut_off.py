@@ -2,10 +2,9 @@
 
 import pytest
 
-from runguard.core.decision import Action
-from runguard.core.detectors.cut_off import CutOff, lacks_arguments
+from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ModelResult, Outcome, ToolResults
-from runguard.core.wording import text_for_model
+from runguard.core.rules.failures import CutOff, lacks_arguments
 
 ADK = "Invoking `w()` failed as the following mandatory input parameters are not present:\npath"
 

@@ -10,20 +10,17 @@ from typing import Any
 
 import pytest
 
-from runguard.core import detectors
+from runguard.core import rules as detectors
 from runguard.core.decision import Rungs
-from runguard.core.detectors.cycles import Cycle
-from runguard.core.detectors.failures import EmptyAnswers, Stall
-from runguard.core.detectors.growth import Growth
-from runguard.core.detectors.handoffs import HandOffCycle, HandOffRounds, ReEntry
-from runguard.core.detectors.no_news import NoNews
-from runguard.core.detectors.polling import Polling
-from runguard.core.detectors.repetition import Repetition, SameCall
 from runguard.core.events import (
     HandOff,
     ModelResult,
     Outcome,
 )
+from runguard.core.rules.agents import HandOffCycle, HandOffRounds, ReEntry
+from runguard.core.rules.failures import EmptyAnswers, Stall
+from runguard.core.rules.limits import Growth
+from runguard.core.rules.repetition import Cycle, NoNews, Polling, Repetition, SameCall
 from tests.kit.detectors import answer, failing, page, results
 from tests.kit.driver import Driver
 

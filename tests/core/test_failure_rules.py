@@ -3,10 +3,10 @@
 import pytest
 
 from runguard.core.decision import Rungs
-from runguard.core.detectors.failures import Stall, ToolFailures
 from runguard.core.events import (
     Outcome,
 )
+from runguard.core.rules.failures import Stall, ToolFailures
 from tests.kit.detectors import answer, failing, only, results, word, words
 from tests.kit.driver import Driver
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runguard.core.fingerprint import answer_text, call_fingerprint, size_of
+from runguard.core.identity import answer_text, call_fingerprint, size_of
 from tests.kit.fingerprints import cyclic_list, keys, values
 
 arguments = st.dictionaries(keys, values, max_size=5)
@@ -217,7 +217,7 @@ def test_a_change_in_a_large_answer_is_a_change(answer: Callable[..., Any]) -> N
 
 ELSEWHERE = """
 import enum
-from runguard.core.fingerprint import answer_text, call_fingerprint, digest
+from runguard.core.identity import answer_text, call_fingerprint, digest
 
 class Colour(enum.Enum):
     RED = "red"

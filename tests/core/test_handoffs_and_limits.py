@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from runguard.core.decision import Action
-from runguard.core.detectors.handoffs import Depth, ReEntry
-from runguard.core.detectors.limits import Deadline
 from runguard.core.events import (
     AgentEntered,
     HandOff,
     ModelCall,
     ToolCall,
 )
+from runguard.core.rules.agents import Depth, ReEntry
+from runguard.core.rules.limits import Deadline
 from tests.kit.detectors import only, word, words
 from tests.kit.driver import Driver
 

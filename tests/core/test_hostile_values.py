@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.core.answer_book import AnswerBook, snapshot
-from runguard.core.bounded_text import MAX_CHARS
-from runguard.core.fingerprint import answer_text, call_fingerprint, size_of
+from runguard.core.identity import MAX_CHARS, AnswerBook, answer_text, call_fingerprint, size_of, snapshot
 from runguard.core.outcomes import classify
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds, cyclic_list, keys, scalars
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from runguard.core import masking
-from runguard.core.answer_book import AnswerBook
-from runguard.core.masking import mask
+from runguard.core import identity as masking
+from runguard.core.identity import AnswerBook, mask
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
 
 # ---- masking --------------------------------------------------------------------------------------------------------

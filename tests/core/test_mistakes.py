@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import Checked, CheckedABC, nearest
+from runguard.core.errors import Checked, CheckedABC, PolicyError, nearest
 
 
 class Plain(metaclass=Checked):

@@ -12,10 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runguard.core.budget import Budget, BudgetStatus
-from runguard.core.money import amount_text, to_count, to_nano, to_usd, usd_text
-from runguard.core.periods import Window
-from runguard.core.scope import Per, Scope
+from runguard.core.money import (
+    Budget,
+    BudgetStatus,
+    Per,
+    Scope,
+    Window,
+    amount_text,
+    to_count,
+    to_nano,
+    to_usd,
+    usd_text,
+)
 from runguard.errors import PolicyError
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE, window
 from tests.kit.optional import present

@@ -1,9 +1,8 @@
 """Long calls that nearly repeat the one before are nudged, and never stopped."""
 
-from runguard.core.decision import Action
-from runguard.core.detectors.near_equal import NearEqualCalls
+from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ToolResults
-from runguard.core.wording import text_for_model
+from runguard.core.rules.repetition import NearEqualCalls
 
 BODY = " ".join(f"word{n}" for n in range(80))
 

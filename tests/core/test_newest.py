@@ -5,7 +5,7 @@ from collections import OrderedDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 
 STEP = st.tuples(st.sampled_from(["set", "default", "again", "pop"]), st.integers(0, 8), st.integers())
 

@@ -1,9 +1,8 @@
 """Loops behind noise are nudged and never stopped."""
 
-from runguard.core.decision import Action
-from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
+from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ToolResults
-from runguard.core.wording import text_for_model
+from runguard.core.rules.repetition import OnlyNotes, SameAnswers, SamePair
 
 
 def event(call: int, answer: int, *, tool: str = "ask", long: bool = True, note: bool = False) -> ToolResults:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from runguard.core.decision import ORDERS, Action, Finding, Rungs
-from runguard.core.detectors.orders import Orders, Vocabulary
 from runguard.core.events import AgentEntered, Answer, ModelCall, ModelResult
+from runguard.core.rules.agents import Orders, Vocabulary
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, failing, results
 

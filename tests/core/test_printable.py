@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import pytest
 
-from runguard.core.printable import printable, printable_lines
+from runguard.core.decision import printable, printable_lines
 
 
 class Pair(NamedTuple):

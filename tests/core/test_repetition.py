@@ -7,14 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.cycles import Cycle
-from runguard.core.detectors.no_news import NoNews
-from runguard.core.detectors.repetition import SameCall
 from runguard.core.events import (
     ModelCall,
     ModelResult,
     Outcome,
 )
+from runguard.core.rules.repetition import Cycle, NoNews, SameCall
 from tests.kit.detectors import answer, only, page, results, word, words
 from tests.kit.driver import Driver
 

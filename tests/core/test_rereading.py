@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.rereading import Rereading
 from runguard.core.events import Answer, ModelCall, ToolResults
+from runguard.core.rules.repetition import Rereading
 
 RUNGS = Rungs(nudge=5, stop=10)
 

@@ -1,9 +1,8 @@
 """One call whose long answer comes back in other words is nudged and then stopped. Long answers that change are not."""
 
-from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.reworded import Reworded
+from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import Answer, ToolResults
-from runguard.core.wording import text_for_model
+from runguard.core.rules.repetition import Reworded
 
 WORDS = [f"word{chr(97 + n // 26)}{chr(97 + n % 26)}".replace("word", "w") for n in range(80)]
 

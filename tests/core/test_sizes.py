@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.core.answer_book import AnswerBook
-from runguard.core.fingerprint import size_of
-from runguard.core.plain_copy import HEAD, copy_of, restored
+from runguard.core.identity import HEAD, AnswerBook, copy_of, restored, size_of
 from tests.kit.fingerprints import keys, scalars
 
 LOTS = 10**9

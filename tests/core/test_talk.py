@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.talk import Talk
 from runguard.core.events import AgentEntered, ModelCall, ModelResult, StateChanged
+from runguard.core.rules.agents import Talk
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, results
 

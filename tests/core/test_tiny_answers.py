@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.answer_book import AnswerBook
+from runguard.core.identity import AnswerBook
 
 
 @pytest.mark.parametrize("value", [[], {}, "", 0, 1, True, None, 0.5, "a"], ids=repr)

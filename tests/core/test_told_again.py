@@ -2,10 +2,9 @@
 
 import pytest
 
-from runguard.core.decision import Action, Rungs
-from runguard.core.detectors.told_again import ToldAgain
+from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import AgentEntered, Answer, Outcome, ToolResults
-from runguard.core.wording import text_for_model
+from runguard.core.rules.agents import ToldAgain
 from tests.core.test_every_rule import weigh
 
 REPORT = "the office on the first floor collects all taxes and sends the bills to every house by mail"

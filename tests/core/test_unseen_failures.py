@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.events import Outcome
-from runguard.core.named_items import named_items
-from runguard.core.outcomes import classify, was_done
+from runguard.core.outcomes import classify, named_items, was_done
 
 ERROR = {"success": False, "error": "quota exceeded"}
 

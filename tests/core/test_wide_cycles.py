@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.bounded_text import MAX_NODES, bounded_text
+from runguard.core.identity import MAX_NODES, bounded_text
 
 
 class Node:

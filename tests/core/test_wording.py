@@ -2,7 +2,7 @@
 
 import pytest
 
-from runguard.core.wording import _counted
+from runguard.core.decision import _counted
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from runguard.core.budget import Budget
+from runguard.core.money import Budget
 from runguard.outlets import span_cost, telemetry
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness

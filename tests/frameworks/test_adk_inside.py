@@ -12,7 +12,7 @@ from google.adk.runners import InMemoryRunner
 from google.genai import types
 
 from runguard.adk import RunGuardPlugin, TerminationPlugin
-from runguard.core.budget import Budget
+from runguard.core.money import Budget
 from runguard.termination import MaxIterationsTermination
 from runguard.testing import ScriptedModel, call, text
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply

@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
-from runguard.core.exceptions import PolicyError, RunStoppedError
+from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.testing.harness import Reply
 from tests.frameworks.langchain_harness import ScriptedChat

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
 from runguard.adk import RunGuardPlugin
-from runguard.core.budget import Budget
+from runguard.core.money import Budget
 from runguard.langchain import RunGuardMiddleware
 from runguard.openai_agents import AgentGuard
 from runguard.pydantic_ai import RunGuard

@@ -10,7 +10,7 @@ from agents.run_internal import run_loop as _run_loop
 from agents.run_internal import turn_preparation
 
 from runguard.cli.doctor.framework_agents import find_agents
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.openai_agents import AgentGuard, guarded
 from runguard.testing.harness import AgentSpec, Reply, Script
 from tests.frameworks.openai_harness import ScriptedModel

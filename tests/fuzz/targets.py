@@ -9,11 +9,17 @@ from dataclasses import dataclass, fields
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.answer_book import AnswerBook, snapshot
-from runguard.core.bounded_text import MAX_CHARS
 from runguard.core.events import Outcome
-from runguard.core.fingerprint import answer_text, call_fingerprint, size_of
-from runguard.core.masking import are_alike, mask
+from runguard.core.identity import (
+    MAX_CHARS,
+    AnswerBook,
+    answer_text,
+    are_alike,
+    call_fingerprint,
+    mask,
+    size_of,
+    snapshot,
+)
 from runguard.core.outcomes import classify, failure_class, was_done
 from runguard.pricing.rates import Usage
 from runguard.providers.a2a_replies import ReplyReader

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.fingerprint import answer_text, call_fingerprint
+from runguard.core.identity import answer_text, call_fingerprint
 from runguard.core.outcomes import classify
 from tests.faults.leftovers import look, traced
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from runguard.accounting.charges import Charge
 from runguard.conductor.guard import Guard
-from runguard.core.budget import Budget, BudgetStatus
 from runguard.core.decision import Action, Decision
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.core.money import Budget, BudgetStatus
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.waiting import PATIENCE_S

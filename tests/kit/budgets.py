@@ -1,7 +1,6 @@
 """Budgets for the tests of settings and periods."""
 
-from runguard.core.periods import Window
-from runguard.core.scope import Scope
+from runguard.core.money import Scope, Window
 
 SOMEONE = Scope(
     "",

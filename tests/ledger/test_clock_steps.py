@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from runguard import BudgetExceededError, guard, run
-from runguard.core.periods import Window
+from runguard.core.money import Window
 from runguard.ledger.memory import MemoryLedger
 
 CAP = 5

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runguard.core.budget import Budget
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Money
 from runguard.core.events import ModelCall
+from runguard.core.money import Budget
 from runguard.outlets.telemetry import Telemetry
 from runguard.pricing.given import Price
 from runguard.pricing.rates import Usage

@@ -16,7 +16,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import runguard
-from runguard.core.budget import Budget
+from runguard.core.money import Budget
 from runguard.outlets import telemetry
 from runguard.outlets.telemetry import Telemetry
 from tests.kit.driver import Driver
@@ -165,7 +165,7 @@ def test_providers_may_be_set_after_the_guard_was_made() -> None:
     """
     said = in_a_process("""
         import sys
-        from runguard.core.budget import Budget
+        from runguard.core.money import Budget
         from runguard.conductor.guard import Guard
         from runguard.core.decision import Action, Decision, Finding
         from runguard.core.events import ModelCall, RunInfo

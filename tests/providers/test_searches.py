@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.policy import Policy
 from runguard.pricing.book import Pricing
 from runguard.pricing.given import ModelLimits, Price

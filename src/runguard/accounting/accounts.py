@@ -27,10 +27,9 @@ from runguard.accounting.reservation import Reserver, UnknownCapError
 from runguard.accounting.settlement import Settlement
 from runguard.accounting.spending import Spending
 from runguard.accounting.waiting_calls import RoomWaits
-from runguard.core.budget import BudgetStatus
+from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, RunInfo
-from runguard.core.exceptions import PolicyError
-from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_count, to_nano
+from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
 from runguard.ledger.base import Ledger
 from runguard.ledger.control import Switch
 from runguard.ledger.store import StoreError, StoreOutage

@@ -3,11 +3,8 @@
 from typing import Final
 from urllib.parse import unquote
 
-from runguard.core.budget import Budget
 from runguard.core.events import RunInfo
-from runguard.core.money import UNLIMITED, Amount
-from runguard.core.periods import Window
-from runguard.core.scope import Per, Scope, scope_part
+from runguard.core.money import UNLIMITED, Amount, Budget, Per, Scope, Window, scope_part
 from runguard.policy.settings import Policy
 from runguard.pricing.model_ids import normalise
 

@@ -12,10 +12,8 @@ from typing import Final
 
 from runguard.accounting.charges import AccountLines, Burn, Fired, status_of
 from runguard.accounting.forecast import LEAST_CALLS
-from runguard.core.money import UNITS, UNLIMITED, Amount
-from runguard.core.newest import Newest
-from runguard.core.periods import begin_of
-from runguard.core.threshold import Threshold
+from runguard.core.identity import Newest
+from runguard.core.money import UNITS, UNLIMITED, Amount, Threshold, begin_of
 from runguard.ledger.base import Account, Ledger
 
 FAST: Final = 24  # the fast window is a 24th of the period: an hour of a day

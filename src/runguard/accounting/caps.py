@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.charges import UnknownCap
-from runguard.core.exceptions import PolicyError
-from runguard.core.money import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, cap_from_function, shown
-from runguard.core.newest import Newest
-from runguard.core.scope import Scope
+from runguard.core.errors import PolicyError
+from runguard.core.identity import Newest
+from runguard.core.money import MOST_COUNT, MOST_USD, UNITS, UNLIMITED, Amount, Scope, cap_from_function, shown
 
 _log: Final = logging.getLogger("runguard")
 KEPT_S: Final = 600.0  # how long the last value of a function counts after it was given

@@ -9,10 +9,8 @@ from typing import Any, Final, NamedTuple
 from runguard.accounting.budget_groups import BudgetGroup
 from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.accounting.forecast import CALLS_KEPT
-from runguard.core.budget import BudgetStatus
 from runguard.core.events import ModelCall, RunInfo
-from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
-from runguard.core.threshold import Threshold
+from runguard.core.money import UNITS, UNLIMITED, Amount, BudgetStatus, Threshold, edge, to_usd
 from runguard.ledger.base import Account, Hold, Refusal
 from runguard.ledger.control import Stop
 from runguard.pricing.rates import Rates, Unpriced

@@ -15,9 +15,8 @@ from typing import Any, Final, Self
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.accounting.cumulative_calls import Checkpoint, CountedCall, CountedCalls
-from runguard.core.exceptions import InvalidValueError
-from runguard.core.mistakes import Checked
-from runguard.core.threshold import Threshold, ThresholdAction
+from runguard.core.errors import Checked, InvalidValueError
+from runguard.core.money import Threshold, ThresholdAction
 
 _log: Final = logging.getLogger("runguard")
 _NUDGE: Final = (

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from runguard.core.newest import Newest
-from runguard.core.threshold import Threshold
+from runguard.core.identity import Newest
+from runguard.core.money import Threshold
 from runguard.providers.call_usage import CallUsage
 
 _STREAMS_KEPT: Final = 10_000  # calls that are being streamed

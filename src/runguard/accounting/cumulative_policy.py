@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from runguard.accounting.cumulative import BudgetMonitor, whole_number
-from runguard.core.exceptions import InvalidValueError
-from runguard.core.mistakes import Checked
-from runguard.core.threshold import Threshold, ThresholdAction
+from runguard.core.errors import Checked, InvalidValueError
+from runguard.core.money import Threshold, ThresholdAction
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from itertools import pairwise
 from math import isqrt
 from typing import Any, Final, NamedTuple
 
-from runguard.core.money import UNITS, UNLIMITED
-from runguard.core.periods import begin_of
+from runguard.core.money import UNITS, UNLIMITED, begin_of
 from runguard.ledger.base import Account
 
 LEAST_CALLS: Final = 12  # below that there is no forecast

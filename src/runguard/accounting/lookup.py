@@ -8,10 +8,9 @@ from runguard.accounting.budget_groups import NO_LIMIT, BudgetGroup, budget_grou
 from runguard.accounting.caps import CapFunctions, Caps
 from runguard.accounting.charges import AccountLines, RunCosts, UnknownCap
 from runguard.accounting.figures import LINES_KEPT
+from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall
-from runguard.core.exceptions import PolicyError
-from runguard.core.money import NOTHING, Amount
-from runguard.core.scope import Scope
+from runguard.core.money import NOTHING, Amount, Scope
 from runguard.ledger.base import Account, Ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.model_ids import normalise

@@ -12,8 +12,8 @@ from runguard.accounting.budget_groups import flat_limits, scopes_of
 from runguard.accounting.charges import Charge, RecentCall, RunCosts
 from runguard.accounting.figures import LINES_KEPT, Entry, Tally, add_tally, split_by, totals
 from runguard.accounting.nested_guards import uncover
+from runguard.core.errors import PolicyError
 from runguard.core.events import RunInfo
-from runguard.core.exceptions import PolicyError
 from runguard.core.money import to_usd
 from runguard.ledger.packing import Shared, read_numbers, write_numbers
 

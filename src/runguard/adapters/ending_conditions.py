@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from runguard.adapters.tool_calls import OpenCall, ToolUse
 from runguard.core.decision import Trip
-from runguard.core.exceptions import PolicyError, RunGuardError, RunStoppedError
+from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
 from runguard.pricing.rates import Usage
 from runguard.termination.condition import TerminatedError, TerminationCondition
 from runguard.termination.ended import Ended, checked

@@ -11,7 +11,7 @@ from runguard.adapters.layers import Layer
 from runguard.adapters.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import ModelCall, ModelResult
-from runguard.core.fingerprint import words_name
+from runguard.core.identity import words_name
 from runguard.pricing.rates import Usage
 from runguard.providers.sizes import LIKELY, UPPER, measure, tokens_in
 from runguard.providers.unbilled import was_unbilled

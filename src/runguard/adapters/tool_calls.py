@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from runguard.adapters.layers import Layer
-from runguard.core.decision import Action, Finding
+from runguard.core.decision import Action, Finding, text_for_model
 from runguard.core.events import Answer, Outcome
-from runguard.core.fingerprint import size_of
-from runguard.core.wording import text_for_model
+from runguard.core.identity import size_of
 from runguard.providers.responses import arguments
 
 NOT_EXECUTED: Final = "Not executed: this turn was stopped."

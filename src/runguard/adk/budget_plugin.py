@@ -40,11 +40,9 @@ from runguard.adk.invocation_state import DELIVERY_S
 from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import may_escalate, refusal, stop_response
 from runguard.adk.stream import halt
-from runguard.core.decision import Trip
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import CheckedABC
-from runguard.core.newest import Newest
-from runguard.core.wording import PART_STOPPED, text_for_user
+from runguard.core.decision import PART_STOPPED, Trip, text_for_user
+from runguard.core.errors import CheckedABC, PolicyError
+from runguard.core.identity import Newest
 
 _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000

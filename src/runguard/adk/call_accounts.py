@@ -12,8 +12,8 @@ from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
+from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelResult
-from runguard.core.exceptions import RunStoppedError
 from runguard.providers.call_usage import CallBill, CallUsage
 from runguard.providers.unbilled import was_unbilled
 

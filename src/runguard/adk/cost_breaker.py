@@ -29,9 +29,9 @@ from runguard.adk.tool_hooks import error_text
 from runguard.conductor.runs import Run
 from runguard.core.breaker import BreakerState
 from runguard.core.decision import Action, Finding, Trip
-from runguard.core.detectors.growth import Growth
+from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelCall, RunInfo
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.rules.limits import Growth
 from runguard.providers.framework_tools import TRANSFER
 
 _COUNTS_KEPT: Final = 10_000

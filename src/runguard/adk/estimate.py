@@ -18,9 +18,8 @@ from typing import Any, Final
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from runguard.core.fingerprint import size_of
+from runguard.core.identity import HEAD, copy_of, size_of
 from runguard.core.money import shown
-from runguard.core.plain_copy import HEAD, copy_of
 from runguard.providers.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")

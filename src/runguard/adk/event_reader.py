@@ -19,10 +19,9 @@ from runguard.adk.stop_events import left_out, refusal, with_notice
 from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.conductor.guard import Guard
-from runguard.core.decision import ALLOW, NOTICE_KEY, Action
+from runguard.core.decision import ALLOW, NOTICE_KEY, PART_STOPPED, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, StateChanged, ToolResults
-from runguard.core.fingerprint import answer_text, words_name
-from runguard.core.wording import PART_STOPPED
+from runguard.core.identity import answer_text, words_name
 from runguard.providers.call_usage import CallUsage
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, REQUESTS
 

@@ -30,8 +30,8 @@ from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
+from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
-from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 from runguard.providers.framework_tools import TRANSFER

@@ -13,7 +13,7 @@ from runguard.adk.runner_wrappers import guards_in, is_installed
 from runguard.adk.termination import LOOP_TERMINATION
 from runguard.conductor.guard import Guard
 from runguard.conductor.succession import retire
-from runguard.core.exceptions import InstallError
+from runguard.core.errors import InstallError
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 

@@ -12,7 +12,7 @@ from runguard.adk.invocation_state import Invocation, ModelInFlight
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 
 _INVOCATIONS_KEPT: Final = 10_000
 _GAVE_UP_KEPT: Final = 1_000

@@ -38,8 +38,8 @@ from runguard.adk.termination_calls import asked_first
 from runguard.adk.unannounced_calls import announced_accounts, callers
 from runguard.conductor.guard import Guard
 from runguard.core.decision import STOP_CODE, Action
+from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, ModelCall
-from runguard.core.exceptions import RunStoppedError
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK

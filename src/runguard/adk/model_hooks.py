@@ -27,7 +27,7 @@ from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Lane
 from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
-from runguard.core.fingerprint import words_name
+from runguard.core.identity import words_name
 
 _LIMITS_KEPT: Final = 64
 _STOP: Final = Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line

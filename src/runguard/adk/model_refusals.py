@@ -11,9 +11,8 @@ from runguard.adk.context import HERE
 from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import Halt, refused_response
 from runguard.conductor.guard import Guard
-from runguard.core.decision import STOP_CODE, Trip
-from runguard.core.exceptions import RunStoppedError
-from runguard.core.wording import text_for_user
+from runguard.core.decision import STOP_CODE, Trip, text_for_user
+from runguard.core.errors import RunStoppedError
 
 # Rounds in which a stopped run may ask for a model before it is ended: a long list of documents is not an endless loop.
 _SPINS: Final = 1_000

@@ -36,8 +36,8 @@ from runguard.adk.tool_hooks import ToolHooks
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Action
+from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered
-from runguard.core.exceptions import PolicyError
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 from runguard.pricing.price_list import preload

@@ -20,10 +20,9 @@ from runguard.adk.lanes import lane_of
 from runguard.adk.stop_events import mark_stop
 from runguard.adk.stop_owners import announce
 from runguard.conductor.guard import Guard
-from runguard.core.decision import Action, Decision, Finding, Trip
+from runguard.core.decision import Action, Decision, Finding, Trip, printable
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import UNLIMITED, to_nano
-from runguard.core.printable import printable
 from runguard.policy.remote_agent_rules import RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
 from runguard.providers.a2a_replies import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of

@@ -12,9 +12,9 @@ from google.adk.agents import BaseAgent
 
 from runguard.accounting.budget_groups import Ceiling, lower_ceiling
 from runguard.core.decision import METADATA_KEY
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
+from runguard.core.identity import Newest
 from runguard.core.money import to_count, to_nano, to_usd
-from runguard.core.newest import Newest
 from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")

@@ -8,7 +8,7 @@ from google.adk.agents.invocation_context import InvocationContext
 
 from runguard.adk.invocation_state import Invocation
 from runguard.core.decision import Action, Finding, Trip
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 
 REFUSED: Final = "breaker"  # the rule of a refusal
 _INPUTS_KEPT: Final = 1_000

@@ -12,7 +12,7 @@ from runguard.adk.stop_events import answers_to_open_calls, read_session, store
 from runguard.adk.stream import note_fault
 from runguard.adk.termination import TerminationPlugin, condition_of
 from runguard.adk.termination_watch import Finish, Passive, Watched, until
-from runguard.core.wording import TERMINATED
+from runguard.core.decision import TERMINATED
 from runguard.termination.ended import checked
 
 

@@ -6,9 +6,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.decision import printable
+from runguard.core.errors import PolicyError
 from runguard.core.money import shown, to_count, to_nano
-from runguard.core.printable import printable
 
 _KNOWN: Final = ("labels", "max_usd", "max_tokens")
 _LABELS_KEPT: Final = 64

@@ -23,7 +23,7 @@ from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.run_conditions import until_terminated
 from runguard.adk.stop_owners import Stop, error_of, is_raised, stop_in
 from runguard.adk.stream import guarded_stream, report_fault
-from runguard.core.exceptions import PolicyError, RunStoppedError
+from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.termination.ended import checked
 
 _log: Final = logging.getLogger("runguard")

@@ -13,8 +13,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.genai import types
 
-from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, Trip
-from runguard.core.wording import STOPPED
+from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, STOPPED, Trip
 
 _log: Final = logging.getLogger("runguard")
 

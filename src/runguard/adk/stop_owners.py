@@ -8,8 +8,8 @@ from google.adk.events import Event
 
 from runguard.adk.invocations import Invocations
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
-from runguard.core.exceptions import LimitExceededError, RunStoppedError
-from runguard.core.newest import Newest
+from runguard.core.errors import LimitExceededError, RunStoppedError
+from runguard.core.identity import Newest
 from runguard.policy.settings import Policy
 
 _KEPT: Final = 10_000

@@ -22,8 +22,7 @@ from runguard.adk.stop_events import Halt, mark_stop, may_escalate, refusal, sto
 from runguard.adk.stop_owners import announce
 from runguard.conductor.guard import Guard
 from runguard.conductor.trips import guard_error_trip
-from runguard.core.decision import STOP_CODE, Trip
-from runguard.core.wording import STOPPED
+from runguard.core.decision import STOP_CODE, STOPPED, Trip
 
 _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside

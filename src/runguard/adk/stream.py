@@ -16,7 +16,7 @@ from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import Halt, stored_stop
 from runguard.adk.stop_owners import Stop, announce, error_of, is_raised, stop_in
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.errors import RunStoppedError
 from runguard.termination.ended import termination_reason
 
 _log: Final = logging.getLogger("runguard")

@@ -13,7 +13,7 @@ from runguard.adk import patching
 from runguard.adk.context import HERE
 from runguard.adk.stream import note_fault
 from runguard.adk.termination_watch import Watched, until
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.termination.condition import TerminationCondition
 from runguard.termination.ended import checked
 from runguard.termination.loop_keyword import KEYWORD, LOOP_KEYWORD

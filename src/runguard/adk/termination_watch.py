@@ -21,8 +21,7 @@ from runguard.adk.context import HERE
 from runguard.adk.invocation_state import DELIVERY_S
 from runguard.adk.stop_events import answer_to
 from runguard.adk.stream import note_fault
-from runguard.core.decision import METADATA_KEY
-from runguard.core.wording import TERMINATED
+from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.pricing.rates import Usage
 from runguard.providers.call_usage import CallBill
 from runguard.termination.condition import TerminationCondition

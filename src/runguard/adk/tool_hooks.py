@@ -22,12 +22,10 @@ from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_deadlines import limit_time, timed_out
 from runguard.conductor.guard import Guard
-from runguard.core.absence import says_missing
-from runguard.core.decision import Action
+from runguard.core.decision import PART_STOPPED, STOPPED, Action
+from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, Outcome, ToolCall
-from runguard.core.exceptions import RunStoppedError
-from runguard.core.outcomes import was_done
-from runguard.core.wording import PART_STOPPED, STOPPED
+from runguard.core.outcomes import says_missing, was_done
 from runguard.providers.framework_tools import FRAMEWORK_TOOLS, TRANSFER
 
 _BLOCK: Final = Action.BLOCK

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from runguard.alerts.secret import Secret
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 
 Sockaddr = tuple[socket.AddressFamily, tuple[Any, ...]]
 _MAX_URL: Final = 2_048

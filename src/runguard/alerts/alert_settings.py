@@ -12,8 +12,7 @@ from typing import Any, Final, Literal, Self
 
 from runguard.alerts.addresses import Endpoint
 from runguard.alerts.secret import Secret, mask
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest
+from runguard.core.errors import PolicyError, nearest
 
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 TIMEOUT_S: Final = 2.0

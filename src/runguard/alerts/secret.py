@@ -4,7 +4,7 @@ import os
 import re
 from typing import Any, Final, Self
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 
 _FROM_ENVIRONMENT: Final = "env:"
 HIDDEN: Final = "***"

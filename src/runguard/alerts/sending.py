@@ -20,7 +20,7 @@ from runguard.alerts.alert_settings import AlertSettings, Receiver
 from runguard.alerts.secret import mask_also
 from runguard.alerts.transport import UndeliveredError, post
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 
 _log: Final = logging.getLogger("runguard")
 _KEYS: Final = 4_096

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from runguard.calibrate.policy_values import changed
 from runguard.conductor.adapter import Question, Result
 from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
-from runguard.core.fingerprint import size_of
+from runguard.core.identity import size_of
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.budget import DEFAULT_THRESHOLDS, Budget
-from runguard.core.exceptions import PolicyError
-from runguard.core.money import UNITS
+from runguard.core.errors import PolicyError
+from runguard.core.money import DEFAULT_THRESHOLDS, UNITS, Budget
 from runguard.policy.policy_file import PolicyFile
 from runguard.policy.settings import Policy
 

@@ -17,7 +17,7 @@ from runguard.calibrate.rungs import Choice, Point
 from runguard.calibrate.toml_file import about_successes, basis_text, number, rungs_text
 from runguard.console import screen
 from runguard.console.screen import console
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 from runguard.policy.settings import Policy
 from runguard.replay.formatting import count, money, share
 from runguard.replay.output import check_place, with_progress, write_file

@@ -106,7 +106,7 @@ class LazyGroup(click.Group):
         """Suggest the nearest command; click could only search loaded commands, and none is loaded yet."""
         name, known = args[0], self.list_commands(ctx)
         if not (name in known or name.startswith("-") or ctx.resilient_parsing):
-            from runguard.core.mistakes import nearest
+            from runguard.core.errors import nearest
 
             ctx.fail(f"No such command {name!r}; {nearest(name, known)}")
         return super().resolve_command(ctx, args)

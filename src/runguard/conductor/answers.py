@@ -6,14 +6,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from runguard.conductor.runs import Lane, Run
-from runguard.core.absence import says_missing
-from runguard.core.detectors.cut_off import lacks_arguments
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.core.fingerprint import answer_text, digest, size_of
-from runguard.core.masking import mask
-from runguard.core.named_items import named_items
-from runguard.core.outcomes import MISSING, classify, failure_class, was_done
-from runguard.core.unfinished import is_unfinished
+from runguard.core.identity import answer_text, digest, mask, size_of
+from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
+from runguard.core.rules.failures import lacks_arguments
 from runguard.policy.settings import Policy
 from runguard.policy.tool_rules import ToolRule
 from runguard.policy.tools import Tools

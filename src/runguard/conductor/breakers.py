@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 from runguard.ledger.base import Ledger
 from runguard.ledger.control import change_document
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession

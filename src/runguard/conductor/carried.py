@@ -13,8 +13,8 @@ from runguard.accounting.budget_groups import flat_limits, lower_ceiling
 from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Trip
-from runguard.core.detectors.limits import CallsPerTool, ModelCalls, ToolCalls
 from runguard.core.events import RunInfo
+from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
 from runguard.ledger.store import StoreError
 
 KEY: Final = "carried"  # in the record of a run

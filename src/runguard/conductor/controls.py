@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from runguard.conductor.guard import Guard
-from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Trip
+from runguard.core.money import BudgetStatus
 from runguard.ledger.control import Stop
 
 

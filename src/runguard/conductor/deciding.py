@@ -10,9 +10,8 @@ from runguard.conductor.faults import GuardFaults
 from runguard.conductor.runs import Lane, Run
 from runguard.conductor.sink import Decided, Sink
 from runguard.conductor.trips import trip_of
-from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model
 from runguard.core.events import Event, ModelCall
-from runguard.core.wording import text_for_model
 from runguard.policy.settings import Policy
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.

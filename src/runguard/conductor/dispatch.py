@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from runguard.core.decision import Finding
-from runguard.core.detectors.detector import Detector
+from runguard.core.rules.repetition import Detector
 
 Observe = Callable[[Any], Finding | None]
 _Pick = Callable[[Sequence[Any]], Sequence[Any]]

@@ -17,11 +17,9 @@ from runguard.accounting.charges import status_of
 from runguard.accounting.switch_costs import switch_costs
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.runs import Run
-from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
-from runguard.core.money import share_of, to_usd, unit_reached, usd_text
-from runguard.core.threshold import Threshold
+from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
 from runguard.ledger.base import Account
 from runguard.pricing.model_ids import normalise
 from runguard.pricing.rates import Rates

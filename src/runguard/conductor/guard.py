@@ -42,10 +42,9 @@ from runguard.conductor.succession import alarms_of, take_over
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.conductor.tool_calls import ToolGate
 from runguard.conductor.tool_prices import ToolPrices
-from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
+from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.core.exceptions import PolicyError
-from runguard.core.wording import text_for_user
 from runguard.ledger.store import StoreError
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.journal import KIND, Journal

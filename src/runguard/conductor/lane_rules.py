@@ -4,23 +4,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from runguard.core.decision import Rungs
-from runguard.core.detectors.asked_again import AskedAgain
-from runguard.core.detectors.context import Context
-from runguard.core.detectors.cut_off import CutOff
-from runguard.core.detectors.cycles import Cycle
-from runguard.core.detectors.detector import Detector
-from runguard.core.detectors.failures import EmptyAnswers, EqualAnswers, Stall, ToolFailures
-from runguard.core.detectors.growth import Growth, Sizes
-from runguard.core.detectors.handoffs import HandOffCycle, HandOffRounds, ReEntry
-from runguard.core.detectors.limits import ResultSize
-from runguard.core.detectors.near_equal import NearEqualCalls
-from runguard.core.detectors.no_news import NoNews
-from runguard.core.detectors.noise import OnlyNotes, SameAnswers, SamePair
-from runguard.core.detectors.polling import Polling
-from runguard.core.detectors.repetition import Repetition, SameCall
-from runguard.core.detectors.rereading import Rereading
-from runguard.core.detectors.reworded import Reworded
-from runguard.core.detectors.talk import Talk
+from runguard.core.rules.agents import HandOffCycle, HandOffRounds, ReEntry, Talk
+from runguard.core.rules.failures import AskedAgain, CutOff, EmptyAnswers, EqualAnswers, Stall, ToolFailures
+from runguard.core.rules.limits import Context, Growth, ResultSize, Sizes
+from runguard.core.rules.repetition import (
+    Cycle,
+    Detector,
+    NearEqualCalls,
+    NoNews,
+    OnlyNotes,
+    Polling,
+    Repetition,
+    Rereading,
+    Reworded,
+    SameAnswers,
+    SameCall,
+    SamePair,
+)
 from runguard.policy.rule_defaults import FREE_RETRIES, LONG_ANSWERS, REWORDED, RULES, TRY_AGAIN
 from runguard.policy.settings import Policy
 

@@ -4,8 +4,8 @@ from typing import Final
 
 from runguard.conductor.lane_rules import LaneRules
 from runguard.conductor.runs import Lane, Run, is_lasting, retired_name
-from runguard.core.detectors.failures import Stall
 from runguard.core.events import ROOT_LANE
+from runguard.core.rules.failures import Stall
 from runguard.policy.tools import Tools
 
 _LANES_KEPT: Final = 4_096  # open at once in one run

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from runguard.accounting.budget_groups import flat_limits, lower_ceiling
 from runguard.conductor import carried
 from runguard.conductor.runs import Run
+from runguard.core.decision import printable
 from runguard.core.events import RunInfo
-from runguard.core.printable import printable
 from runguard.ledger.store import StoreError, StoreSession
 
 if TYPE_CHECKING:

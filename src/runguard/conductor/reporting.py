@@ -10,9 +10,8 @@ from runguard.accounting.accounts import Accounts
 from runguard.conductor.breakers import Breakers
 from runguard.conductor.sink import Decided, Sink
 from runguard.conductor.summaries import RefusedSummaries
-from runguard.core.decision import Action, Finding, Trip
+from runguard.core.decision import Action, Finding, Trip, printable
 from runguard.core.events import ModelCall, ModelResult
-from runguard.core.printable import printable
 from runguard.ledger.base import Ledger
 from runguard.outlets.alarms import Alarms
 from runguard.outlets.callbacks import Outbox

@@ -12,8 +12,8 @@ from runguard.conductor.last_answer import LastAnswers
 from runguard.conductor.provider_waits import ProviderWaits
 from runguard.conductor.runs import Lane, Run
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
-from runguard.core.detectors.limits import Deadline
 from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.core.rules.limits import Deadline
 from runguard.policy.settings import Policy
 
 _WARN, _STOP = Action.WARN, Action.STOP

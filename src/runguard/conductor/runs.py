@@ -13,27 +13,25 @@ from runguard.conductor.session_growth import SessionGrowth
 from runguard.conductor.slots import Slots
 from runguard.conductor.stopping import Stoppable
 from runguard.conductor.tool_bills import ToolBills
-from runguard.core.answer_book import AnswerBook
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Trip
-from runguard.core.detectors.asked_again import AskedAgain
-from runguard.core.detectors.context import Context
-from runguard.core.detectors.cut_off import CutOff
-from runguard.core.detectors.cycles import Cycle
-from runguard.core.detectors.detector import Detector
-from runguard.core.detectors.failures import EmptyAnswers, Stall, ToolFailures
-from runguard.core.detectors.growth import Growth
-from runguard.core.detectors.handoffs import Depth, HandOffCycle, HandOffRounds
-from runguard.core.detectors.limits import CallsPerTool, Deadline, FanOut, ModelCalls, ToolCalls
-from runguard.core.detectors.no_news import NoNews
-from runguard.core.detectors.noise import SameAnswers, SamePair
-from runguard.core.detectors.orders import Orders
-from runguard.core.detectors.polling import Polling
-from runguard.core.detectors.repetition import Repetition, SameCall
-from runguard.core.detectors.rereading import Rereading
-from runguard.core.detectors.told_again import ToldAgain
 from runguard.core.events import ROOT_LANE, RunInfo
+from runguard.core.identity import AnswerBook
 from runguard.core.money import to_usd, usd_text
+from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ToldAgain
+from runguard.core.rules.failures import AskedAgain, CutOff, EmptyAnswers, Stall, ToolFailures
+from runguard.core.rules.limits import CallsPerTool, Context, Deadline, FanOut, Growth, ModelCalls, ToolCalls
+from runguard.core.rules.repetition import (
+    Cycle,
+    Detector,
+    NoNews,
+    Polling,
+    Repetition,
+    Rereading,
+    SameAnswers,
+    SameCall,
+    SamePair,
+)
 from runguard.outlets.journal import Journal
 from runguard.policy.rule_defaults import ORDERS, TOLD_AGAIN
 from runguard.policy.settings import Policy

@@ -12,9 +12,9 @@ from collections import OrderedDict
 from typing import Any, Final
 
 from runguard.core.decision import Rungs
-from runguard.core.detectors.growth import PromptSizes, Sizes
 from runguard.core.events import RunInfo
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
+from runguard.core.rules.limits import PromptSizes, Sizes
 from runguard.ledger.base import Ledger
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import Policy

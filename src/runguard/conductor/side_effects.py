@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from typing import Final
 
 from runguard.core.events import RunInfo
-from runguard.core.newest import Newest
-from runguard.core.scope import scope_part
+from runguard.core.identity import Newest
+from runguard.core.money import scope_part
 from runguard.ledger.base import Ledger
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 

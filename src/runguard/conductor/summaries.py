@@ -9,10 +9,9 @@ import logging
 import threading
 from typing import Final
 
-from runguard.core.decision import Decision
+from runguard.core.decision import Decision, against_limit
 from runguard.core.events import RunInfo
-from runguard.core.newest import Newest
-from runguard.core.wording import against_limit
+from runguard.core.identity import Newest
 from runguard.outlets.alarms import Alarms
 
 _log: Final = logging.getLogger("runguard")

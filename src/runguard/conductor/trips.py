@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from runguard.conductor.runs import Lane, Run
-from runguard.core.decision import Finding, Trip
+from runguard.core.decision import Finding, Trip, text_for_operator
 from runguard.core.events import Event, ModelCall, ModelResult
 from runguard.core.money import to_usd
-from runguard.core.wording import text_for_operator
 from runguard.policy.settings import Policy
 
 # Which setting to change when a rule was too strict, for the operator's "how to resume".

@@ -3,7 +3,7 @@
 import shlex
 from urllib.parse import urlsplit
 
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 
 
 def hint(name: str, scope: str, store: str | None, more: str = "") -> str:

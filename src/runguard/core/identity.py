@@ -9,12 +9,21 @@ that is large, deep, cyclic or of an unknown type goes through ``bounded_text`` 
 """
 
 import json
+import re
+import sys
+from collections import OrderedDict, deque
 from collections.abc import Iterable
+from datetime import date, datetime, timedelta
+from datetime import time as dt_time
+from decimal import Decimal
+from functools import partial
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, Final
-
-from runguard.core.bounded_text import BIG, EDGE, MAX_CHARS, MAX_DEPTH, MAX_NODES, bounded_text, edges
+from operator import itemgetter
+from pickle import Pickler, loads
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, Final, NoReturn, TypeVar
+from uuid import UUID
 
 DIGEST_SIZE: Final = 16
 _WORDS_READ: Final = 16_384
@@ -244,3 +253,589 @@ _SIZED: Final = 100_000
 _ODD: Final = 7  # a value or a key of a type of its own takes as long as so many plain ones
 _TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
 _PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
+
+# ---- Masking: hide what differs between two versions of the same answer (times, ids, durations).
+#
+# Counts, percentages, exit codes and line numbers stay: they are how an answer shows progress.
+
+# Where a word begins, its first letter says which of these it may be: trying them all at every letter would take three
+# times as long.
+_VOLATILE: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d+)?)?(?:Z|[+-]\d\d:?\d\d)?"  # 2026-11-15T09:30:00Z
+    r"|\b(?:(?=[0-9a-fA-F])(?:"
+    r"\d\d:\d\d:\d\d(?:[.,]\d+)?\b"  # 09:30:00
+    r"|[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b"  # UUID
+    r"|0x[0-9a-fA-F]{4,}\b"  # addresses
+    r"|(?=[0-9a-fA-F]{0,63}[0-9])(?=[0-9a-fA-F]{0,63}[a-fA-F])[0-9a-fA-F]{12,64}\b"  # hashes, object ids
+    r"|1[4-9]\d{8}(?:\d{3}|\d{6}|\d{9})?(?:\.\d+)?\b"  # seconds, ms, us, ns since 1970
+    r"|\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|secs?|seconds?|mins?|minutes?|hours?|s)\b)"  # durations
+    r"|(?=[rtscmejRTSCMEJ])(?i:(?:request|req|trace|span|correlation|session|call|message|msg|event|job_run)[ _-]?id\b"
+    r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?<?[\w.@-]{1,80})"
+    r"|(?=[etdlupqrETDLUPQR])(?i:(?:elapsed\w{0,8}|took\w{0,4}|duration\w{0,8}|latency\w{0,8}|uptime|timestamp|pid"
+    r"|(?:execution|exec|query|response|processing|run)_?time\w{0,8})[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40})"
+    r"|(?i:\w{1,24}_at[\"']?\s{0,2}[:=]\s{0,2}[\"']?[\w.:+-]{1,40}))"
+)
+
+
+def mask(text: str) -> str:
+    """``text`` with volatile parts replaced; counts, percentages, exit codes and line numbers stay."""
+    return _unescaped(text) if _is_measurement(text) else _mask_parts(text)
+
+
+def are_alike(one: str, other: str) -> bool:
+    """Whether two texts differ in volatile parts alone: ``mask(one) == mask(other)``, but only what differs is masked.
+
+    A text is cut only where no volatile part can reach from one side to the other. So the masks of its pieces, put
+    together, are the mask of the whole, and the answer True is always right. The answer False comes early, when no cut
+    shortly after a difference makes the pieces before it alike. So it may be wrong where a volatile part of another
+    kind took the place of one, such as a duration that of a date: the answer then counts as new.
+    """
+    if _is_measurement(one) or _is_measurement(other):
+        return mask(one) == mask(other)
+    at_one = at_other = 0
+    for _ in range(_PIECES):
+        equal = _equal_chars(one, at_one, other, at_other)
+        if at_one + equal == len(one) and at_other + equal == len(other):
+            return True
+        back = _cut_before(one, at_one, at_one + equal) - at_one
+        at_one, at_other = at_one + back, at_other + back
+        cut = _alike_until(one, at_one, other, at_other)
+        if cut is None:
+            return False
+        at_one, at_other = cut
+    return _mask_parts(one[at_one:]) == _mask_parts(other[at_other:])
+
+
+def _alike_until(one: str, at_one: int, other: str, at_other: int) -> tuple[int, int] | None:
+    """The next place in both texts up to which they are alike; None: there is none within a few cuts."""
+    cuts = list(islice(_CUT.finditer(one, at_one), _CUTS_TRIED))
+    compared = 0
+    for found in cuts:
+        to_one = found.end()
+        # the same words stand around the cut in the other text
+        begin, end = (found.start() - 1, found.end(1)) if found[1] is not None else found.span()
+        there = other.find(one[begin:end], at_other, at_other + to_one - at_one + _SHIFT)
+        if there >= 0:
+            to_other = there + to_one - begin
+            if _mask_parts(one[at_one:to_one]) == _mask_parts(other[at_other:to_other]):
+                return to_one, to_other
+            compared += 1
+            if compared == _COMPARED:
+                return None
+    is_end = len(cuts) < _CUTS_TRIED
+    return (len(one), len(other)) if is_end and _mask_parts(one[at_one:]) == _mask_parts(other[at_other:]) else None
+
+
+def _unescaped(text: str) -> str:
+    """An escaped line break of JSON would glue its letter to the next word."""
+    if "\\" in text:
+        text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
+    return text
+
+
+def _is_measurement(text: str) -> bool:
+    """Whether a text is nothing but ids or durations."""
+    if len(text) > 2 * _ONLY:
+        return False
+    text = _unescaped(text)
+    return len(text) <= _ONLY and _MEASUREMENT.match(text) is not None
+
+
+def _mask_parts(text: str) -> str:
+    text = _unescaped(text)
+    masked, count = _VOLATILE.subn("~", text)
+    return _VOLATILE.sub(_hidden, text) if count and _LEFT.search(text) is not None else masked
+
+
+def _hidden(found: re.Match[str]) -> str:
+    """Mask a time, but keep durations that show progress or remaining work. A date to wait for changes with each
+    report anyway.
+    """
+    whole, (start, end) = found.string, found.span()
+    before = _LEFT_BEFORE.search(whole, max(start - 40, 0), start)
+    if (before is not None and (before[1] is None or found[0][4:5] != "-")) or _LEFT_AFTER.match(
+        whole, end
+    ) is not None:
+        return found[0]
+    return "~"
+
+
+_LEFT_WORDS: Final = "eta|remaining|left|lag|until|up ?to|through|watermark|progress|position"
+_LEFT: Final = re.compile(rf"{_LEFT_WORDS}|to go", re.IGNORECASE)
+_LEFT_BEFORE: Final = re.compile(
+    rf"(?:\b|_)(?:(eta|until|remaining|left)|{_LEFT_WORDS})(?:_\w{{1,12}})?" + r"[\"']?\s{0,2}[:=]?\s{0,2}[\"']?$",
+    re.IGNORECASE,
+)
+_LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
+# Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves
+# by itself.
+_ONLY: Final = 1_024
+_MEASUREMENT: Final = re.compile(
+    r"\W*(?:(?:\"(?:result|output|value|uuid)\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64})\b\W*)+"
+    r"|(?:\"(?!\w{0,24}(?:elapsed|took|duration|latency|uptime|time|_at)|pid)\w{1,40}\"\W{1,4})?(?:\d+(?:\.\d+)?\s?(?:ns|us|µs|ms|s)\b\W*)+)$",
+    re.IGNORECASE,
+)
+
+# ---- where a text may be cut ----------------------------------------------------------------------------------------
+
+_PIECES: Final = 64  # compared one by one; the rest of a text that differs more often is masked at once
+_CUTS_TRIED: Final = 8
+_COMPARED: Final = 2
+_SHIFT: Final = 1_024  # how much longer the other piece may be
+_LOOK: Final = 160
+# After a character that is in no volatile part, or between two plain words. Exceptions are words that belong to what
+# follows or precedes: "request id 7", "left 5 s", "5 s left".
+_CUT: Final = re.compile(
+    r"[{}\[\]();|/!?*#%$&>^`]"
+    r"|(?<=\s)(?!(?:request|req|trace|span|correlation|session|call|message|msg|event|id"
+    r"|eta|remaining|left|lag|until|up|to|upto|through|watermark|progress|position)\s)"
+    r"[a-z]+\s(?!(?:remaining|left|to)\b)(?=([a-z]+\W))",
+    re.IGNORECASE,
+)
+
+
+def _equal_chars(one: str, at_one: int, other: str, at_other: int) -> int:
+    """How many characters are equal from two positions on: in growing steps, then in halves."""
+    most = min(len(one) - at_one, len(other) - at_other)
+    equal, step = 0, _LOOK
+    while equal < most and step:
+        to = min(equal + step, most)
+        if one[at_one + equal : at_one + to] == other[at_other + equal : at_other + to]:
+            equal, step = to, 2 * step
+        else:
+            most, step = to - 1, min(step, to - equal) // 2
+    return equal
+
+
+def _cut_before(text: str, start: int, end: int) -> int:
+    """The last place near ``end`` where the text may be cut, else ``start``."""
+    begin = max(start, end - _LOOK)
+    cuts = [found.end() for found in _CUT.finditer(text[begin:end])]
+    return begin + cuts[-1] if cuts else start
+
+
+# ---- The canonical text of any value at all: a walk with a budget, shallow things first.
+#
+# A value that is large, deep, cyclic or of an unknown type costs no more than a bounded walk. No foreign ``__str__``,
+# ``__repr__`` or ``__eq__`` is ever called.
+
+MAX_CHARS: Final = 65_536  # an answer beyond this is known by its head, its tail and its length
+MAX_NODES: Final = 4_096
+MAX_DEPTH: Final = 32
+EDGE: Final = MAX_CHARS // 4
+BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
+# Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
+_SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
+_TIMES: Final = frozenset({datetime, dt_time})  # without their zone, whose code may be anybody's
+_STR: Final = frozenset({str})
+_LISTS, _SETS, _BYTES = (list, tuple), (set, frozenset), (bytes, bytearray)
+_MODULUS: Final = 2**61 - 1
+_WIDTH: Final = 2_048  # of a longer sequence or mapping, the first and last entries count
+_LONG: Final = 512  # a longer text is identified by its edges
+
+
+def edges(text: str, edge: int) -> str:
+    """Head, tail and length of a long text. A middle that differs alone is not seen: the price of a bounded cost."""
+    return f"{text[:edge]}\0{len(text)}\0{text[-edge:]}"
+
+
+class _Budget:
+    """The rest of a bounded walk: how many more entries of containers are read, and how many characters.
+
+    Without characters left, texts are identified by length and a few characters.
+    """
+
+    __slots__ = ("chars", "nodes")
+
+    def __init__(self, nodes: int = MAX_NODES, chars: int = MAX_CHARS) -> None:
+        self.nodes, self.chars = nodes, chars
+
+    def take(self, entries: Any) -> Any:
+        """As many of these entries as may be read."""
+        taken = entries[: self.nodes]
+        self.nodes -= len(taken)
+        return taken
+
+    def text(self, text: str) -> str:
+        if self.chars <= 0:
+            return text if len(text) <= 16 else f"#{len(text)}"
+        kept = text if len(text) <= _LONG else edges(text, min(EDGE, max(self.chars // 4, 16)))
+        self.chars -= len(kept)
+        return kept
+
+
+def bounded_text(value: Any) -> str:
+    """Canonical text of anything. Breadth first: what stands beside a long list still counts."""
+    out: list[str] = []
+    budget = _Budget()
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        below: list[Any] = []
+        out += [_told(item, below, budget) for item in level]
+        if not below:
+            break
+        out.append("\2")
+        level = below
+    return "\1".join(out)
+
+
+def _told(item: Any, below: list[Any], budget: _Budget) -> str:
+    """One node's own text; what it contains goes to the next level."""
+    kind = type(item)
+    if kind is str and len(item) <= _LONG and budget.chars > 0:
+        budget.chars -= len(item)
+        return f"s{item}"
+    if issubclass(kind, dict):
+        return f"{{{dict.__len__(item)}:" + _told_keys(item, below, budget)
+    if issubclass(kind, _LISTS):
+        base: Any = list if issubclass(kind, list) else tuple
+        size = base.__len__(item)
+        if budget.nodes > 0:
+            below += budget.take(
+                base.__getitem__(item, slice(None))
+                if size <= _WIDTH
+                else [*_slice(base, item, 0, _WIDTH // 2), *_slice(base, item, size - _WIDTH // 2, size)]
+            )
+        return f"[{size}"
+    atom = _atom(item, budget)
+    if atom is not None:
+        return atom
+    if issubclass(kind, _SETS):
+        # A set has no order, and the order of its members differs between processes: sort what they say.
+        base = set if issubclass(kind, set) else frozenset
+        # Each member has a small budget of its own: a shared one would run out at another member in another process.
+        size = base.__len__(item)
+        members = (
+            sorted(_bounded_member(member, _Budget(16, 256)) for member in base.__iter__(item))
+            if size <= budget.nodes
+            else []
+        )
+        budget.nodes -= len(members)
+        return f"<set {size}>" + budget.text(",".join(members))
+    fields = budget.take(sorted(stored_attributes(item), key=itemgetter(0))[:64]) if budget.nodes > 0 else []
+    below += (value for _, value in fields)
+    return f"<{_type_name(kind)}>" + ",".join(budget.text(name) for name, _ in fields)
+
+
+def _told_keys(item: dict[Any, Any], below: list[Any], budget: _Budget) -> str:
+    """The keys of a dict, sorted: their order does not matter. A dict that holds itself is listed a few times only."""
+    if budget.nodes <= 0:
+        return ""
+    size = dict.__len__(item)
+    keys = [*dict.keys(item)] if size <= _WIDTH else []
+    if keys and _STR.issuperset(map(type, keys)):
+        chars = sum(map(len, keys))
+        if chars <= _LONG and chars < budget.chars:  # as below, without a call for each of them: most dicts
+            keys.sort()
+            del keys[budget.nodes :]
+            budget.nodes -= len(keys)
+            budget.chars -= chars
+            below += map(partial(dict.__getitem__, item), keys)
+            return "s" + ",s".join(keys)
+    few = size <= 8 * MAX_NODES
+    entries: list[Any] = _some(list(dict.items(item))) if few else list(islice(dict.items(item), _WIDTH))
+    keyed = sorted(
+        ((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0)
+    )
+    keyed = budget.take(keyed)
+    below += (value for _, value in keyed)
+    return ",".join(key for key, _ in keyed)
+
+
+def _slice(base: Any, item: Any, start: int, stop: int) -> Any:
+    return base.__getitem__(item, slice(start, stop))
+
+
+def _some(entries: list[Any]) -> list[Any]:
+    return entries if len(entries) <= _WIDTH else [*entries[: _WIDTH // 2], *entries[-_WIDTH // 2 :]]
+
+
+def _bounded_member(member: Any, budget: _Budget) -> str:
+    budget.nodes -= 1
+    atom = _atom(member, budget)
+    if atom is None and budget.nodes > 0 and issubclass(type(member), tuple):
+        return "(" + ",".join(_bounded_member(part, budget) for part in tuple.__getitem__(member, slice(16))) + ")"
+    return atom if atom is not None else f"<{_type_name(type(member))}>"
+
+
+def _atom(item: Any, budget: _Budget) -> str | None:
+    kind = type(item)
+    if issubclass(kind, str):
+        return "s" + budget.text(item if kind is str else str.__getitem__(item, slice(None)))
+    if kind is bool or item is None:
+        return "1b" if item is True else "0b" if item is False else "n"
+    if issubclass(kind, int):
+        bits = int.bit_length(item)
+        if bits < 4_096:
+            return f"i{int.__format__(item, 'x')}"
+        # the hash of a positive integer is the same remainder, five times as fast
+        is_hash = sys.hash_info.modulus == _MODULUS and int.__gt__(item, 0)
+        return f"i{bits}:{int.__hash__(item) if is_hash else int.__mod__(item, _MODULUS)}"
+    if issubclass(kind, float):
+        return f"f{float.__repr__(item)}"
+    if issubclass(kind, _BYTES):
+        base: Any = bytes if issubclass(kind, bytes) else bytearray
+        head, tail = bytes(_slice(base, item, 0, 256)), bytes(base.__getitem__(item, slice(-64, None)))
+        return f"b{base.__len__(item)}:{head.hex()}:{tail.hex()}"
+    if kind in _SPOKEN:
+        return f"<{kind.__name__}>" + budget.text(str(item))
+    if kind in _TIMES:
+        return f"<{kind.__name__}>{item.replace(tzinfo=None)}"
+    return None
+
+
+def _type_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+# ---- Attributes of any object, read without running its code: an address in a repr would make equal things differ.
+
+_READ: Final = 256  # attributes of one class or one object
+_CLASSES_KEPT: Final = 256
+_places: Final[dict[type, list[tuple[str, Any]]]] = {}  # by class: where its objects keep their attributes
+
+
+def stored_attributes(item: Any) -> Iterable[tuple[str, Any]]:
+    """Names and values in the dict and the slots of an object."""
+    kind = type(item)
+    places = _places.get(kind)
+    if places is None:
+        if len(_places) >= _CLASSES_KEPT:
+            _places.clear()
+        places = _places[kind] = _places_of(kind)
+    for name, found in places:
+        if name == "__dict__":
+            held = found.__get__(item)
+            if type(held) is dict:
+                yield from [entry for entry in list(held.items())[:_READ] if type(entry[0]) is str]
+        else:
+            try:
+                yield name, found.__get__(item)
+            except AttributeError:  # a slot without a value
+                continue
+
+
+def _places_of(kind: type) -> list[tuple[str, Any]]:
+    return [
+        (name, found)
+        for base in kind.__mro__
+        for name, found in list(vars(base).items())[:_READ]
+        if type(found) is MemberDescriptorType or (type(found) is GetSetDescriptorType and name == "__dict__")
+    ]
+
+
+# ---- Copies plain values at the speed of C: texts, numbers, and the lists and dicts that hold them.
+#
+# A copy serves to compare values and to measure them. Its length, without its head, is
+# about that of the value's JSON. The work is bounded,
+# and no code of the value runs: a value that is large, very deep or cyclic, or that holds a type of its own, has no
+# copy.
+
+HEAD: Final = 12  # bytes of a copy beside those of its value; the copy of a tiny value is shorter than that
+_MOST_BYTES: Final = 1_048_576
+_FEW: Final = 8  # fields whose length is looked at beforehand
+_MOST_FRAMED: Final = 262_144  # of them, in frames: a frame may consist of thousands of tiny values
+_FRAME: Final = 2 * 65_536  # every frame is smaller; a long text is written beside the frames
+
+
+class _NoCopyError(Exception):
+    pass
+
+
+class _Parts(list[bytes]):
+    """The file that a pickler writes to: a small value is one part."""
+
+    __slots__ = ()
+
+    def write(self, part: bytes) -> None:
+        self.append(part)
+        if len(part) > _FRAME or len(self) > 1:
+            sizes = [*map(len, self)]
+            if sum(sizes) > _MOST_BYTES or sum(size for size in sizes if size < _FRAME) > _MOST_FRAMED:
+                raise _NoCopyError
+
+
+class _PlainPickler(Pickler):
+    def reducer_override(self, obj: Any) -> NoReturn:
+        """Called for every value that is not of a built-in type."""
+        raise _NoCopyError
+
+
+def copy_of(value: Any) -> bytes | None:
+    """Equal plain values have equal copies. None: not a plain value, or too large."""
+    for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
+        if type(part) is str and len(part) > _MOST_BYTES:
+            return None  # before it is copied in vain
+    parts = _Parts()
+    pickler = _PlainPickler(parts, 4)
+    pickler.fast = True  # writes shared parts out: a copy does not depend on what a value shares
+    try:
+        pickler.dump(value)
+    except (_NoCopyError, ValueError, RecursionError):  # too large or foreign; cyclic; too deep
+        return None
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def restored(copy: bytes) -> Any:
+    """The value of a copy. Only for copies made here, which never left this process."""
+    return loads(copy)
+
+
+# ---- The answers that a lane has seen, and the names by which they are compared.
+
+
+class AnswerBook:
+    """Names the answers of one lane so that two versions of the same answer get the same name.
+
+    The first answer of a call is named by the hash of its snapshot, and nothing is masked. When the call repeats with
+    another snapshot, the two are compared, and only what differs is masked. Snapshots are kept for the most recent
+    calls, and of one call for its latest different answers. Where the snapshots of a call were dropped, whole masks
+    are compared instead: such a call is recognised from its second repetition on. Names are numbers of this process.
+    """
+
+    __slots__ = ("_calls", "_held", "_recent", "size")
+    CALLS: Final = 512
+    SNAPSHOTS: Final = 16  # calls with snapshots
+    SNAPSHOT_BYTES: Final = 262_144  # of all snapshots
+    VERSIONS: Final = 4  # different answers of one call whose snapshots are kept
+    ANSWERS: Final = 64  # different answers remembered of one call
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, _Known] = {}  # the one used last at the end
+        self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
+        self._held = 0  # bytes of their snapshots
+        self.size = 0  # bytes of the last answer; -1 when it is too large to be copied
+
+    def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
+        """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
+        what a writer has read.
+        """
+        copy = copy_of(value)
+        self.size = max(len(copy) - HEAD, 0) if copy is not None else -1
+        shot = copy if copy is not None else bounded_text(value)
+        exact = hash(shot)
+        known = self._calls.get(call)
+        if known is None:
+            known = self._calls[call] = _Known(exact, by)
+            if len(self._calls) > self.CALLS:
+                del self._calls[next(iter(self._calls))]
+            self._keep(known, exact, shot)
+            return exact, True
+        self._calls[call] = self._calls.pop(call)
+        name, new = known.again(exact, shot, by)
+        self._keep(known, name, shot)
+        return name, new
+
+    def _keep(self, known: "_Known", name: int, shot: bytes | str) -> None:
+        """Keep the latest snapshot of each answer, and drop those of the oldest calls where they become too many."""
+        if len(shot) > self.SNAPSHOT_BYTES // 2:
+            known.was_dropped = True
+            return
+        if known.shots:
+            self._held += known.keep(name, shot)
+        else:
+            known.shots, known.held = ((name, shot),), len(shot)
+            self._recent.append(known)
+            self._held += known.held
+        while len(self._recent) > self.SNAPSHOTS or self._held > self.SNAPSHOT_BYTES:
+            oldest = self._recent.popleft()
+            self._held -= oldest.held
+            oldest.shots, oldest.held, oldest.was_dropped = (), 0, True
+
+    def forget_pairs(self) -> None:
+        """Something changed the world: what was known may be asked again."""
+        for known in self._calls.values():
+            known.received = set()
+
+
+class _Known:
+    """The answers of one call: their names by snapshot and by masked text, and which agent received which."""
+
+    __slots__ = ("by", "exact", "held", "names", "received", "shots", "was_dropped")
+
+    def __init__(self, exact: int, by: str) -> None:
+        self.exact, self.by = exact, by
+        self.names: dict[int, int] | None = None  # made when the call repeats: most never do
+        self.received: set[tuple[str, int]] | None = None
+        self.shots: tuple[tuple[int, bytes | str], ...] = ()  # names and their latest snapshots, the newest first
+        self.held = 0  # bytes of them
+        self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
+
+    def keep(self, name: int, shot: bytes | str) -> int:
+        """Returns how many bytes more it holds."""
+        others = [entry for entry in self.shots if entry[0] != name][: AnswerBook.VERSIONS - 1]
+        self.shots, before = ((name, shot), *others), self.held
+        self.held = sum(len(kept) for _, kept in self.shots)
+        return self.held - before
+
+    def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
+        """The name of one more answer, and whether it is news to ``by``."""
+        if self.names is None:
+            self.names = {self.exact: self.exact}
+        if self.received is None:
+            self.received = {(self.by, self.exact)}
+        name = self.names.get(exact)
+        if name is None:
+            name = self._identify(exact, shot, self.names)
+        if (by, name) in self.received:
+            return name, False
+        if len(self.received) >= AnswerBook.ANSWERS:
+            self.received.clear()  # a call with this many answers makes progress; its oldest answer may come again
+        self.received.add((by, name))
+        return name, True
+
+    def _identify(self, exact: int, shot: bytes | str, names: dict[int, int]) -> int:
+        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its
+        own.
+        """
+        if len(names) > 2 * AnswerBook.ANSWERS:
+            names.clear()
+        text = _text_of(shot)
+        name = next((name for name, kept in self.shots if are_alike(_text_of(kept), text)), exact)
+        if name == exact and self.was_dropped and len(text) <= MAX_CHARS:
+            name = names.setdefault(hash(mask(text)), exact)
+        names[exact] = name
+        return name
+
+
+def snapshot(value: Any) -> bytes | str:
+    """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
+    copy = copy_of(value)
+    return bounded_text(value) if copy is None else copy
+
+
+def _text_of(shot: bytes | str) -> str:
+    """The text of a snapshot, for masking."""
+    if not isinstance(shot, bytes):
+        return shot
+    value = restored(shot)
+    if type(value) is str:
+        return value
+    try:
+        return encode(value)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, huge integers, or too deep
+        return bounded_text(value)
+
+
+# ---- A dict of bounded size: the oldest entry leaves when there are too many.
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class Newest(OrderedDict[_K, _V]):
+    """Keeps the newest ``most`` entries. ``move_to_end`` makes an entry new again.
+
+    Detectors and hooks that run for every call count by hand: this takes a microsecond for each new entry.
+    """
+
+    __slots__ = ("most",)
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, key: _K, value: _V) -> None:
+        super().__setitem__(key, value)
+        if len(self) > self.most:
+            self.popitem(last=False)

@@ -1,16 +1,466 @@
-"""Budgets: a limit in USD, tokens or calls on a scope, with an optional window."""
+"""Money: amounts, the scopes and periods that budgets count by, thresholds, and ``Budget``."""
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any, Final, Literal, Self
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta, tzinfo
+from decimal import Decimal, InvalidOperation
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from importlib import import_module
+from typing import Any, Final, Literal, Self, get_args
 
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import Checked, nearest
-from runguard.core.money import UNITS, UNLIMITED, Amount, cap_from_function, shown, to_count, to_nano
-from runguard.core.periods import Window
-from runguard.core.scope import Per, Scope
-from runguard.core.threshold import Threshold
+from runguard.core.errors import Checked, InvalidValueError, PolicyError, nearest
+
+# ---- Amounts: dollars, tokens and calls, their arithmetic and their texts.
+#
+# Money is integer nano-USD inside and ``Decimal`` at the edge. Three counts go together everywhere, in the order of
+# ``UNITS``: an ``Amount`` is a plain tuple, because it is made for every model call.
+
+UNITS: Final = ("usd", "tokens", "calls")
+Amount = tuple[int, int, int]  # nano-USD, tokens, calls
+NOTHING: Final[Amount] = (0, 0, 0)
+UNLIMITED: Final = 1 << 62
+NANO: Final = 1_000_000_000
+MOST_USD: Final = 1_000_000_000  # more than that is a slip of the keyboard, and stays exact in every store
+MOST_COUNT: Final = 10**15
+_LEAST_USD: Final = Decimal("1e-9")
+_SHOWN_CHARS: Final = 80
+
+
+def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
+    """Dollars -> nano-USD. A fraction of a nano is dropped, so that a cap is never wider than it was written.
+
+    ``least``: the smallest result that is accepted. A fixed cap of 0 is rejected; a function may give one.
+    """
+    if fault := fault_of_dollars(value, least):
+        raise PolicyError(f"{name} = {shown(value)}: {fault}")
+    dollars = Decimal(str(value))
+    if dollars < _LEAST_USD:
+        return 0
+    return nanos(dollars)
+
+
+def nanos(usd: Decimal | int, *, up: bool = False) -> int:
+    """Dollars as whole nano-USD. A fraction is dropped, or with ``up`` counted as one more."""
+    # by integers: Decimal arithmetic obeys a context that the host program may have changed
+    numerator, denominator = usd.as_integer_ratio()
+    return -(-numerator * NANO // denominator) if up else numerator * NANO // denominator
+
+
+def fault_of_dollars(value: object, least: int = 1) -> str:
+    """What is wrong with an amount of dollars, on one line; nothing where it is fine."""
+    too_much = f"the largest accepted value is {MOST_USD:,} dollars; leave it out for no limit"
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        return "give dollars as a number or a decimal string such as '2.50'"
+    if isinstance(value, int) and abs(value) > MOST_COUNT:
+        return too_much if value > 0 else "must be greater than 0"
+    try:
+        dollars = Decimal(str(value))
+    except InvalidOperation:
+        return "not a number of dollars"
+    if not dollars.is_finite():
+        return "must be finite; leave it out for no limit"
+    if dollars < 0 or (dollars == 0 and least > 0):
+        return "must be greater than 0"
+    if dollars > MOST_USD:
+        return too_much
+    return "less than a billionth of a dollar" if dollars < _LEAST_USD and least > 0 else ""
+
+
+def shown(value: object) -> str:
+    """A value in an error message: short, on one line, and without running code of a foreign object."""
+    if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to write out more than 4,300 digits
+        return f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
+    if value is None or type(value) in (bool, int, float, str, Decimal):
+        text = repr(value)
+        return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+    return f"a {type(value).__name__}"
+
+
+def to_usd(nano: int) -> Decimal:
+    """nano-USD -> dollars, exact, without trailing zeros."""
+    whole, rest = divmod(abs(nano), NANO)
+    text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
+    return Decimal(text if nano >= 0 else f"-{text}")  # from text, which no context rounds
+
+
+def usd_text(nano: int) -> str:
+    """``$0.10``: two decimals, or as many as the amount needs."""
+    text = f"{to_usd(nano):f}"
+    whole, _, cents = text.partition(".")
+    return f"${whole}.{cents.ljust(2, '0')}"
+
+
+def amount_text(unit: int, number: int) -> str:
+    return (
+        usd_text(number) if unit == 0 else f"{number:,} {UNITS[unit] if number != 1 else UNITS[unit].removesuffix('s')}"
+    )
+
+
+def edge(unit: int, number: int) -> Decimal | int:
+    """A count as users see it: dollars as ``Decimal``, tokens and calls as they are."""
+    return to_usd(number) if unit == 0 else number
+
+
+def to_count(value: object, name: str, *, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        if isinstance(value, float) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        else:
+            raise PolicyError(f"{name} = {shown(value)}: give a whole number")
+    if value < least:
+        raise PolicyError(f"{name} = {shown(value)}: must be {'greater than' if least else 'at least'} 0")
+    if value > MOST_COUNT:
+        raise PolicyError(
+            f"{name} = {shown(value)}: the largest accepted value is {MOST_COUNT:,}; leave it out for no limit"
+        )
+    return int(value)
+
+
+def cap_from_function(value: object, unit: int) -> int:
+    """A cap that a function gave.
+
+    0 is a cap; None means no limit. PolicyError for anything else that is not an amount.
+    """
+    if value is None:
+        return UNLIMITED
+    return to_nano(value, least=0) if unit == 0 else to_count(value, UNITS[unit], least=0)
+
+
+def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
+    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited
+    stays unlimited.
+
+    At least 1: no share of a limit of 0 is reached while nothing is spent.
+    """
+    share = Fraction(str(percent))
+    usd, tokens, calls = (
+        UNLIMITED if cap >= UNLIMITED else max(math.ceil((cap + more) * share), 1)
+        for cap, more in zip(limit, granted, strict=True)
+    )
+    return usd, tokens, calls
+
+
+def unit_reached(spent: Amount, needed: Amount) -> int | None:
+    """The first unit in which what is needed is spent."""
+    return next((unit for unit in range(3) if needed[unit] < UNLIMITED and spent[unit] >= needed[unit]), None)
+
+
+# ---- What a budget counts by: a run, a session, a user, an app, an agent, a model, a tool or a label.
+
+KINDS: Final = ("run", "session", "user", "app", "agent", "model", "tool", "label")
+_SHARED: Final = frozenset({"run", "session", "user", "app", "label"})  # once spent, the whole run must stop
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whom a budget is about. A callable amount gets this: ``usd=lambda scope: 5 if is_pro(scope.user) else 1``."""
+
+    kind: str
+    key: str
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    run: str = ""
+    agent: str = ""
+    model: str = ""
+    tool: str = ""
+    labels: Mapping[str, str] | None = None
+
+
+def scope_part(text: str) -> str:
+    """A part of a scope's key: the separator cannot come from inside a name, so two names never make one key."""
+    plain = text.replace("%", "%25").replace("/", "%2F")
+    if plain.isascii() and "\0" not in plain:
+        return plain
+    # What no store can write as text: half of a surrogate pair, and NUL.
+    return "".join(f"%{ord(c):X}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in plain)
+
+
+@dataclass(frozen=True, slots=True)
+class Per:
+    """What a budget counts by: a kind of scope, its name or pattern where given, or several kinds at once."""
+
+    parts: tuple[tuple[str, str], ...]  # kind and glob ("*": each of them by itself); for a label its name
+
+    @classmethod
+    def parse(cls, text: object) -> Self:
+        if not isinstance(text, str) or not text:
+            raise PolicyError(f"per = {text!r}: give one of {', '.join(KINDS)}")
+        parts: list[tuple[str, str]] = []
+        for part in text.split("+"):
+            kind, colon, name = part.partition(":")
+            if kind not in KINDS:
+                raise PolicyError(f"per = {text!r}: no scope '{kind}'; {nearest(kind, KINDS)}")
+            if kind == "label" and not name:
+                raise PolicyError("per = 'label': which one? Write per='label:team'")
+            if colon and not name:
+                raise PolicyError(f"per = {text!r}: nothing after the colon")
+            if colon and kind in ("run", "session"):
+                raise PolicyError(f"per = {text!r}: a {kind} has no name to choose by; write per='{kind}'")
+            if kind in [k for k, _ in parts if k != "label"]:
+                raise PolicyError(f"per = {text!r}: '{kind}' twice")
+            parts.append((kind, name or "*"))
+        return cls(tuple(parts))
+
+    @property
+    def kind(self) -> str:
+        return "+".join(kind for kind, _ in self.parts)
+
+    @property
+    def stops_run(self) -> bool:
+        """Whether a spent budget stops the whole run; otherwise it stops the agent, model or tool that spent it."""
+        return all(kind in _SHARED for kind, _ in self.parts)
+
+    def key(self, scope: Scope) -> str | None:
+        """The scope's key for this budget, or None when the budget is not about it."""
+        values: list[str] = []
+        for kind, pattern in self.parts:
+            if kind == "label":
+                value = (scope.labels or {}).get(pattern)
+                if value is None:
+                    return None
+                values.append(f"{scope_part(pattern)}={scope_part(value)}")
+                continue
+            name: str = getattr(scope, kind)
+            if (kind == "tool" and not name) or (pattern != "*" and not fnmatchcase(name, pattern)):
+                return None
+            if kind in ("user", "agent", "tool"):
+                values.append(f"{scope_part(scope.app)}/{scope_part(name)}")
+            elif kind == "session":
+                values.append(f"{scope_part(scope.app)}/{scope_part(scope.user)}/{scope_part(name)}")
+            else:
+                values.append(scope_part(name))
+        if len(values) > 1:
+            values = [value.replace("+", "%2B") for value in values]
+        return f"{self.kind}:{'+'.join(values)}"
+
+
+# ---- Windows of budgets: periods of a fixed length, or of the calendar.
+
+_WINDOW: Final = re.compile(r"([1-9]\d{0,5})([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600}
+_DAY: Final = 86_400
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A recurring period: seconds, minutes and hours by UTC, days,
+    weeks and months by the calendar of ``tz``.
+    """
+
+    text: str
+    tz: str = "UTC"
+
+    @classmethod
+    def parse(cls, text: object, tz: object = None) -> Self:
+        if not isinstance(text, str):
+            raise PolicyError(f"window = {text!r}: give a text such as '1h', '1d', '1w' or 'month'")
+        found = _WINDOW.fullmatch(text)
+        if text != "month" and found is None:
+            raise PolicyError(
+                f"window = {text!r}: not a window; use a number with s, m, h, d or w ('1h', '1d', '1w'), or 'month'"
+            )
+        if found is not None and found[2] in _SECONDS:
+            length = int(found[1]) * _SECONDS[found[2]]
+            if length > _DAY or _DAY % length:
+                raise PolicyError(
+                    f"window = {text!r}: must divide a day evenly, so that windows begin at the same times "
+                    "every day; use '1h', '6h', '1d'"
+                )
+            if tz is not None:
+                raise PolicyError(
+                    f"tz = {tz!r} does nothing for window = {text!r}: only days, weeks and months begin by the calendar"
+                )
+        if found is not None and found[2] in "dw" and int(found[1]) * (7 if found[2] == "w" else 1) > 3_660:
+            raise PolicyError(f"window = {text!r}: windows longer than ten years are not supported; leave it out")
+        name = "UTC" if tz is None else tz
+        _zone(name)
+        return cls(text, str(name))
+
+    @property
+    def length(self) -> float:
+        """Seconds of the current kind of window; of months and days, those of the first one."""
+        _, begins, ends = self.bounds(0.0)
+        return ends - begins
+
+    def period(self, at: float) -> tuple[str, float]:
+        """The name of the period that ``at`` falls into, and when it ends."""
+        name, _, ends = self.bounds(at)
+        return name, ends
+
+    def bounds(self, at: float) -> tuple[str, float, float]:
+        """The name of the period that ``at`` falls into, when it begins and when it ends."""
+        if self.text[-1] in _SECONDS and self.text != "month":
+            length = int(self.text[:-1]) * _SECONDS[self.text[-1]]
+            number = int(at // length)
+            return str(number), float(number * length), float((number + 1) * length)
+        zone = _zone(self.tz)
+        local = (_EPOCH + timedelta(seconds=at)).astimezone(zone)
+        found = self._period_of(local.toordinal(), zone)
+        if at >= found[2]:  # the clock went back over midnight: what comes twice belongs to the new period
+            found = self._period_of(local.toordinal() + 1, zone)
+        return found
+
+    def _period_of(self, ordinal: int, zone: tzinfo) -> tuple[str, float, float]:
+        day = datetime.fromordinal(ordinal)
+        if self.text == "month":
+            begin, after = (
+                day.replace(day=1),
+                day.replace(year=day.year + day.month // 12, month=day.month % 12 + 1, day=1),
+            )
+            name = day.strftime("%Y-%m")
+        else:
+            days = int(self.text[:-1]) * (7 if self.text[-1] == "w" else 1)
+            # day 1 of the calendar was a Monday, so weeks begin on Mondays
+            begin = day - timedelta(days=(ordinal - 1) % days)
+            after, name = begin + timedelta(days=days), begin.strftime("%Y-%m-%d")
+        return name, begin.replace(tzinfo=zone).timestamp(), after.replace(tzinfo=zone).timestamp()
+
+
+def begin_of(window: str, ends: float) -> float:
+    """About when the period of a window began that ends at ``ends``. An hour of daylight saving time is ignored."""
+    if window == "month":
+        first = (_EPOCH + timedelta(seconds=ends - 15 * _DAY)).replace(day=1)  # of that month, whatever the time zone
+        after = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
+        return ends - (after - first).days * _DAY
+    return ends - int(window[:-1]) * {**_SECONDS, "d": _DAY, "w": 7 * _DAY}[window[-1]]
+
+
+def _zone(name: object) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    if not isinstance(name, str):
+        raise PolicyError(f"tz = {name!r}: give the name of a time zone such as 'Europe/Berlin'")
+    from zoneinfo import ZoneInfo  # most calendars are UTC and do without it
+
+    try:
+        return ZoneInfo(name)
+    except Exception:  # a missing zone, a path, an empty text: each with its own exception
+        raise PolicyError(
+            f"tz = {name!r}: no such time zone here; use a name such as 'Europe/Berlin' or 'UTC'"
+        ) from None
+
+
+# ---- A checkpoint of a budget: at which share of it what happens, and its form as plain data.
+
+ThresholdAction = Literal["warn", "nudge", "stop"]
+_ACTIONS: Final = get_args(ThresholdAction)
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(metaclass=Checked):
+    """What to do when a budget's ``utilization`` reaches ``percent``, a fraction above 0 and up to 1.
+
+    ``callback`` gets the live budget. A threshold fires once until it is re-armed; a ``recurring`` one fires on every
+    record at or above it. ``action`` is what happens beside the callback: nothing (``"warn"``), a notice to the model
+    (``"nudge"``), or a stop.
+
+    ``model``: from here on, send the calls of an agent to this cheaper model of the same model class, until the window
+    of the budget ends or the budget is extended. ``agents``: only those agents, by name or glob; by default all.
+
+    Use it in ``Budget(thresholds=...)`` to react before calls are refused, or in a ``BudgetPolicy`` that only counts
+    tokens. A threshold alone limits nothing: that is what ``Budget`` is for.
+    """
+
+    percent: float
+    callback: Callable[[Any], Any] | None = None
+    recurring: bool = False
+    action: ThresholdAction = "warn"
+    model: str | None = None
+    agents: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.percent, bool) or not isinstance(self.percent, int | float) or not 0 < self.percent <= 1:
+            raise InvalidValueError(f"percent must be a fraction above 0 and up to 1, not {self.percent!r}")
+        if self.callback is not None and not callable(self.callback):
+            raise InvalidValueError(f"callback must be callable or None, not {self.callback!r}")
+        if not isinstance(self.recurring, bool):
+            # the text "false" would count as true
+            raise InvalidValueError(f"recurring must be True or False, not {self.recurring!r}")
+        if self.action not in _ACTIONS:
+            raise InvalidValueError(f"action must be one of {', '.join(_ACTIONS)}, not {self.action!r}")
+        self._check_model()
+
+    def _check_model(self) -> None:
+        if self.model is None:
+            if self.agents:
+                raise InvalidValueError("agents= chooses whose model is switched; add model=")
+            return
+        if not isinstance(self.model, str) or not self.model.strip():
+            raise InvalidValueError(f"model must be the name of a model, not {self.model!r}")
+        if self.action == "stop":
+            raise InvalidValueError("action='stop' and model= exclude each other; give two thresholds")
+        if not isinstance(self.agents, list | tuple) or not all(isinstance(a, str) and a for a in self.agents):
+            raise InvalidValueError(f"agents must be a list of names such as ['research*'], not {self.agents!r}")
+        object.__setattr__(self, "agents", tuple(self.agents))
+
+    def is_for(self, agent: str) -> bool:
+        """Whether ``model`` is meant for the calls of this agent."""
+        return not self.agents or any(fnmatchcase(agent, name) for name in self.agents)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for YAML, TOML or JSON; the callback becomes ``"package.module:function"``."""
+        path = None if self.callback is None else _path_of(self.callback)
+        data = {"percent": self.percent, "callback": path, "recurring": self.recurring, "action": self.action}
+        return data if self.model is None else {**data, "model": self.model, "agents": list(self.agents)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The way back. It imports the module that the callback names: read only data that you trust."""
+        if not isinstance(data, Mapping):
+            raise InvalidValueError(f"a threshold must be a mapping, not {data!r}")
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(str(key) for key in data if key not in known):
+            raise InvalidValueError(
+                f"{unknown[0]}: no such setting of a threshold; {nearest(unknown[0], sorted(known))}"
+            )
+        if "percent" not in data:
+            raise InvalidValueError("a threshold needs 'percent'")
+        values = dict(data)
+        if values.get("callback") is not None:
+            values["callback"] = _load(values["callback"])
+        return cls(**values)
+
+
+def _path_of(callback: Callable[[Any], Any]) -> str:
+    module, name = getattr(callback, "__module__", None), getattr(callback, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or "<" in name:
+        raise InvalidValueError(
+            f"{callback!r} has no import path: only a function at the top of a module can be written as data, "
+            "no lambda, closure or partial"
+        )
+    if module == "__main__":
+        raise InvalidValueError(
+            f"{name} is defined in the script itself, where nobody else can import it: move it to a module"
+        )
+    path = f"{module}:{name}"
+    if _load(path) != callback:
+        raise InvalidValueError(
+            f"{callback!r} is not what {path} names: a method of an object cannot be written as data"
+        )
+    return path
+
+
+def _load(path: object) -> Callable[[Any], Any]:
+    module, colon, name = path.partition(":") if isinstance(path, str) else ("", "", "")
+    if not module or not colon or not name:
+        raise InvalidValueError(f"a callback is written 'package.module:function', not {path!r}")
+    try:
+        found: Any = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # importing runs the module, which can fail in any way
+        raise InvalidValueError(f"the callback {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise InvalidValueError(f"{path!r} is not callable")
+    return found  # type: ignore[no-any-return]
+
+
+# ---- Budgets: a limit in USD, tokens or calls on a scope, with an optional window.
 
 DEFAULT_THRESHOLDS: Final = (Threshold(0.5), Threshold(0.8), Threshold(0.95))
 _LONGEST_WAIT_S: Final = 3_600.0  # as long as ``max_wait_seconds`` may be

@@ -5,16 +5,13 @@ deliberately narrow: a field must *say* failure (a status word, a non-empty ``er
 *start* like an error. A word somewhere inside a page of search results is not a failure.
 """
 
+import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
-from runguard.core.absence import is_nothing, says_missing
-from runguard.core.bounded_text import MAX_CHARS
-from runguard.core.embedded import embedded_json, exit_code, has_output
-from runguard.core.error_texts import HEAD, SAYS_ERROR, reports_failure
 from runguard.core.events import FAILURES, Outcome
-from runguard.core.masking import mask
-from runguard.core.try_again import is_try_again, may_ask, says_try_again
+from runguard.core.identity import ASIDE, MAX_CHARS, answer_text, mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
@@ -335,3 +332,424 @@ def provider_status(error: Exception) -> int | None:
             if type(status) is int and 400 <= status < 600:
                 return status
     return None
+
+
+# ---- Whether words say that a thing which was looked up is missing or unavailable: an answer about that thing, and
+#      no failure of the tool.
+#
+# A sweep over a hundred customers meets many of them. What is needed to work at all (a file, a command, a key) is no
+# such
+# thing: without it the next call fails as well.
+
+_SHORT_ABSENCE: Final = 120  # characters: a longer message tells a story
+_THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
+_KNOWLEDGE: Final = "information|info|data|details|forecast|records?|results?"
+
+_NOTHING: Final = re.compile(
+    r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?"
+    r"|0 (?:results?|matches|rows?|hits?)"
+    rf"|no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
+    r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
+    re.IGNORECASE | re.DOTALL,
+)
+_NOT_THERE: Final = re.compile(
+    r"(?<![a-z])not[\s_\-]?(?:be )?found(?![a-z])|(?<!file)(?<!module)(?<!command)notfound(?:error"
+    r"|exception)?\b|\bNXDOMAIN\b|^\W*(?:http )?404\W*$"
+    r"|\bno such\b|\bdo(?:es)?(?: not|n't) exist\b|\bcould not be located\b|\bnothing match(?:es|ed)\b|\bthere is no\b"
+    r"|\b(?:could not|couldn't|cannot|can't|unable to|failed to) (?:find|locate)\b"
+    r"|\bno (?:[\w'\"#.@\-]{1,60} ){1,4}?(?:found|available|with|for|matching|matched|named|called|listed"
+    r"|exists?|on|at|under)\b"
+    r"|\bno (?:matching |such )?(?:record|result|match|entry|data)(?:e?s)?\W*$"
+    r"|\bnot in (?:the |our |this )?(?:catalog(?:ue)?|inventory|index|list|records|registry|collection|data ?set)\b"
+    rf"|\b(?:{_KNOWLEDGE})\b[^.;]{{0,60}} (?:is|are)(?: not|n't) available\b"
+    rf"|\b(?:do(?:es)?(?: not|n't) have|has no|have no) (?:[\w\-]{{1,40}} ){{0,4}}(?:{_KNOWLEDGE})\b"
+    # German, French, Spanish, Portuguese, Italian, Russian, Chinese, Japanese, Korean
+    r"|\bnicht (?:gefunden|vorhanden|verfügbar)|\bkeine?[nrs]? (?:\w+ ){0,3}(?:gefunden|vorhanden|verfügbar)"
+    r"|\bexistiert nicht"
+    r"|\bintrouvable|\bnon trouvée?s?\b|\bn['’]existe pas|\bn['’]a pas été trouvée?|\baucune? (?:\w+ ){0,3}trouvée?"
+    r"|\bno (?:se (?:ha )?(?:encontr|hall)\w+|encontrad[oa]s?|existe)\b"
+    r"|\bnão (?:foi |foram )?(?:encontrad[oa]s?|existe)|\bnon (?:è stat[oa] )?(?:trovat[oaie]|esiste)\b"
+    r"|не найден|не существует|未找到|找不到|没有找到|沒有找到|不存在|見つかりません|存在しません|찾을 "
+    r"수 없|존재하지 않",
+    re.IGNORECASE,
+)
+_NOT_TO_BE_HAD: Final = re.compile(
+    r"\b(?:already|currently|has been|is|are|was|were|fully) (?:already |currently |been |fully )?(?:taken"
+    r"|booked|reserved|occupied|sold ?out|out of stock)\b"
+    r"|\b(?:seat|slot|room|place|date|name|username) (?:taken|occupied|booked)\b|\b(?:not|n't"
+    r"|no longer) available (?:on|at|for)\b|\balready exists\b",
+    re.IGNORECASE,
+)
+_NEEDED: Final = re.compile(
+    r"^\W*(?:bash|sh|zsh)\b|\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential"
+    r"|session|database|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url|access|permission|connection|network"
+    r"|quota|credit|memory|space|license|handler|distribution|version|argument|parameter|field|value|tag|quote|brace|bracket|delimiter"
+    r"|broker|worker|node|master|primary|replica|upstream|backend|cluster|gpu|capacity|response|internet"
+    r"|event loop|thread|port|authori[sz]ation|subscription"
+    r"|interpreter|runtime|binary|constructor|relation|transaction|certificate|proxy)s?\b"
+    r"|\b(?:Runtime|Type|Attribute|Index|Name|Assertion|OS)Error\b|\bnot in (?:list|index)\b|\bENOTFOUND\b",
+    re.IGNORECASE,
+)
+# A page of the web and a table of a restaurant are looked up like any thing.
+_LOOKED_UP: Final = re.compile(
+    r"\b404\b|^\W*(?:error:\s)?(?:the )?page\b.{0,80}(?:not found|does not exist)|\bno tables? (?:is "
+    r"|are )?(?:available|free)\b",
+    re.IGNORECASE,
+)
+
+
+def is_nothing(text: str) -> bool:
+    """A whole answer that says "nothing"."""
+    return _NOTHING.match(text) is not None
+
+
+def says_missing(message: str) -> bool:
+    """A short message of an error about one of many things."""
+    if len(message) > _SHORT_ABSENCE:
+        return False
+    if _NEEDED.search(message) is not None:
+        return _LOOKED_UP.search(message) is not None
+    return _NOT_THERE.search(message) is not None or _NOT_TO_BE_HAD.search(message) is not None or is_nothing(message)
+
+
+# ---- What a plain text contains: JSON that a server sent as a string, or the exit code of a command.
+
+_MOST_CHARS: Final = 4_096  # a longer text is data, unless it starts like a report of a failure
+_MOST_OF_A_FAILURE: Final = 16_384
+_HEAD: Final = 400
+_TELLING_TEXT: Final = re.compile(
+    r'"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status'
+    r"|(?:http_)?status(?:_?code)?|response_type|exit_?code|return_?code|result|results|output|response|data|items|content"
+    r'|matches|documents|rows)"\s{0,4}:',
+    re.IGNORECASE,
+)
+_FAILING: Final = re.compile(
+    r'"(?:is_?error"\s{0,4}:\s{0,4}true|error(?:_?message|_?code)?"\s{0,4}:\s{0,4}(?!null|false|""|\[\]|\{\}|0)'
+    r'|(?:ok|success|succeeded|successful)"\s{0,4}:\s{0,4}false|status"\s{0,4}:\s{0,4}"(?:error|fail))',
+    re.IGNORECASE,
+)
+_EXIT: Final = re.compile(
+    r"\W{0,4}(?:<returncode>|(?:(?:the )?(?:command|process) )?(?:(?:exited|failed|finished|terminated) with )?"
+    r"(?:non-zero )?(?:exit|return)[ _-]?(?:code|status)\W{0,3})(-?\d{1,6})\b",
+    re.IGNORECASE,
+)
+_TAGS: Final = re.compile(r"</?\w{1,20}>|\b(?:std)?(?:out(?:put)?|err)\s*:|\(?no output\)?|\W", re.IGNORECASE)
+
+
+def embedded_json(text: str) -> Any:
+    """The dict or list that a text consists of, or None. Only what may tell an outcome is parsed."""
+    if len(text) > _MOST_OF_A_FAILURE:
+        return None
+    start, end = text[:40].lstrip()[:1], text[-40:].rstrip()[-1:]
+    if (start, end) not in (("{", "}"), ("[", "]")):
+        return None
+    if len(text) > _MOST_CHARS:
+        if _FAILING.search(text, 0, _HEAD) is None:
+            return None
+    elif len(text) > 8 and _TELLING_TEXT.search(text) is None:  # "[]" and "{}" tell an outcome, too
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def exit_code(text: str) -> int | None:
+    """The exit code that a text begins with, unless it is 0."""
+    found = _EXIT.match(text)
+    return (int(found[1]) or None) if found is not None else None
+
+
+def has_output(text: str) -> bool:
+    """Whether anything is left of a text that begins with an exit code."""
+    found = _EXIT.match(text)
+    return found is None or bool(_TAGS.sub("", text[found.end() :]))
+
+
+# ---- Texts that report a failure: an answer of a tool that starts like an error, or consists of a shell's
+#      complaints.
+
+HEAD: Final = 400  # what a text says about its own success, it says at the start
+
+_BAD_TEXT: Final = re.compile(
+    r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed"
+    r"|forbidden|permission denied|access denied|"
+    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to"
+    r"|(?:tool|function|api) (?:execution|call) failed|[a-z]{1,60}(?:error|exception)"
+    r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
+    r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)"
+    r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
+    r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error"
+    r"|bad gateway|service unavailable|gateway time-?out"
+    r"|something went wrong)(?=\W*$|[.:;!(])"
+    r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d(?=\W+\w)|fehler|erreur|errore|erro|ошибка)(?![a-z])"
+    r"|错误|錯誤|エラー|오류|usage:|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: )",
+    re.IGNORECASE,
+)
+SAYS_ERROR: Final = re.compile(
+    r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
+)
+_ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
+_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
+_BAD_STARTS: Final = (
+    *(
+        "traceback",
+        "fatal",
+        "fail",
+        "invalid",
+        "unknown tool",
+        "unauthori",
+        "forbidden",
+        "permission denied",
+        "access denied",
+        "no such file",
+    ),
+    *(
+        "command not found",
+        "syntax",
+        "time",
+        "could not",
+        "cannot",
+        "unable to",
+        "tool ",
+        "function ",
+        "api ",
+        "usage:",
+        "bash",
+        "sh:",
+        "zsh",
+        "dash:",
+        "/",
+    ),
+    *(
+        "the ",
+        "your ",
+        "request",
+        "operation",
+        "query",
+        "connection",
+        "command",
+        "call ",
+        "execution",
+        "rate limit",
+        "too many",
+    ),
+    *(
+        "internal s",
+        "bad gateway",
+        "service un",
+        "gateway",
+        "something went",
+        "http",
+        "fehler",
+        "erreur",
+        "erro",
+        "ошибка",
+        "错误",
+        "錯誤",
+        "エラー",
+        "오류",
+    ),
+)
+
+
+def reports_failure(text: str) -> bool:
+    """Whether a text starts like an error. A word somewhere inside a page of search results is not a failure."""
+    head = text[:HEAD]
+    if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
+        return True
+    if "<" in head[:80] and _ERROR_PAGE.search(head):
+        return True
+    return len(text) <= HEAD and (_SERVER_ERROR.match(head) is not None or _is_complaint(head))
+
+
+def _may_be_bad(head: str) -> bool:
+    """A quick look at the first words, for the many texts that are fine; the regular expression decides."""
+    start = head[:80].lower().lstrip(_LEADING)
+    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
+
+
+# A status line as the whole answer or its first line; inside a log it is a line of the log.
+_SERVER_ERROR: Final = re.compile(
+    r"\W{0,4}(?:4(?!04)\d\d|5\d\d)\W{1,3}(?:internal server error|bad gateway|service unavailable|gateway time-?out"
+    r"|too many requests|unauthori[sz]ed|forbidden|bad request|request time-?out)\b",
+    re.IGNORECASE,
+)
+# "cat: f: No such file or directory", "ls: cannot access 'x'", "/bin/bash: line 7: x: command not found"
+_COMPLAINT: Final = re.compile(
+    r"(?:[\w./+$~-]{1,60}: [^\n]{0,300}?\b(?:no such file or directory|permission denied|command not found"
+    r"|not a directory|is a directory|operation not permitted|missing (?:operand|argument)|syntax error|failed to"
+    r"|cannot (?:access|stat|open|execute|create|remove|find|read|write|overwrite)"
+    r"|(?:invalid|unrecogni[sz]ed|illegal|unknown) (?:option|argument|operand)|not recognized)[^\n]*"
+    r"|[^\n]{0,80}: -c: line \d+: [^\n]*|try '[^\n]{1,80}' (?:or '[^\n]{1,80}' )?for more information\.?)\s*$",
+    re.IGNORECASE,
+)
+
+
+def _is_complaint(text: str) -> bool:
+    """Whether every line is a command's complaint: a line of output beside it would be a result."""
+    if ": " not in text[:80]:
+        return False
+    lines = [line for line in text.splitlines() if line.strip()]
+    return all(_COMPLAINT.match(line) is not None for line in lines)
+
+
+# ---- Short answers that say "this did not work, try again" although they look like success.
+#
+# ``{"status": "retry later"}`` and "Service is busy, please try again" are no results: the next call will probably be
+# answered alike. An answer that is accepted or pending, a thing that was not found and a verdict on what was asked
+# ("wrong code, try again") are results.
+
+_SHORT_ANSWER: Final = 200  # characters: a longer text has more to say
+
+_TRY_AGAIN: Final = re.compile(
+    r"\W*(?:please[\s_\-]?)?(?:(?:needs?|must|should)[\s_\-])?(?:re-?try|try[\s_\-]?again)"
+    r"(?:[\s_\-]?(?:later|again|soon|required|needed)){0,3}(?:[\s_\-](?:in|after)[\s_\-].{1,20})?\W*"
+    r"|\W*(?:(?:server|service|system|too|currently|temporarily)[\s_\-])+(?:is[\s_\-])?(?:busy|overloaded)\W*"
+    r"|\W*overloaded\W*",
+    re.IGNORECASE,
+)
+_ASKS: Final = re.compile(
+    r"(?<!\bwill )(?<!\bI )(?<!'ll )\b(?:re-?try|try)(?: (?:it|this|that|(?:your|the|this) \w{1,20}))?,? "
+    r"(?:again|later|after|once more|in (?:\d|a (?:few|moment|minute|while)))"
+    r"|\b(?:server|service|system|api|backend|site|upstream|provider|gateway|endpoint)s?"
+    r"(?: (?:is|are|was))?(?: (?:currently|temporarily|too|very))* (?:busy|overloaded)\b"
+    r"|\btemporarily (?:unavailable|overloaded|busy|out of service|not available)\b"
+    r"|\bsomething went wrong\b|\b(?:an|unexpected|internal|unknown) error (?:has )?occurred\b",
+    re.IGNORECASE,
+)
+# One of these is in every text that _ASKS or _STATUS matches. Looking for them first spares most answers the search.
+_IN_ASKS: Final = ("try", "busy", "overloaded", "temporarily", "went wrong", "occurred")
+# It was accepted, or it is being worked on.
+_PENDING: Final = re.compile(
+    r"\b(?:pending|queued?|running|processing|in[\s_]progress|still|being|preparing|generating|waiting|yet|started"
+    r"|not (?:ready|finished|complete|done))\b|(?<!not )(?<!not be )\b(?:accepted|submitted|scheduled|received)\b",
+    re.IGNORECASE,
+)
+# It says something about what was asked: a guess, a seat, a search that needs other words.
+_VERDICT: Final = re.compile(
+    r"(?<!went )\bwrong\b|\b(?:incorrect|guess|higher|lower|too (?:low|high|short|long|far|close|small|large|few)"
+    r"|not (?:the )?(?:right|correct|quite)|held|locked|reserved|taken|booked|already|another|different)\b",
+    re.IGNORECASE,
+)
+
+
+def may_ask(text: str) -> bool:
+    """A quick look, for the many answers that ask for nothing. Every text that asks for another attempt passes it."""
+    if len(text) > _SHORT_ANSWER:
+        return False
+    lower = text.lower()
+    for words in _IN_ASKS:  # noqa: SIM110  a generator costs as much as the whole loop
+        if words in lower:
+            return True
+    return False
+
+
+def is_try_again(status: str) -> bool:
+    """A status that asks for another attempt: "retry_later"."""
+    return len(status) <= _SHORT_ANSWER and _TRY_AGAIN.fullmatch(status) is not None
+
+
+def says_try_again(text: str) -> bool:
+    """A short text that asks for another attempt and reports neither a result nor a verdict."""
+    return (
+        may_ask(text)
+        and _ASKS.search(text) is not None
+        and _PENDING.search(text) is None
+        and _VERDICT.search(text) is None
+        and not says_missing(text)
+    )
+
+
+# ---- Whether an answer says that the work is not done yet: "pending", "incomplete", "retry later".
+#
+# By default RunGuard treats such answers as polling. Only an explicit ``max_identical_tool_results`` counts them, and
+# only when they are equal.
+
+_UNFINISHED_STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "code", "result")
+_UNFINISHED_MESSAGE_KEYS: Final = ("message", "detail", "reason", "text", "hint", "result", "note")
+_KEYS: Final = frozenset({*_UNFINISHED_STATUS_KEYS, *_UNFINISHED_MESSAGE_KEYS})
+_UNFINISHED: Final = re.compile(
+    r"\W*(?:still[\s_\-])?(?:pending|incomplete|partial(?:ly)?(?:[\s_\-]\w+){0,2}|degraded|unfinished|busy|waiting|queued|running|processing"
+    r"|in[\s_\-]?progress|not[\s_\-]?(?:ready|finished|complete|completed|available[\s_\-]?yet)|(?:please[\s_\-])?(?:re)?try(?:[\s_\-]?(?:later|again|required|needed|soon)){0,2})\W*",
+    re.IGNORECASE,
+)
+_MESSAGE: Final = re.compile(
+    r"\b(?:re)?try(?:ing)? (?:it |this )?(?:again|later|in \d)|\bcome back (?:later|in)\b"
+    r"|\bnot (?:yet )?(?:ready|finished|complete)\b"
+    r"|\bstill (?:pending|processing|running|working|loading)\b|\b(?:partial|incomplete) (?:result|data|parse"
+    r"|answer|response)",
+    re.IGNORECASE,
+)
+
+
+# One of these is in every text that _MESSAGE matches. Looking for them first spares most answers the search.
+_IN_MESSAGE: Final = (
+    *("try again", "try later", "try in ", "try it ", "try this ", "trying ", "come back ", "still "),
+    *("not yet ", "not ready", "not finished", "not complete", "partial ", "incomplete "),
+)
+
+
+def is_unfinished(answer: Any) -> bool:
+    """Only plain values are looked at: others may run their own code."""
+    if type(answer) is str:
+        return _UNFINISHED.fullmatch(answer[:_HEAD]) is not None or _asks_to_wait(answer)
+    if type(answer) is not dict:
+        return False
+    for key in _KEYS if len(answer) > len(_KEYS) else answer:
+        value = answer.get(key) if type(key) is str and key in _KEYS else None
+        if type(value) is str and (
+            (key in _UNFINISHED_STATUS_KEYS and len(value) <= _HEAD and _UNFINISHED.fullmatch(value))
+            or (key in _UNFINISHED_MESSAGE_KEYS and _asks_to_wait(value))
+        ):
+            return True
+    return False
+
+
+def _asks_to_wait(text: str) -> bool:
+    head = text[:_HEAD]
+    return any(map(head.lower().__contains__, _IN_MESSAGE)) and _MESSAGE.search(head) is not None
+
+
+# ---- Which items of a call a failure names: "coupon SAVE-07 has expired", "Unknown column 'total'".
+#
+# Such a failure is about those items. The same message about other items is another failure: trying nine columns is a
+# search, not a stall.
+
+_SAID: Final = 800  # characters of a failure in which items are looked for
+_NAME: Final = 80  # characters of a name; a longer text that an error quotes is the whole argument
+_LONG_ARGUMENT: Final = 16_384
+_BIG: Final = 10**40
+# One expression for each kind of quotation mark: the text of a dict is full of others.
+_QUOTED: Final = tuple(re.compile(rf"{mark}([^{mark}\n]{{2,{_NAME}}}){mark}") for mark in "'\"`")
+
+
+def named_items(args: object, answer: object, volatile: Iterable[str] = ()) -> str:
+    """The names, as one text; "" when the failure names nothing of the call."""
+    if type(args) is not dict:
+        return ""
+    said = answer_text(answer)
+    said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
+    aside = ASIDE.union(volatile)
+    given = [value for key, value in args.items() if type(key) is str and key not in aside]
+    names = {name for value in given if (name := _name(value)) and _contains(said, name)}
+    long = [value[:_LONG_ARGUMENT] for value in given if type(value) is str and len(value) > _NAME]
+    if long:
+        quoted = {name for pattern in _QUOTED for name in pattern.findall(said)}
+        names |= {name for name in quoted if any(_contains(value, name) for value in long)}
+    return "\0".join(sorted(names))  # in the same order, however a store keeps the arguments
+
+
+def _name(value: object) -> str:
+    name = value if type(value) is str else str(value) if type(value) is int and 9 < value < _BIG else ""
+    return name if 2 <= len(name) <= _NAME else ""
+
+
+def _contains(text: str, name: str) -> bool:
+    """Whether ``name`` stands in ``text`` as a word of its own."""
+    at = text.find(name)
+    return at >= 0 and not (_in_word(text[max(at - 1, 0) : at]) or _in_word(text[at + len(name) : at + len(name) + 1]))
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_"

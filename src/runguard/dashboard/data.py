@@ -9,8 +9,8 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.exceptions import RunGuardError
-from runguard.core.newest import Newest
+from runguard.core.errors import RunGuardError
+from runguard.core.identity import Newest
 from runguard.view.rows import plain
 from runguard.view.store_view import StoreView
 

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.dashboard.access import Gate
 from runguard.dashboard.data import RANGES, Looks
 from runguard.view.spend_over_time import BY

@@ -19,7 +19,7 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.core.fingerprint import CHARS_PER_TOKEN
+from runguard.core.identity import CHARS_PER_TOKEN
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.testing import ScriptedModel, call, text, transfer

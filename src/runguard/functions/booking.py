@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from runguard.core.breaker import Permit
 from runguard.core.decision import Action, Finding
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.errors import RunStoppedError
 from runguard.core.outcomes import provider_status
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.loop_watch import watch_loops

@@ -15,11 +15,10 @@ from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
-from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Finding, Trip
+from runguard.core.errors import RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
-from runguard.core.exceptions import RunStoppedError
-from runguard.core.money import shown
+from runguard.core.money import BudgetStatus, shown
 from runguard.functions.call_queue import Admission, CallQueue, Ticket
 from runguard.functions.costs import Costs
 from runguard.functions.dropped import DROPPED

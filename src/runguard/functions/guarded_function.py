@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overload
 
-from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Trip
+from runguard.core.money import BudgetStatus
 from runguard.functions.caller import Caller
 from runguard.ledger.control import Stop
 

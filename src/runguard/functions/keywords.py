@@ -10,10 +10,8 @@ from decimal import Decimal
 from inspect import Parameter, signature
 from typing import Any, Final
 
-from runguard.core.budget import Budget
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest
-from runguard.core.money import nanos
+from runguard.core.errors import PolicyError, nearest
+from runguard.core.money import Budget, nanos
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
 

@@ -5,7 +5,7 @@ import re
 from typing import Any, Final
 
 from runguard.core.events import ROOT_LANE, Answer, ToolResults
-from runguard.core.fingerprint import call_fingerprint
+from runguard.core.identity import call_fingerprint
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.providers.responses import Reading
 from runguard.providers.tool_results import ToolResult

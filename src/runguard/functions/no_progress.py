@@ -10,13 +10,10 @@ from itertools import count
 from typing import Any, Final
 
 from runguard.core.decision import Finding, Rungs
-from runguard.core.detectors.cycles import Cycle
 from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
-from runguard.core.fingerprint import answer_text, digest
-from runguard.core.masking import mask
-from runguard.core.named_items import named_items
-from runguard.core.outcomes import classify, failure_class
-from runguard.core.unfinished import is_unfinished
+from runguard.core.identity import answer_text, digest, mask
+from runguard.core.outcomes import classify, failure_class, is_unfinished, named_items
+from runguard.core.rules.repetition import Cycle
 from runguard.providers.tool_results import ToolResult
 
 Asked = tuple[str, object]  # a tool that the model asked for, and its arguments

@@ -8,8 +8,8 @@ from runguard.accounting.budget_groups import scopes_of
 from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
+from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelCall
-from runguard.core.exceptions import PolicyError, RunStoppedError
 from runguard.functions.call_queue import Admission, Ticket
 from runguard.functions.caller import WAITED_FOR, Caller, GuardedCall
 from runguard.functions.run_context import RunState

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from runguard.accounting.charges import OWNERS
-from runguard.core.exceptions import PolicyError, RunStoppedError
+from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.functions.booking import done, drop_all, failed, never_left
 from runguard.functions.caller import Caller, GuardedCall, open_ones
 from runguard.functions.dropped import DROPPED

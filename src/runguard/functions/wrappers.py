@@ -15,8 +15,7 @@ from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
 from runguard.accounting.charges import OWNERS
-from runguard.core.exceptions import PolicyError, RunStoppedError
-from runguard.core.mistakes import nearest
+from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.functions.booking import done, drop_all, fail_all
 from runguard.functions.call_layers import is_inner_call, open_layers, open_layers_async, take_back
 from runguard.functions.caller import Caller, GuardedCall

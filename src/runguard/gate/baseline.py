@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, Final, NamedTuple
 
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.replay.results import RunResult
 
 LEVEL: Final = 0.99  # of the interval, two-sided: 1 of 200 comparisons of equal samples finds a rise

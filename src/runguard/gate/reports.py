@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 from rich.console import Console
 from rich.text import Text
 
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 from runguard.gate.checks import FAILED, SKIPPED, Check, GateReport
 
 _COLOURS: Final = {"passed": "green", "failed": "red", "skipped": "yellow"}

@@ -21,7 +21,7 @@ from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.errors import RunStoppedError
 from runguard.langchain.messages import (
     answer_size,
     answered_by,

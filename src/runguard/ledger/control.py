@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from runguard.core.breaker import Breaker
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.ledger.store import StoreError, StoreOutage, StoreSession
 from runguard.ledger.store_faults import store_faults
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.core.money import to_nano
 from runguard.ledger.store import StoreOutage, StoreSession
 

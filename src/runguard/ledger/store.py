@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 
 SCHEMA_VERSION = 1

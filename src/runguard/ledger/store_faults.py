@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.ledger.store import StoreError, StoreOutage
 
 _TRANSIENT: Final = (OSError, EOFError)

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Final
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.ledger.base import Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.store import Store

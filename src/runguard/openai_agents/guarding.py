@@ -14,7 +14,7 @@ from runguard.adapters.ending_conditions import fitting
 from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.openai_agents.model import GuardedModel
 from runguard.openai_agents.replaced_models import report, watch
 from runguard.openai_agents.runs import Runs

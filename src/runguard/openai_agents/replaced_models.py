@@ -19,7 +19,7 @@ from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.ending_conditions import error_of
 from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.core.decision import Trip
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.openai_agents.model import GuardedModel, name_of, settle_answer
 
 _log: Final = logging.getLogger("runguard")

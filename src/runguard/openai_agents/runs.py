@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.layers import current_place
 from runguard.conductor.guard import Guard
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 
 _REQUESTS_KEPT: Final = 4_096
 

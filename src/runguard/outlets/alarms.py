@@ -13,10 +13,9 @@ from runguard.accounting.charges import Burn, Fired
 from runguard.alerts.alert import Alert, AlertKind, Fact
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.alerts.sending import Alerts
-from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Finding, Trip
 from runguard.core.events import RunInfo
-from runguard.core.money import nanos, usd_text
+from runguard.core.money import BudgetStatus, nanos, usd_text
 from runguard.ledger.base import Ledger
 from runguard.ledger.control import Stop
 from runguard.ledger.identity import StoreReplacedError

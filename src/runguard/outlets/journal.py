@@ -27,7 +27,7 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.core.fingerprint import digest
+from runguard.core.identity import digest
 from runguard.pricing.rates import Usage
 
 KIND: Final = "steps"  # of the records; each holds a list of entries

@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runguard._version import __version__
-from runguard.core.budget import BudgetStatus
 from runguard.core.decision import Action, Decision
 from runguard.core.events import RunInfo
+from runguard.core.money import BudgetStatus
 from runguard.outlets.callbacks import Outbox
 
 if TYPE_CHECKING:

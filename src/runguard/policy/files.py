@@ -7,7 +7,7 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import Any, Final
 from urllib.parse import quote
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 
 FILE_NAME: Final = "runguard.toml"
 

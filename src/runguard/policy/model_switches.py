@@ -4,9 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from runguard.core.budget import Budget
-from runguard.core.scope import Per
-from runguard.core.threshold import Threshold
+from runguard.core.money import Budget, Per, Threshold
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Unpriced, Usage
 

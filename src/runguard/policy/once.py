@@ -6,7 +6,7 @@ value for a declared ``int``, ``float`` or ``bool`` is read as one. Texts are co
 U+2060 and U+FEFF. Whole numbers are equal however they are written (``5``, ``5.0``), and a list is the same as a tuple.
 Nothing else is made equal: white space, case, ``None``, the order of a list and every character of a long text count.
 
-The loop rules have an identity of their own (``runguard.core.fingerprint``), which is wider on purpose.
+The loop rules have an identity of their own (``runguard.core.identity``), which is wider on purpose.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from runguard.core.fingerprint import DIGEST_SIZE, answer_text
+from runguard.core.identity import DIGEST_SIZE, answer_text
 
 _INVISIBLE: Final = {0x200B: None, 0x2060: None, 0xFEFF: None}
 _SCALARS: Final = (str, int, float)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from runguard.alerts.alert_settings import AlertSettings
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.ledger.urls import check_store
 from runguard.policy.model_switches import fault_of_switches
 from runguard.policy.remote_agent_rules import RemoteAgent

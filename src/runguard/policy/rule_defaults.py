@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from runguard.core.decision import Rungs
-from runguard.core.mistakes import nearest
+from runguard.core.errors import nearest
 
 FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
 LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 
 from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.decision import Rungs
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.policy.files import values_from_file
 from runguard.policy.policy_file import PolicyFile
 from runguard.policy.remote_agent_rules import RemoteAgent

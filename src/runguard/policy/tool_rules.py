@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.policy.values import Count, Duration, ToolPrice
 from runguard.validation import SettingsModel, faults_of, summary
 

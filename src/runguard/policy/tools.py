@@ -3,7 +3,7 @@
 from typing import Final
 
 from runguard.core.events import Answer, ToolCall
-from runguard.core.fingerprint import call_fingerprint
+from runguard.core.identity import call_fingerprint
 from runguard.policy.once import Fields, once_identity
 from runguard.policy.settings import Policy
 from runguard.policy.tool_rules import ToolRule

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
-from runguard.core.budget import Budget
+from runguard.core.money import Budget
 from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.tool_rules import ToolRule
 from runguard.pricing.given import ModelLimits, Price

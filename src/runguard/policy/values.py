@@ -7,10 +7,8 @@ from pydantic import BeforeValidator, Field, InstanceOf, PlainSerializer, WithJs
 
 from runguard.alerts.alert_settings import SCHEMA as ALERTS_SCHEMA
 from runguard.alerts.alert_settings import AlertSettings
-from runguard.core.budget import Budget
-from runguard.core.exceptions import PolicyError
-from runguard.core.money import fault_of_dollars
-from runguard.core.scope import KINDS
+from runguard.core.errors import PolicyError
+from runguard.core.money import KINDS, Budget, fault_of_dollars
 
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]

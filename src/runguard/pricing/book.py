@@ -7,7 +7,7 @@ from datetime import date
 from fnmatch import fnmatchcase
 from typing import Final, Generic, TypeVar
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.pricing.given import ModelLimits, Price, rates_of
 from runguard.pricing.model_ids import is_tuned, normalise
 from runguard.pricing.model_limits import limits_of

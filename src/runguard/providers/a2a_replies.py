@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from runguard.core.decision import METADATA_KEY, STOP_CODE
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import read_usage
 

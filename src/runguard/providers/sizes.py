@@ -6,7 +6,7 @@ No code of the values runs, and the work is bounded: linear in the text, and in 
 from types import FunctionType, MethodType
 from typing import Any, Final
 
-from runguard.core.fingerprint import CHARS_PER_TOKEN
+from runguard.core.identity import CHARS_PER_TOKEN
 from runguard.providers.fields import attributes, fields, items
 
 UPPER: Final = 3  # bytes of text per token, estimated high: for what is reserved

@@ -26,7 +26,7 @@ from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.controls import Controls
 from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.errors import RunStoppedError
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 from runguard.pricing.rates import Usage

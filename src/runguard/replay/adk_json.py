@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
+from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
 from runguard.pricing.rates import Usage
 from runguard.replay.adk_events import Events, calls_and_answers, either
 from runguard.replay.bounded_files import (

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from runguard.core.events import Outcome
-from runguard.core.fingerprint import CHARS_PER_TOKEN, size_of, words_name
+from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
 from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
 from runguard.providers.framework_tools import TRANSFER

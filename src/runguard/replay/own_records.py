@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.core.money import fault_of_dollars, to_nano
 from runguard.outlets.journal import KIND, Entry, check_entry, read_entries
 from runguard.pricing.rates import Usage

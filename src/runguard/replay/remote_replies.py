@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.events import AgentEntered, ModelCall
-from runguard.core.newest import Newest
+from runguard.core.identity import Newest
 from runguard.policy.remote_agent_rules import reserved_for
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.a2a_replies import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of

@@ -5,8 +5,8 @@ from decimal import Decimal
 from typing import Any, Final
 
 from runguard.accounting.figures import Summable
+from runguard.core.decision import against_limit
 from runguard.core.money import to_usd
-from runguard.core.wording import against_limit
 
 CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
 VERDICTS_KEPT: Final = 200

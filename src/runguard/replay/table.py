@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runguard.console import screen
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 from runguard.replay.explain import Explanation
 from runguard.replay.formatting import cost, count, money, share
 from runguard.replay.results import After, RunResult, Verdict

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 
 
 def text_of(value: object, name: str) -> str:

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self
 
-from runguard.core.exceptions import PolicyError, RunGuardError
-from runguard.core.mistakes import CheckedABC
+from runguard.core.errors import CheckedABC, PolicyError, RunGuardError
 from runguard.pricing.rates import Usage
 from runguard.termination.loop_keyword import LOOP_KEYWORD
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runguard.core.decision import METADATA_KEY
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.termination.condition import TerminationCondition
 
 KEY: Final = "termination"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, Final
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 
 KEYWORD: Final = "termination_condition"
 _MODULE: Final = "google.adk.agents.loop_agent"

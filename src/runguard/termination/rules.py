@@ -7,13 +7,10 @@ from typing import Any, ClassVar, Final
 
 from runguard.conductor.event_lanes import EventLanes, UnansweredCall
 from runguard.conductor.guard import Guard
-from runguard.core.decision import Action, Decision, Finding
+from runguard.core.decision import Action, Decision, Finding, against_limit
+from runguard.core.errors import PolicyError, nearest
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
-from runguard.core.exceptions import PolicyError
-from runguard.core.fingerprint import words_name
-from runguard.core.mistakes import nearest
-from runguard.core.newest import Newest
-from runguard.core.wording import against_limit
+from runguard.core.identity import Newest, words_name
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
 from runguard.providers.framework_tools import is_framework_tool

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from runguard import termination
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest
+from runguard.core.errors import PolicyError, nearest
 from runguard.termination.arguments import import_path, imported
 from runguard.termination.condition import AndTerminationCondition, OrTerminationCondition, TerminationCondition
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from reprlib import Repr
 from typing import Any, Final
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.core.money import to_count
 from runguard.termination.arguments import flag_of, names_of, text_of
 from runguard.termination.condition import Event, TerminationCondition

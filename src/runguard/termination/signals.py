@@ -6,7 +6,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Self
 
-from runguard.core.exceptions import PolicyError, RunGuardError
+from runguard.core.errors import PolicyError, RunGuardError
 from runguard.termination.arguments import import_path, imported
 from runguard.termination.condition import Event, TerminationCondition, Unsubscribe
 

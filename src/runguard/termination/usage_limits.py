@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.core.money import to_count, to_nano, to_usd, usd_text
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing

@@ -24,7 +24,7 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from runguard.core.decision import STOP_CODE, Trip, trip
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.errors import RunStoppedError
 
 
 @dataclass(slots=True)

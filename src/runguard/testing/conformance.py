@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.budget import Budget
-from runguard.core.exceptions import RunStoppedError
+from runguard.core.errors import RunStoppedError
+from runguard.core.money import Budget
 from runguard.termination.seen import MaxIterationsTermination
 from runguard.testing.harness import (
     MODEL,

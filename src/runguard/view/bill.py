@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest
+from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import to_usd
 from runguard.ledger.daily_sums import COUNTS, DaySums
 

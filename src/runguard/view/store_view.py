@@ -12,9 +12,8 @@ from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from runguard.accounting.forecast import budget_forecast
-from runguard.core.exceptions import PolicyError
-from runguard.core.money import UNITS, UNLIMITED, edge
-from runguard.core.periods import begin_of
+from runguard.core.errors import PolicyError
+from runguard.core.money import UNITS, UNLIMITED, begin_of, edge
 from runguard.ledger.control import Stop, read_control, read_stops
 from runguard.ledger.daily_sums import DaySums, read_sums
 from runguard.ledger.identity import identity_of

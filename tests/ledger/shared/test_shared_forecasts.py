@@ -7,7 +7,7 @@ from decimal import Decimal
 from runguard import Budget
 from runguard.accounting.forecast import LEAST_CALLS
 from runguard.alerts import Alert
-from runguard.core.periods import Window
+from runguard.core.money import Window
 from runguard.testing import ScriptedModel, call, run, text
 from runguard.view import StoreView
 from tests.kit.commands import runguard

@@ -78,7 +78,7 @@ def command(
     """
     from runguard.calibrate.printing import run
     from runguard.cli.commands.policies import load_policy
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
     from runguard.policy.files import find_policy_file
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError

@@ -37,7 +37,7 @@ def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) 
     policy, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
     """
     from runguard.cli.commands.policies import check_environment, load_policy
-    from runguard.core.exceptions import PolicyError
+    from runguard.core.errors import PolicyError
     from runguard.policy.files import find_policy_file
     from runguard.policy.policy_file import policy_schema
 

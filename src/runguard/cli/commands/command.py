@@ -28,7 +28,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except RuntimeError as error:  # a RunGuardError, too; imported late to keep --help light
-            from runguard.core.exceptions import RunGuardError
+            from runguard.core.errors import RunGuardError
 
             if not isinstance(error, CommandError | RunGuardError):
                 raise
@@ -44,7 +44,7 @@ def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
     if ctx.params.get("as_json"):
         print_json({"ok": False, **more, "error": message})
     else:
-        from runguard.core.printable import printable_lines
+        from runguard.core.decision import printable_lines
 
         click.echo(printable_lines(message), err=True)
     sys.exit(2)

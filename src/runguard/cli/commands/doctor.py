@@ -61,7 +61,7 @@ def _print(lines: "list[CheckResult]") -> None:
     from rich.text import Text
 
     from runguard.console.screen import console
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
 
     out, colours = console(), {"ok": "green", "warning": "yellow", "problem": "bold red"}
     for line in lines:

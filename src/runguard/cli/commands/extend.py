@@ -33,8 +33,8 @@ def command(
     from runguard.cli.commands.status_screen import budget_table
     from runguard.cli.commands.stores import desk, known_scopes, look_at, near, tell_alerts
     from runguard.console.screen import console, print_table
-    from runguard.core.exceptions import PolicyError
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
+    from runguard.core.errors import PolicyError
     from runguard.view.rows import plain
 
     if usd is None and tokens is None and calls is None:

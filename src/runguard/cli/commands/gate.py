@@ -71,7 +71,7 @@ def command(
         raise click.UsageError("--update-baseline writes the file of --baseline: pass both")
     from runguard.cli.commands.policies import load_policy
     from runguard.console.screen import console
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
     from runguard.gate import reports
     from runguard.gate.baseline import Baseline
     from runguard.gate.checks import gate

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 from runguard.cli.commands.command import CommandError
 from runguard.console.screen import console, print_table, table
-from runguard.core.exceptions import RunGuardError
-from runguard.core.mistakes import nearest
+from runguard.core.decision import printable
+from runguard.core.errors import RunGuardError, nearest
 from runguard.core.money import nanos, to_usd, usd_text
-from runguard.core.printable import printable
 from runguard.policy.settings import Policy
 from runguard.pricing import genai_source
 from runguard.pricing.book import Pricing

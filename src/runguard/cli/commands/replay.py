@@ -65,7 +65,7 @@ def command(
             "use only one of them"
         )
     from runguard.cli.commands.policies import load_policy
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
     from runguard.policy.files import find_policy_file
     from runguard.replay import output
     from runguard.replay.sources import open_sources

@@ -29,8 +29,8 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from runguard.cli.commands.stores import desk, look_at, tell_alerts
-    from runguard.core.exceptions import PolicyError
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
+    from runguard.core.errors import PolicyError
     from runguard.ledger.control import check_scope
 
     try:

@@ -103,7 +103,7 @@ def _print_screen(
     title: str, groups: tuple[str, ...], rows: list["BillRow"], total: "BillRow", unreadable: int
 ) -> None:
     from runguard.console.screen import console, heading, print_table, table, usd
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
 
     out = console()
     if not rows:

@@ -7,7 +7,7 @@ import click
 
 from runguard.cli.commands.command import Command, print_json
 from runguard.cli.commands.options import Since, json_option, store_option
-from runguard.core.scope import Per
+from runguard.core.money import Per
 
 if TYPE_CHECKING:
     from runguard.policy import Policy

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from runguard.console.hints import hint
 from runguard.console.screen import amount, console, heading, moment, print_table, span, table, usd
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 from runguard.policy.settings import Policy
 from runguard.view.rows import BreakerRow, BudgetRow, Figures, RunForecast, RunningRow, Spend
 from runguard.view.store_view import StoreView

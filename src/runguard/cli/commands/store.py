@@ -36,7 +36,7 @@ def command(ctx: click.Context, store: str | None, as_json: bool) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from runguard.cli.commands.stores import look_at
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
 
     view, _ = look_at(store)
     own, *replaced = view.identity()
@@ -74,7 +74,7 @@ def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
     Exit code 0 if the store is accepted, 2 if it cannot be reached.
     """
     from runguard.cli.commands.stores import named_store
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
     from runguard.ledger.identity import adopt, is_id
 
     if not is_id(replaced):
@@ -109,7 +109,7 @@ def repair(store: str | None, as_json: bool) -> None:
     you need. Exit code 0 if no damage is left, 2 if the store cannot be reached.
     """
     from runguard.cli.commands.stores import named_store
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
     from runguard.ledger.control import repair_control
 
     name, session = named_store(store)
@@ -140,7 +140,7 @@ def purge_command(since: float, store: str | None, as_json: bool) -> None:
     be reached.
     """
     from runguard.cli.commands.stores import named_store
-    from runguard.core.printable import printable
+    from runguard.core.decision import printable
     from runguard.ledger.daily_sums import purge
 
     older_than = time.time() - since  # noqa: TID251 - a command uses the system's clock

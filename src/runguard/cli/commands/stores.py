@@ -9,10 +9,9 @@ from runguard.accounting.budget_groups import scopes_of
 from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.policies import policy_here
 from runguard.conductor.guard import Guard
+from runguard.core.decision import printable
+from runguard.core.errors import PolicyError, nearest
 from runguard.core.events import RunInfo
-from runguard.core.exceptions import PolicyError
-from runguard.core.mistakes import nearest
-from runguard.core.printable import printable
 from runguard.ledger.control import ALL
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.ledger.store import StoreOutage, StoreSession

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from runguard.console.screen import console, heading, moment, print_table, table, usd
-from runguard.core.printable import printable
+from runguard.core.decision import printable
 from runguard.view.records import whole
 from runguard.view.rows import Story, StoryRow
 from runguard.view.store_view import StoreView

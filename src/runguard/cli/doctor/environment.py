@@ -14,7 +14,7 @@ from runguard import _version
 from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.model_prices import OLD_DAYS, REFRESH, limits_usd, list_in_use, price_of, seen_models
 from runguard.cli.commands.stores import check_file
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.policy.files import find_policy_file
 from runguard.policy.settings import Policy

@@ -16,7 +16,7 @@ from runguard.cli.doctor.environment import (
     python_line,
     store_line,
 )
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.demo import AdkMissingError, load
 from runguard.ledger.urls import check_store
 from runguard.policy.settings import Policy

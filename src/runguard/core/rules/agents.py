@@ -1,15 +1,206 @@
-"""Orders that are given again and again: a worker is set to work anew, makes the calls that it made before, and gets
-the answers that it got before. The supervisor's words are new each time, so no single lane shows a repetition.
-"""
+"""Rules about agents that work together: hand-offs, delegation, orders and reports that repeat, talk without work."""
 
+import json
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from typing import ClassVar, Final, TypeVar
 
-from runguard.core.decision import ORDERS, Action, Finding, Rungs
-from runguard.core.detectors.evidence import evidence_of
-from runguard.core.events import FAILURES, AgentEntered, Answer, ModelCall, ModelResult, Outcome, ToolResults
-from runguard.core.fingerprint import answer_text
+from runguard.core.decision import HANDOFF_ROUNDS, ORDERS, TOLD_AGAIN, Action, Finding, Rungs
+from runguard.core.events import (
+    FAILURES,
+    AgentEntered,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    StateChanged,
+    ToolCall,
+    ToolResults,
+)
+from runguard.core.identity import answer_text
+from runguard.core.rules.repetition import Rounds, evidence_of, swap
+
+# ---- Who passes the work to whom: circles of hand-offs, and delegation that goes ever deeper.
+
+_PATH_SHOWN = 12
+_CHAIN_KEPT = 256
+
+
+class HandOffCycle:
+    """The same hand-off edge again and again with nothing new between.
+
+    One return to the parent is normal and not seen. A ``patient`` detector leaves out hand-offs between which a tool
+    was asked: ``Orders`` counts those.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_answers", "_edges", "_path", "_patient", "_seen", "record", "rungs")
+
+    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
+        self.rungs, self._patient = rungs, patient
+        self._answers = 0  # of tools since a hand-off was made
+        self._seen: dict[tuple[str, str], int] = {}  # edge -> answers so far when it was last used
+        self.record = self._edges = Counter[tuple[str, str]]()
+        self._path: deque[str] = deque(maxlen=_PATH_SHOWN)
+
+    def observe(self, event: HandOff | ToolResults) -> Finding | None:
+        if not isinstance(event, HandOff):
+            if event.progress and self._edges:
+                self._edges.clear()
+                self._path.clear()
+                self._seen.clear()
+            if self._patient and self._edges:
+                for answer in event.answers:
+                    if answer.counted and not answer.hands_over:
+                        self._answers += 1
+                        break
+            return None
+        if not self._path or self._path[-1] != event.agent:
+            self._path.append(event.agent)
+        edge = (event.agent, event.target)
+        self._edges[edge] += self._seen.get(edge, self._answers) == self._answers
+        self._seen[edge] = self._answers
+        count = self._edges[edge]
+        path = "→".join(self._path)
+        self._path.append(event.target)
+        if len(self._edges) > 256:  # so many different edges are no circle
+            self._edges.clear()
+            self._seen.clear()
+        reached = self.rungs.at(count)
+        if reached is None:
+            return None
+        return Finding(
+            "handoff",
+            reached[0],
+            count,
+            reached[1],
+            "equal hand-offs without news",
+            "lane",
+            "",
+            "↔".join(sorted((event.agent, event.target))),
+            path,
+        )
+
+
+class HandOffRounds:
+    """Full rounds of a circle of at most ``max_len`` hand-offs with nothing new between.
+
+    Off unless ``cycle_repeats`` is set.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
+    __slots__ = ("_rounds", "rungs")
+
+    def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
+        self.rungs, self._rounds = rungs, Rounds(max_len)
+
+    def observe(self, event: HandOff | ToolResults) -> Finding | None:
+        if not isinstance(event, HandOff):
+            if event.progress:
+                self._rounds.clear()
+            return None
+        rounds, agents = self._rounds.add((event.agent, event.target), event.agent)
+        reached = self.rungs.at(rounds)
+        if reached is None or rounds < 2:
+            return None
+        evidence = ({"event": "", "pattern": json.dumps(agents)},)
+        key = "↔".join(sorted(set(agents)))
+        return Finding(
+            "cycle",
+            reached[0],
+            rounds,
+            reached[1],
+            HANDOFF_ROUNDS,
+            "lane",
+            "",
+            key,
+            "→".join([*agents, event.target]),
+            evidence,
+        )
+
+
+class ReEntry:
+    """Hand-offs back to an agent that is already in the chain of hand-offs: A→B→A is the first re-entry.
+
+    The chain starts again where a container (a loop, a sequence) starts an agent. A container that gets a hand-off
+    and starts an agent before any model is asked passes the work on: the chain goes on.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (HandOff, AgentEntered, ModelCall)
+    __slots__ = ("_at", "_chain", "_count", "_handed", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._chain: dict[str, None] = {}
+        self._at = ""  # the agent at work
+        self._handed = False  # a hand-off was made, and no model was asked since
+        self._count = 0
+
+    def observe(self, event: HandOff | AgentEntered | ModelCall) -> Finding | None:
+        if isinstance(event, ModelCall):
+            self._handed = False
+            return None
+        if isinstance(event, AgentEntered):
+            if event.agent != self._at:
+                self._enter(event.agent)
+            return None
+        if event.agent not in self._chain:
+            self._enter(event.agent)
+        self._at, self._handed = event.target, True
+        if event.target not in self._chain:
+            self._add(event.target)
+            return None
+        self._count += 1
+        if self._count < self.limit:
+            return None
+        path = "→".join([*list(self._chain)[-_PATH_SHOWN:], event.target])
+        return Finding("reentry", Action.STOP, self._count, self.limit, "re-entries", "lane", "", event.target, path)
+
+    def _enter(self, agent: str) -> None:
+        if not self._handed:
+            self._chain.clear()
+            self._count = 0
+        self._add(agent)
+        self._at = agent
+
+    def _add(self, agent: str) -> None:
+        self._chain[agent] = None
+        if len(self._chain) > _CHAIN_KEPT:
+            del self._chain[next(iter(self._chain))]
+
+
+class Depth:
+    """Delegations made by a model, one inside the other. Containers do not count.
+
+    The callee is refused and the caller goes on. A task cannot be refused like that, because its caller would wait
+    for ever: it stops.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)
+    rests: ClassVar[tuple[type, ...]] = (ToolCall,)
+    record: ClassVar[tuple[()]] = ()
+    __slots__ = ("limit",)
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+
+    def observe(self, event: AgentEntered | ToolCall) -> Finding | None:
+        if event.depth <= self.limit:
+            return None
+        about = (event.depth, self.limit, "nested delegations")
+        key = f"{event.agent}:{event.depth}"
+        if isinstance(event, ToolCall):
+            return Finding("depth", Action.BLOCK, *about, "call", event.tool, key, f"from {event.agent}")
+        if event.is_task:
+            return Finding("depth", Action.STOP, *about, "lane", "", key, f"agent {event.agent}")
+        return Finding("depth", Action.BLOCK, *about, "call", "", key, f"from {event.agent}")
+
+
+# ---- Orders that are given again and again: a worker is set to work anew, makes the calls that it made before, and
+#      gets the answers that it got before. The supervisor's words are new each time, so no single lane shows a
+#      repetition.
 
 _AGENTS_KEPT: Final = 64
 _PAIRS_KEPT: Final = 512
@@ -262,4 +453,201 @@ def _put(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int = 
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > most:
+        kept.popitem(last=False)
+
+
+# ---- An agent without tools that is called again and again, with the same order in other words, and reports the same
+#      in other words.
+#
+# Nothing but words shows such a loop. Healthy work through words brings new ones: another item, another draft.
+
+_WORKERS_KEPT: Final = 16
+_LEAST: Final = 12  # different words: a shorter report is a label or a verdict
+_SAME: Final = 1  # new words in a report that says the same; an edited sentence brings more
+_NEW: Final = 4  # new words that make a report new
+_NEWS_WORTH: Final = 3  # reports in known words that one new report makes up for
+
+# How a report relates to the earlier ones of its worker; the journal stores these.
+SAME, EDITED, NEW, OTHER = "same", "edited", "new", "other"
+
+
+class _Reporter:
+    """The words of the orders for one worker and of its reports, and how often they were the same."""
+
+    __slots__ = ("count", "orders", "reports")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.orders: set[str] = set()
+        self.reports: set[str] = set()
+
+    def compare(self, order: set[str], report: set[str]) -> str:
+        """How this round relates to those before it; from now on its words are known."""
+        if not self.reports:
+            self.orders, self.reports = order, report
+            return OTHER
+        in_order, in_report = order - self.orders, report - self.reports
+        self.orders, self.reports = _joined(self.orders, order), _joined(self.reports, report)
+        if in_order & in_report or not all(map(str.isalpha, in_order | in_report)):
+            return OTHER  # another item, or another number
+        if len(in_report) >= _NEW:
+            return OTHER if _NEW_SHARE * len(in_report) >= len(report) else NEW
+        if len(in_report) > _SAME:
+            return EDITED
+        return SAME if not in_order and len(report) >= _LEAST else ""
+
+
+class ToldAgain:
+    """Counts reports of one worker that bring at most one new word, on orders that bring none. A report with four new
+    words makes up for three of them, and one with two new words starts the other workers anew: they may judge a draft
+    that changes. Another subject, another number, a word that is new in both the order and the report, and
+    a step by any tool start anew. Orders of one response are one round.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_workers", "record", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self.record = self._workers = OrderedDict[str, _Reporter]()  # by the tool that calls it
+
+    def observe(self, event: AgentEntered | ToolResults) -> Finding | None:
+        if type(event) is AgentEntered:
+            tool, is_call, _ = event.lane.rpartition("/")[2].partition("@")
+            if is_call:
+                self._workers.setdefault(tool, _Reporter())
+                self._workers.move_to_end(tool)
+                if len(self._workers) > _WORKERS_KEPT:
+                    self._workers.popitem(last=False)
+            return None
+        if not self._workers:
+            return None
+        assert isinstance(event, ToolResults)
+        reports: list[Answer] = []
+        for a in event.answers:
+            if a.tool in self._workers:
+                reports.append(a)
+            elif a.outcome is not Outcome.REFUSED and not a.is_note:
+                self._start_anew()
+                return None
+        return self._look_at(event, reports) if reports else None
+
+    def _look_at(self, event: ToolResults, reports: list[Answer]) -> Finding | None:
+        last = reports[-1]
+        if last.outcome is Outcome.REFUSED or len({a.tool for a in reports}) > 1:
+            return None
+        worker = self._workers[last.tool]
+        if not event.is_understood:
+            order: set[str] = set()
+            report: set[str] = set()
+            for a in reports[:_WORKERS_KEPT]:
+                order |= _words(a.args)
+                report |= _words(a.value)
+            event.words = worker.compare(order, report)
+        if event.words == SAME:
+            worker.count += 1
+        elif event.words:
+            left = {EDITED: worker.count, NEW: max(worker.count - _NEWS_WORTH, 0)}.get(event.words, 0)
+            self._start_anew()
+            worker.count = left
+        reached = self.rungs.at(worker.count) if event.words == SAME else None
+        if reached is None:
+            return None
+        key, evidence = f"{TOLD_AGAIN}: {last.tool}", evidence_of(event)
+        return Finding(
+            "no_news", *swap(reached, worker.count), unit=TOLD_AGAIN, tool=last.tool, key=key, evidence=evidence
+        )
+
+    def _start_anew(self) -> None:
+        for worker in self._workers.values():
+            worker.count = 0
+
+
+def _words(value: object) -> set[str]:
+    return set(_WORD.findall(answer_text(value)[:_READ].lower()))
+
+
+def _joined(known: set[str], words: set[str]) -> set[str]:
+    """All of them; only the newer ones where they become too many."""
+    return known | words if len(known) <= _VOCABULARY else words
+
+
+# ---- Agents that talk and do nothing: final texts in a row without a tool call, a change of state or a user's
+#      message.
+
+_KEPT: Final = 64
+_Kept = TypeVar("_Kept")
+
+
+class Talk:
+    """Counts final texts of agents that have spoken before, in one lane. The first text of each agent is free: a chain
+    of many agents is not a talk. To a ``patient`` detector a text about something else is a step.
+
+    An agent inside of a loop that has its own limit of rounds is not counted: that limit is what the developer wants. A
+    stop is for the next model call, so a talk that has ended is not stopped.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, StateChanged, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    __slots__ = ("_changes", "_count", "_is_bounded", "_patient", "_spoken", "_vocabulary", "record", "rungs")
+
+    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
+        self.rungs, self._patient = rungs, patient
+        self._count = 0
+        self._is_bounded = False  # the agent at work is in a loop with a limit
+        self.record = self._spoken = OrderedDict[str, None]()  # agents that have spoken since something was done
+        self._changes: OrderedDict[int, None] = OrderedDict()  # values that were stored: an old one is not a step
+        self._vocabulary = Vocabulary()
+
+    def observe(self, event: AgentEntered | ModelCall | ModelResult | StateChanged | ToolResults) -> Finding | None:
+        if type(event) is ModelResult:
+            if event.text_id and not self._is_bounded:
+                self._hear(event)
+        elif type(event) is ModelCall:
+            return self._before_the_next(event) if self._count else None
+        elif type(event) is AgentEntered:
+            if not event.branches:
+                self._is_bounded = event.is_bounded
+        elif type(event) is StateChanged:
+            if event.value not in self._changes:
+                _keep(self._changes, event.value)
+                self._start_anew()
+        elif isinstance(event, ToolResults) and self._spoken and _is_step(event):
+            self._start_anew()
+        return None
+
+    def _hear(self, event: ModelResult) -> None:
+        if event.agent not in self._spoken:
+            _keep(self._spoken, event.agent)
+            return
+        self._count += 1
+        if self._patient:
+            if event.text:
+                event.new_subject = self._vocabulary.learn(event.text) or event.new_subject
+            if event.new_subject:
+                self._count = 0
+
+    def _start_anew(self) -> None:
+        self._count = 0
+        self._spoken.clear()
+
+    def _before_the_next(self, event: ModelCall) -> Finding | None:
+        reached = self.rungs.at(self._count)
+        if reached is None or event.after_answer or self._is_bounded:
+            return None
+        action, limit = reached
+        key = event.agent if action is Action.STOP else "talk"
+        about = f"agent {event.agent}"
+        return Finding("talk", action, self._count, limit, "texts in a row without a step", key=key, detail=about)
+
+
+def _is_step(event: ToolResults) -> bool:
+    return any(a.outcome is not Outcome.REFUSED and not a.is_note for a in event.answers)
+
+
+def _keep(kept: OrderedDict[_Kept, None], one: _Kept) -> None:
+    """Remember it; the oldest is forgotten when there are too many."""
+    kept[one] = None
+    if len(kept) > _KEPT:
         kept.popitem(last=False)

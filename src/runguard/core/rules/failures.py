@@ -1,11 +1,16 @@
-"""Tools that do not get anywhere: the same failure, nothing found, one error after another."""
+"""Rules about failures: tools that do not get anywhere or ask to try again, and calls whose arguments did not
+arrive.
+"""
 
+import re
 from collections import OrderedDict
-from typing import ClassVar
+from typing import ClassVar, Final
 
-from runguard.core.decision import Action, Finding, Rungs
-from runguard.core.detectors.evidence import evidence_of
-from runguard.core.events import FAILURES, Outcome, ToolCall, ToolResults
+from runguard.core.decision import CUT_OFF, TRY_AGAIN, Action, Finding, Rungs
+from runguard.core.events import FAILURES, ModelResult, Outcome, ToolCall, ToolResults
+from runguard.core.rules.repetition import evidence_of
+
+# ---- Tools that do not get anywhere: the same failure, nothing found, one error after another.
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY = Outcome.OK, Outcome.EMPTY
@@ -234,3 +239,162 @@ def _is_command(args: object) -> bool:
         return False
     text = next(iter(args.values()))
     return type(text) is str and " " in text.strip()
+
+
+# ---- A tool that asks to try again, whatever it is asked: "retry later", "service is busy, please try again".
+
+_ASKING_TOOLS_KEPT: Final = 16
+_ASKING_CALLS_KEPT: Final = 32
+_WORDINGS: Final = 3  # a tool that asks in more ways than these tells different things
+_NEWS_WORTH: Final = 3  # answers of this kind that one result makes up for; a stop needs all of them in a row
+
+
+class _Row:
+    """What one tool has answered of this kind, and to which calls."""
+
+    __slots__ = ("batch", "calls", "count", "in_a_row", "wordings")
+
+    def __init__(self) -> None:
+        self.batch = ""
+        self.count = self.in_a_row = 0
+        self.calls: set[bytes] = set()
+        self.wordings: set[str] = set()
+
+    def add(self, wording: str, call: bytes, batch: str) -> bool:
+        """Returns whether this answer counts: to a new call, in words that are known or nearly so, once per batch."""
+        if wording not in self.wordings and len(self.wordings) >= _WORDINGS:
+            self.count = self.in_a_row = 0
+            self.calls.clear()
+            self.wordings.clear()
+        self.wordings.add(wording)
+        if call in self.calls or (batch and batch == self.batch):
+            return False
+        self.batch = batch
+        if len(self.calls) < _ASKING_CALLS_KEPT:
+            self.calls.add(call)
+        self.count += 1
+        self.in_a_row += 1
+        return True
+
+
+class AskedAgain:
+    """Counts answers of one tool that ask to try again, each to another call. The same call once more is a retry and is
+    not counted here. A result of any tool ends the row, so that a batch in which some calls get through is not
+    stopped.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    rests = sees
+    __slots__ = ("_rows", "record", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self.record = self._rows = OrderedDict[str, _Row]()
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        if event.progress:
+            if self._rows:
+                self._relax()
+            return None
+        found: Finding | None = None
+        for a in event.answers:
+            if a.outcome is not _OK or not a.failure or not a.counted:
+                continue
+            row = self._rows.pop(a.tool, None) or _Row()
+            self._rows[a.tool] = row
+            if len(self._rows) > _ASKING_TOOLS_KEPT:
+                self._rows.popitem(last=False)
+            if not row.add(a.failure, a.call, event.batch):
+                continue
+            stop, nudge = self.rungs.stop, self.rungs.nudge
+            if stop is not None and row.in_a_row >= stop:
+                what = (Action.STOP, row.in_a_row, stop)
+            elif nudge is not None and row.count >= nudge and found is None:
+                what = (Action.NUDGE, row.count, nudge)
+            else:
+                continue
+            key = f"{TRY_AGAIN}: {a.tool}"
+            found = Finding("stall", *what, TRY_AGAIN, "lane", a.tool, key, "", evidence_of(event))
+        return found
+
+    def _relax(self) -> None:
+        """Something was achieved."""
+        for tool, row in list(self._rows.items()):
+            row.in_a_row = 0
+            row.count -= _NEWS_WORTH
+            if row.count <= 0:
+                del self._rows[tool]
+
+
+# ---- Calls whose arguments did not arrive: the response hit its output limit, so the call came empty or cut off.
+#
+# The tool's validation rejects such a call, and a model that does not know why repeats it.
+
+_NUDGE_AT: Final = 2
+_SAID: Final = 800
+_CUT: Final = "\0"  # is not the name of a tool
+# ADK's own words, whatever the arguments are.
+_REJECTED: Final = re.compile(r"mandatory input parameters? (?:are|is) not present", re.IGNORECASE)
+# Other validators, believed only where the arguments are empty: code that is being debugged says such things, too.
+_MISSING: Final = re.compile(
+    r"\bmissing (?:\d+ )?(?:required|mandatory)\b|\b(?:required|mandatory) (?:arg|param|prop|field|input|key)\w*"
+    r"|\bfield required\b|\bis a required property\b"
+    r"|\b(?:arguments?|parameters?|input) (?:were|was|is|are) (?:empty|missing)"
+    r"|\b(?:unterminated string|unexpected end of (?:json|input))\b",
+    re.IGNORECASE,
+)
+
+
+def lacks_arguments(args: object, said: str) -> bool:
+    """Whether a failure says that the call came without arguments that it needs."""
+    head = said[:_SAID]
+    if _REJECTED.search(head) is not None:
+        return True
+    is_empty = args is None or (type(args) is dict and not any(args.values()))
+    return is_empty and _MISSING.search(head) is not None
+
+
+class CutOff:
+    """Tells the model at the second such call of one tool in a row. Equal calls are stopped by other rules."""
+
+    sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
+    rests = sees
+    __slots__ = ("record",)
+
+    def __init__(self) -> None:
+        # by tool, since its last call that was not rejected; and under _CUT, if the last response hit its output limit
+        self.record = OrderedDict[str, int]()
+
+    def observe(self, event: ModelResult | ToolResults) -> Finding | None:
+        if type(event) is ModelResult:
+            if event.is_cut:
+                self.record[_CUT] = 1
+            else:
+                self.record.pop(_CUT, None)
+            return None
+        assert isinstance(event, ToolResults)
+        if not event.failures and not self.record:
+            return None
+        is_cut = _CUT in self.record
+        rejected = {a.tool for a in event.answers if a.outcome in FAILURES and (a.lacks_arguments or is_cut)}
+        for answer in event.answers:
+            if answer.tool not in rejected:
+                self.record.pop(answer.tool, None)
+        worst: Finding | None = None
+        for tool in sorted(rejected):
+            count = self.record[tool] = self.record.pop(tool, 0) + 1
+            if len(self.record) > _TOOLS_KEPT:
+                self.record.popitem(last=False)
+            if count >= _NUDGE_AT:
+                worst = Finding(
+                    "stall",
+                    Action.NUDGE,
+                    count,
+                    _NUDGE_AT,
+                    CUT_OFF,
+                    tool=tool,
+                    key=f"cut off: {tool}",
+                    detail="the response hit its output limit" if is_cut else "required arguments are missing",
+                    evidence=evidence_of(event),
+                )
+        return worst

@@ -1,16 +1,41 @@
-"""The same call again: with the same answer, or with ever new ones.
-
-One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an
-attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
+"""Rules about repetition: the same call again, cycles, nearly equal calls, answers without news, polling.
+``Detector`` is the form of every rule.
 """
 
+import json
 import re
-from typing import ClassVar, Final
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Protocol
 
-from runguard.core.decision import Action, Finding, Rungs
-from runguard.core.detectors.evidence import Pair, evidence_of, swap
-from runguard.core.events import AgentEntered, Outcome, ToolCall, ToolResults
-from runguard.core.fingerprint import answer_text
+from runguard.core.decision import (
+    MAX_EVIDENCE,
+    NEAR_EQUAL,
+    ONLY_NOTES,
+    REWORDED,
+    SAME_ANSWER,
+    SAME_PAIR,
+    Action,
+    Finding,
+    Rungs,
+)
+from runguard.core.events import (
+    FEWER_WORDS,
+    OTHER_WORDS,
+    AgentEntered,
+    Answer,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    ToolCall,
+    ToolResults,
+)
+from runguard.core.identity import answer_text, digest, mask
+
+# ---- The same call again: with the same answer, or with ever new ones.
+#
+# One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an
+# attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _PAGE_READ: Final = 16_384  # characters of an answer that are looked at
@@ -195,3 +220,627 @@ class SameCall:
             len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
         )
         return event.another_page
+
+
+# ---- What every rule looks like.
+
+
+class Detector(Protocol):
+    """``sees`` names the event types that it observes.
+
+    Most events are plain: a model is called, its response calls tools and says nothing, the tools are no agents, and
+    their answers are new, count and are no failures. A detector that most of these do not concern also has ``rests``,
+    the types of events of which a plain one changes nothing while its ``record`` is empty, and ``record``, always the
+    same object. It is not called for such events; ``runguard.conductor.dispatch`` sees to that.
+    """
+
+    sees: ClassVar[tuple[type, ...]]
+
+    def observe(self, event: Any, /) -> Finding | None: ...
+
+
+# ---- What a finding about tool results shows.
+
+Pair = tuple[bytes, int]  # a call and the name of its answer
+
+
+def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
+    """Digests only: arguments and results may hold secrets."""
+    return tuple(
+        {"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)}
+        for a in event.answers[:MAX_EVIDENCE]
+    )
+
+
+def _digest_of(answer: Answer) -> str:
+    return "" if answer.outcome is Outcome.REFUSED else digest(mask(answer_text(answer.value))).hex()
+
+
+def swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
+    """``Rungs.at`` gives (action, limit); a Finding wants (action, observed, limit)."""
+    return reached[0], observed, reached[1]
+
+
+# ---- Full rounds of a cycle of calls.
+
+
+class Rounds:
+    """Counts full rounds of a circle of at most ``max_len`` steps."""
+
+    __slots__ = ("_names", "_recent", "_same", "max_len")
+
+    def __init__(self, max_len: int) -> None:
+        self.max_len = max_len
+        self._recent: deque[object] = deque(maxlen=max_len)
+        self._names: deque[str] = deque(maxlen=max_len)
+        self._same = [0] * (max_len + 1)  # _same[p]: steps in a row equal to the one p before
+
+    def add(self, step: object, name: str) -> tuple[int, list[str]]:
+        """How many rounds end with this step, and the names of one round; no rounds where nothing repeats."""
+        rounds, length = 0, 0
+        for period in range(1, self.max_len + 1):
+            same = len(self._recent) >= period and self._recent[-period] == step
+            self._same[period] = self._same[period] + 1 if same else 0
+            if self._same[period] >= period and self._same[period] // period + 1 > rounds:
+                rounds, length = self._same[period] // period + 1, period
+        self._recent.append(step)
+        self._names.append(name)
+        return rounds, list(self._names)[-length:] if length else []
+
+    def clear(self) -> None:
+        if self._recent:
+            self._recent.clear()
+            self._names.clear()
+            self._same = [0] * (self.max_len + 1)
+
+
+class Cycle:
+    """Full rounds of a circle of at most ``max_len`` observations.
+
+    Off unless asked for: ``NoNews`` sees circles too.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_rounds", "rungs")
+
+    def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
+        self.rungs, self._rounds = rungs, Rounds(max_len)
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        if not event.pairs:
+            return None
+        rounds, pattern = self._rounds.add(event.pairs, "+".join(sorted({a.tool for a in event.answers if a.counted})))
+        reached = self.rungs.at(rounds)
+        if reached is None or rounds < 2:
+            return None
+        length = len(pattern)
+        evidence = evidence_of(event)
+        evidence[0]["pattern"] = json.dumps(pattern)
+        detail = f"of {length} calls: {'→'.join(pattern)}" if length > 1 else "of one call"
+        return Finding(
+            "cycle",
+            *swap(reached, rounds),
+            unit="rounds",
+            detail=detail,
+            tool=event.answers[0].tool,
+            evidence=evidence,
+        )
+
+    def clear(self) -> None:
+        self._rounds.clear()
+
+
+# ---- Long calls that nearly repeat the one before: a file that is written again and again with another line.
+#
+# The detector nudges and never stops: one query over thirty countries looks the same.
+
+_REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as much as the rest of a line
+_NUDGE_AT: Final = 6
+_LONG: Final = 200  # characters: fewer cannot hold forty words
+_READ: Final = 16_384
+_WORDS: Final = 40
+_SAME: Final = 0.9  # share of the words of both calls
+
+
+class NearEqualCalls:
+    """Counts calls of one tool in a row whose long argument has nearly the same words, and whose other arguments are
+    equal. A call of another tool ends the row.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_count", "_others", "_tool", "_words")
+
+    def __init__(self) -> None:
+        self._tool = ""
+        self._count = 0
+        self._others: frozenset[tuple[str, object]] = frozenset()  # the short arguments of the last call
+        self._words: frozenset[str] = frozenset()  # of the long argument of the last call
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        answer: Answer | None = None
+        for one in event.answers:
+            if one.counted and one.outcome is not _REFUSED:
+                if answer is not None:
+                    self._count = 0
+                    return None
+                answer = one
+        if answer is None:
+            self._count = 0
+            return None
+        if not event.is_understood:
+            long = ""
+            args = answer.args if type(answer.args) is dict else {}
+            for given in args.values():
+                if type(given) is str and len(given) > len(long):
+                    long = given
+            answer.is_near = len(long) >= _LONG and self._is_near(answer.tool, args, long)
+        self._count = self._count + 1 if answer.is_near else 1
+        if self._count < _NUDGE_AT:
+            return None
+        return Finding(
+            "no_news",
+            Action.NUDGE,
+            self._count,
+            _NUDGE_AT,
+            NEAR_EQUAL,
+            tool=answer.tool,
+            key=f"{NEAR_EQUAL}: {answer.tool}",
+            evidence=evidence_of(event),
+        )
+
+    def _is_near(self, tool: str, args: dict[str, object], long: str) -> bool:
+        """Whether the call resembles the last one; from now on it is the last one. An equal call is a repetition."""
+        listed = long[:_READ].split()
+        words = frozenset(listed)
+        others = frozenset(
+            (key, value)
+            for key, value in args.items()
+            if type(key) is str and value is not long and type(value) in (str, int, bool)
+        )
+        near = (
+            tool == self._tool
+            and others == self._others
+            and len(listed) >= _WORDS
+            and words != self._words
+            and len(words & self._words) >= _SAME * len(words | self._words)
+        )
+        self._tool, self._words, self._others = tool, words, others
+        return near
+
+
+# ---- The same call whose long answer says the same in other words: a page that a model describes anew each time, an
+#      agent that is asked the same question.
+#
+# Programs do not reword their answers, so this is not a wait for a change.
+
+_LEAST: Final = 40  # different words: a shorter answer is a status
+_MOST: Final = 2_048  # words kept of one row
+_NEW: Final = 4  # new words that make an answer new
+_BACK: Final = 3  # words that come back: in a list that shrinks or a status that moves on there are fewer
+
+
+class Reworded:
+    """Counts answers to one call, in a row, that are not equal to the answer before but bring no new number and hardly
+    a new word. The words of all answers in the row are known words. An equal answer, and one that only leaves words
+    out, does not count and does not end the row.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_batch", "_call", "_count", "_known", "_last", "_text", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._batch = ""
+        self._call = b""
+        self._count = 0
+        self._text = ""  # the first answer of the row, until its words are needed
+        self._last: set[str] = set()  # words of the last answer
+        self._known: set[str] = set()  # words of all answers in the row
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        if not event.calls or (event.batch and event.batch == self._batch):
+            return None
+        self._batch = event.batch
+        answer = event.answers[0]
+        if len(event.answers) > 1 or answer.outcome is Outcome.REFUSED or not answer.is_long:
+            self._call, self._count = b"", 0
+            return None
+        if answer.call != self._call:
+            self._call, self._count = answer.call, 0
+            self._text, self._last, self._known = _prose(answer.value), set(), set()
+            return None
+        if not event.news:
+            return None
+        if not event.is_understood:
+            answer.wording = self._compare(answer)
+        if answer.wording == FEWER_WORDS:
+            return None
+        self._count = self._count + 1 if answer.wording == OTHER_WORDS else 0
+        reached = self.rungs.at(self._count)
+        if reached is None:
+            return None
+        key, evidence = f"{REWORDED}: {answer.tool}", evidence_of(event)
+        return Finding(
+            "no_news", *swap(reached, self._count), unit=REWORDED, tool=answer.tool, key=key, evidence=evidence
+        )
+
+    def _compare(self, answer: Answer) -> str:
+        """How the answer's words relate to those of the answers before it; from now on they are known."""
+        if self._text:
+            self._last, self._text = _words(self._text), ""
+            self._known = set(self._last)
+        words, before = _words(_prose(answer.value)), self._last
+        new = words - self._known
+        self._last = words
+        if len(self._known) > _MOST:
+            self._known.clear()
+        self._known |= words
+        if len(words) < _LEAST or len(new) >= _NEW or not all(map(str.isalpha, new)):
+            return ""
+        return OTHER_WORDS if len(words - before) - len(new) >= _BACK else FEWER_WORDS
+
+
+def _prose(value: object) -> str:
+    """The text of an answer that is one text, as it is or as the only value of a dict."""
+    if type(value) is dict and len(value) == 1:
+        value = next(iter(value.values()))
+    return value[:_READ] if type(value) is str else ""
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text.lower()))
+
+
+# ---- Long answers that were given before: files, pages and reports that an agent reads again and again.
+#
+# A short answer may be a status, and asking for a status again is waiting. A long answer deserves no such patience. The
+# exception is an agent whose history was compacted: it has lost what it read, so everything may be read once more.
+
+_NEWS_WORTH: Final = 3  # known answers that one new answer makes up for: edit-test-edit never adds up
+_SHRUNK: Final = 0.9  # a request below this share of the one before has lost a part of its history
+_AGENTS_KEPT: Final = 64
+_PAIRS_KEPT: Final = 256
+
+
+class Rereading:
+    """Counts known long answers, from the second time on. One new answer among many known ones does not reset it.
+
+    Reports as ``no_news``, whose default limits for answers of any length are later.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ModelResult,)
+    record: ClassVar[tuple[()]] = ()  # a plain response has no words
+    __slots__ = ("_batch", "_count", "_read", "_sizes", "rungs")
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+        self._count = 0
+        self._batch = ""
+        self._sizes: dict[str, int] = {}  # agent -> size of its last request
+        self._read: set[Pair] | None = None  # answers given since the last compaction; None: there was none
+
+    def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
+        if type(event) is ModelCall:
+            # a summary is being made, or the agent's request is much smaller than its last one: it was compacted
+            size = event.request_bytes or event.input_tokens
+            before = self._sizes.pop(event.agent, 0)
+            self._sizes[event.agent] = size
+            if len(self._sizes) > _AGENTS_KEPT:
+                del self._sizes[next(iter(self._sizes))]
+            if event.after_answer or size < _SHRUNK * before:
+                self._count, self._read = 0, set()
+            return None
+        if type(event) is ModelResult:
+            if event.new_subject:
+                self._count = 0  # one agent writes something else while another reads what it always reads
+            return None
+        assert isinstance(event, ToolResults)
+        if not event.pairs or (event.batch and event.batch == self._batch):
+            return None
+        self._batch = event.batch
+        if event.news:
+            self._count = max(self._count - _NEWS_WORTH, 0)
+            return None
+        if not self._is_known_and_long(event):
+            return None
+        self._count += 1
+        reached = self.rungs.at(self._count)
+        if reached is None:
+            return None
+        action, limit = reached
+        return Finding(
+            "no_news",
+            action,
+            self._count,
+            limit,
+            "answers without news",
+            tool=event.answers[0].tool,
+            evidence=evidence_of(event),
+        )
+
+    def _is_known_and_long(self, event: ToolResults) -> bool:
+        long = {(a.call, a.answer) for a in event.answers if a.is_long}
+        if not long or self._read is None or long <= self._read:
+            return bool(long)
+        if len(self._read) >= _PAIRS_KEPT:
+            self._read.clear()
+        self._read |= long
+        return False
+
+
+# ---- Loops behind noise: the calls differ, or other calls come between. These detectors nudge and never stop,
+#      because healthy work can look the same.
+
+_KEPT: Final = 256
+_SAME_ANSWERS: Final = 8
+_SAME_PAIRS: Final = 12
+_NOTES: Final = 12
+
+
+def _nudge(event: ToolResults, answer: Answer, count: int, limit: int, unit: str) -> Finding:
+    return Finding(
+        "no_news",
+        Action.NUDGE,
+        count,
+        limit,
+        unit,
+        tool=answer.tool,
+        key=f"{unit}: {answer.tool}",
+        evidence=evidence_of(event),
+    )
+
+
+class SameAnswers:
+    """A tool gives a long answer that it gave before, although it was asked something else: a counter, an id, another
+    spelling, an argument that it does not read. Equal short answers are a batch and do not count.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_count", "_known")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._known: dict[tuple[str, int], None] = {}  # tools and their long answers
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        known: Answer | None = None
+        is_new = False
+        for a in event.answers:
+            if not a.counted or a.outcome is Outcome.REFUSED:
+                continue
+            if not a.is_long:
+                is_new = is_new or event.news
+            elif (a.tool, a.answer) in self._known:
+                known = a
+            else:
+                is_new = True
+                self._known[a.tool, a.answer] = None
+                if len(self._known) > _KEPT:
+                    del self._known[next(iter(self._known))]
+        if is_new:
+            self._count = max(self._count - _NEWS_WORTH, 0)
+        elif known is not None:
+            self._count += 1
+            if self._count >= _SAME_ANSWERS:
+                return _nudge(event, known, self._count, _SAME_ANSWERS, SAME_ANSWER)
+        return None
+
+
+class SamePair:
+    """One call gives the same long answer again and again, with other work between."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[Pair, int] = {}
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        found: Finding | None = None
+        for a in event.answers:
+            if not a.is_long or not a.counted:
+                continue
+            pair = (a.call, a.answer)
+            count = self._counts[pair] = self._counts.pop(pair, 0) + 1
+            if count >= _SAME_PAIRS:
+                found = _nudge(event, a, count, _SAME_PAIRS, SAME_PAIR)
+        while len(self._counts) > _KEPT:
+            del self._counts[next(iter(self._counts))]
+        return found
+
+
+class OnlyNotes:
+    """Plans, thoughts and lists of tasks in a row, and nothing is done."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        if not event.answers:
+            return None
+        for answer in event.answers:
+            if not answer.is_note:
+                self._count = 0
+                return None
+        self._count += 1
+        return _nudge(event, event.answers[0], self._count, _NOTES, ONLY_NOTES) if self._count >= _NOTES else None
+
+
+# ---- Answers and final words that were given before: cycles of any length.
+
+_TEXTS_KEPT: Final = 256
+_WAITED: Final = 6  # times given again: five unchanged repeats, and the one that might have found the change
+_LONG_CIRCLE: Final = 96
+
+
+class NoNews:
+    """Counts answers in a row that were already given at least twice, and so detects cycles of every length.
+
+    A second time is free: an agent that lost its history to a compaction reads everything again, and a waiting agent
+    asks again. Final texts count too: a new text is progress, the same text for the same question is not. A
+    ``patient`` detector does not stop before every answer was given seven times, so that polling several jobs in turn
+    is allowed as long as polling one; a long cycle is stopped all the same.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
+    rests: ClassVar[tuple[type, ...]] = (ModelResult,)
+    record: ClassVar[tuple[()]] = ()  # a plain response has no words
+    __slots__ = (
+        "_asked",
+        "_batch",
+        "_by_words",
+        "_count",
+        "_is_asked_again",
+        "_is_report",
+        "_patient",
+        "_said",
+        "_times",
+        "rungs",
+    )
+
+    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
+        self.rungs = rungs
+        self._patient = patient
+        self._count = 0
+        self._batch = ""
+        self._by_words = False  # what was counted last were words: nothing has been said about it yet
+        self._said: dict[int, None] = {}
+        self._asked: dict[int, None] = {}
+        self._is_asked_again = False
+        self._is_report = False  # a tool has answered since the last words: the next ones tell of that
+        self._times: dict[Pair, int] = {}  # since the last news, how often again
+
+    def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
+        if type(event) is ModelCall:
+            if event.asked:
+                self._is_asked_again = event.asked in self._asked or _is_known(self._asked, event.asked)
+            return self._before_the_next(event) if self._by_words else None
+        if isinstance(event, ModelResult):
+            if event.text_id:
+                self._hear(event.text_id)
+            return None
+        assert isinstance(event, ToolResults)
+        if event.news:
+            if self._count or self._by_words or self._times:
+                self._start_anew()
+            return None
+        if not event.calls or (event.batch and event.batch == self._batch):
+            return None
+        self._batch = event.batch
+        self._is_report = True
+        if not self._is_known_well(event.pairs):
+            return None
+        self._count += 1
+        self._by_words = False
+        reached = self.rungs.at(self._count)
+        if reached is None or (self._patient and reached[0] is Action.STOP and self._may_be_waiting(event.pairs)):
+            return None
+        return Finding(
+            "no_news",
+            *swap(reached, self._count),
+            unit="answers without news",
+            tool=event.answers[0].tool,
+            evidence=evidence_of(event),
+        )
+
+    def _may_be_waiting(self, pairs: frozenset[Pair]) -> bool:
+        """Refusals alone are no waiting."""
+        return bool(pairs) and self._count < _LONG_CIRCLE and min(self._times.values(), default=0) < _WAITED
+
+    def _hear(self, words: int) -> None:
+        if not _is_known(self._said, words):
+            self._start_anew()
+        elif self._is_asked_again and not self._is_report:
+            self._count += 1
+            self._by_words = True
+        self._is_report = False
+
+    def _before_the_next(self, event: ModelCall) -> Finding | None:
+        """Words stop the call that would follow them: a run whose last words are there is not stopped any more."""
+        reached = self.rungs.at(self._count)
+        if (
+            reached is None
+            or reached[0] is not Action.STOP
+            or (self._patient and self._times and self._may_be_waiting(frozenset(self._times)))
+        ):
+            return None
+        return Finding(
+            "no_news",
+            *swap(reached, self._count),
+            unit="answers without news",
+            key=event.agent,
+            detail=f"agent {event.agent}",
+        )
+
+    def _is_known_well(self, pairs: frozenset[Pair]) -> bool:
+        """Return whether all answers were already repeated, and remember them. Refusals alone are not answers."""
+        known = pairs <= self._times.keys()
+        if not known and len(self._times) >= _PAIRS_KEPT:
+            self._times.clear()  # an agent that reads this many different things is not in a cycle
+        for pair in pairs:
+            self._times[pair] = self._times.get(pair, 0) + 1
+        return known
+
+    def _start_anew(self) -> None:
+        self._count, self._by_words = 0, False
+        self._times.clear()
+
+
+def _is_known(names: dict[int, None], name: int) -> bool:
+    """Whether it was there before; now it is."""
+    if name in names:
+        return True
+    names[name] = None
+    if len(names) > _TEXTS_KEPT:
+        del names[next(iter(names))]
+    return False
+
+
+# ---- Declared polling tools: judged by time.
+
+
+class Polling:
+    """A declared polling tool that shows no change: judged by time, never by count."""
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    rests = sees
+    record: ClassVar[tuple[()]] = ()  # a plain event has no answer of a polling tool
+    __slots__ = ("_since", "is_polling", "rungs")
+
+    def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:
+        self.rungs, self.is_polling = rungs, is_polling
+        self._since: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        worst: Finding | None = None
+        for a in event.answers:
+            if a.counted or a.outcome is Outcome.REFUSED or not self.is_polling(a.tool):
+                continue
+            seen = self._since.get(a.call)
+            if seen is None or seen[0] != a.answer:
+                self._since[a.call] = (a.answer, event.at)
+                if len(self._since) > 64:
+                    self._since.popitem(last=False)
+                continue
+            waited = event.at - seen[1]
+            reached = self.rungs.at(waited)
+            if reached is not None and (worst is None or reached[0] > worst.action):
+                unit, key = "seconds unchanged", a.call.hex()
+                worst = Finding(
+                    "polling",
+                    *swap(reached, round(waited)),
+                    unit=unit,
+                    tool=a.tool,
+                    key=key,
+                    evidence=evidence_of(event),
+                )
+        return worst
+
+    def skip(self, seconds: float) -> None:
+        """So much time does not count: the run was paused."""
+        for call, (answer, since) in self._since.items():
+            self._since[call] = (answer, since + seconds)

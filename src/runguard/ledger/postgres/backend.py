@@ -4,7 +4,7 @@ import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.ledger.identity import Seen
 from runguard.ledger.postgres.session import PostgresSession
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from runguard.core.exceptions import PolicyError, RunGuardError
+from runguard.core.errors import PolicyError, RunGuardError
 from runguard.ledger.identity import IDENTITY, Seen, new_id
 from runguard.ledger.redis.encoding import command_of
 from runguard.ledger.redis.error_mapping import OtherIdentityError, is_read_only, store_error_of

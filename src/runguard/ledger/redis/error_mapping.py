@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from runguard.core.exceptions import RunGuardError
+from runguard.core.errors import RunGuardError
 from runguard.ledger.store import StoreError, StoreOutage
 
 _TRANSIENT: Final = re.compile(

@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from runguard.core.exceptions import PolicyError
+from runguard.core.errors import PolicyError
 from runguard.ledger.identity import Seen
 from runguard.ledger.sqlite.session import SqliteSession
 
