@@ -22,7 +22,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from runguard.adk.estimate import project
-from runguard.providers.sizes import LIKELY, UPPER, text_size
+from runguard.providers.usage import LIKELY, UPPER, text_size
 
 PART = 12  # bytes of every part beside its text
 OUTPUTS = (256, 1_024, 4_096)  # limits of an answer

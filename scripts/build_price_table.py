@@ -7,8 +7,8 @@ import argparse
 import sys
 from datetime import date
 
-from runguard.pricing import genai_source
-from runguard.pricing.price_table import PACKAGED, packaged_table
+from runguard.pricing import book as genai_source
+from runguard.pricing.book import PACKAGED, packaged_table
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from runguard.policy.remote_agent_rules import RemoteAgent
     from runguard.policy.settings import Policy
     from runguard.policy.tool_rules import ToolRule, tool
-    from runguard.pricing.given import ModelLimits, Price
+    from runguard.pricing.book import ModelLimits, Price
     from runguard.termination.condition import (
         AndTerminationCondition,
         OrTerminationCondition,
@@ -103,8 +103,8 @@ _HOMES = {
     "RemoteAgent": "runguard.policy.remote_agent_rules",
     "ToolRule": "runguard.policy.tool_rules",
     "tool": "runguard.policy.tool_rules",
-    "ModelLimits": "runguard.pricing.given",
-    "Price": "runguard.pricing.given",
+    "ModelLimits": "runguard.pricing.book",
+    "Price": "runguard.pricing.book",
     "AndTerminationCondition": "runguard.termination",
     "CostTermination": "runguard.termination",
     "ExternalTermination": "runguard.termination",

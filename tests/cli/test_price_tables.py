@@ -7,8 +7,8 @@ from pathlib import Path
 import genai_prices
 import pytest
 
-from runguard.pricing import genai_source
-from runguard.pricing.price_table import PACKAGED, PriceTable, current_table, packaged_table
+from runguard.pricing import book as genai_source
+from runguard.pricing.book import PACKAGED, PriceTable, current_table, packaged_table
 from tests.kit.commands import runguard, told
 
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runguard import guard
 from runguard.ledger.memory import MemoryLedger
-from runguard.providers.responses import _NAMES, _OWN, _read, read
+from runguard.providers.messages import _ANSWER_NAMES as _NAMES
+from runguard.providers.messages import _OWN, _read, read
 from runguard.providers.usage import read_usage
 
 REQUEST = {"model": "gpt-4o", "messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 100}

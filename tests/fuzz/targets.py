@@ -22,13 +22,10 @@ from runguard.core.identity import (
 )
 from runguard.core.outcomes import classify, failure_class, was_done
 from runguard.pricing.rates import Usage
-from runguard.providers.a2a_replies import ReplyReader
-from runguard.providers.call_usage import CallUsage, EventUsage
-from runguard.providers.prompts import read_request
-from runguard.providers.responses import TEXT_CHARS, Reading, read
-from runguard.providers.sizes import answer_size, measure
-from runguard.providers.stream_reading import StreamReading
-from runguard.providers.tool_results import newest_results, request_mark
+from runguard.providers.a2a import ReplyReader
+from runguard.providers.messages import TEXT_CHARS, Reading, newest_results, read, read_request, request_mark
+from runguard.providers.streams import StreamReading
+from runguard.providers.usage import CallUsage, EventUsage, answer_size, measure
 from tests.kit.provider_answers import CHAT, KINDS, NAMES, chat_chunk
 
 from . import sources

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from runguard.pricing.rates import Usage
-from runguard.providers.stream_reading import StreamReading
+from runguard.providers.streams import StreamReading
 
 
 def streamed(*chunks: Any) -> StreamReading:

@@ -10,7 +10,7 @@ from runguard.core.decision import ALLOW, Action, Decision, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import Budget
 from runguard.outlets.telemetry import Telemetry
-from runguard.pricing.given import Price
+from runguard.pricing.book import Price
 from runguard.pricing.rates import Usage
 from tests.kit.driver import Driver
 from tests.kit.optional import present

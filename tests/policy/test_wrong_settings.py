@@ -9,7 +9,7 @@ import pytest
 import runguard
 from runguard import adk, policy, termination
 from runguard.errors import PolicyError
-from runguard.pricing import given
+from runguard.pricing import book as given
 
 # Any: every call here is one that a type checker rejects.
 Budget: Any = runguard.Budget

@@ -5,9 +5,7 @@ from datetime import date, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.pricing.book import Pricing
-from runguard.pricing.given import Price
-from runguard.pricing.price_table import DAY_S, current_table
+from runguard.pricing.book import DAY_S, Price, Pricing, current_table
 from runguard.pricing.rates import Rates, Usage
 
 DAILY = ("deepseek/deepseek-chat", "deepseek/deepseek-reasoner", "deepseek/deepseek-v4-flash")  # prices by the hour

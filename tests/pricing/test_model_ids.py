@@ -4,10 +4,8 @@ from decimal import Decimal
 
 import pytest
 
-from runguard.pricing.book import Pricing
-from runguard.pricing.given import Price
-from runguard.pricing.model_ids import normalise
-from runguard.pricing.rates import Unpriced, Usage
+from runguard.pricing.book import Price, Pricing
+from runguard.pricing.rates import Unpriced, Usage, normalise
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
 
 

@@ -13,13 +13,19 @@ from genai_prices.data_snapshot import get_snapshot
 from pydantic import ValidationError
 
 from runguard.errors import PolicyError
-from runguard.pricing import price_list
-from runguard.pricing.book import Pricing
-from runguard.pricing.given import ModelLimits, Price, Tier
-from runguard.pricing.matching import entry_of
-from runguard.pricing.model_limits import LIMITS, is_release_of, limits_of
-from runguard.pricing.price_list import preload
-from runguard.pricing.price_table import current_table
+from runguard.pricing import book as price_list
+from runguard.pricing.book import (
+    LIMITS,
+    ModelLimits,
+    Price,
+    Pricing,
+    Tier,
+    current_table,
+    entry_of,
+    is_release_of,
+    limits_of,
+    preload,
+)
 from runguard.pricing.rates import Rates, Usage
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
 
@@ -300,10 +306,10 @@ def test_the_price_table_is_read_only_when_a_price_is_needed() -> None:
     script = (
         "import sys\n"
         "from runguard.pricing.book import Pricing\n"
-        "from runguard.pricing.given import Price\n"
-        "from runguard.pricing.price_list import preload\n"
+        "from runguard.pricing.book import Price\n"
+        "from runguard.pricing.book import preload\n"
         "from runguard.pricing.rates import Usage\n"
-        "from runguard.pricing.price_table import current_table\n"
+        "from runguard.pricing.book import current_table\n"
         "book = Pricing({'m': Price(input=1, output=1)})\n"
         "book.rates('m', 0.0), book.limits('gemini-2.5-flash')\n"
         "assert current_table.cache_info().misses == 0\n"

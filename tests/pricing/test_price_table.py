@@ -18,10 +18,16 @@ from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 from runguard.conductor.guard import Guard
 from runguard.core.money import NANO
 from runguard.policy import Policy
-from runguard.pricing.book import Pricing
-from runguard.pricing.genai_source import snapshot, table_text
-from runguard.pricing.matching import entry_of
-from runguard.pricing.price_table import PriceTable, current_table, packaged_table, updated_path
+from runguard.pricing.book import (
+    PriceTable,
+    Pricing,
+    current_table,
+    entry_of,
+    packaged_table,
+    snapshot,
+    table_text,
+    updated_path,
+)
 from runguard.pricing.rates import Rates, Usage
 
 ROOT = Path(__file__).parents[2]
@@ -193,7 +199,7 @@ def one_model(usd: str) -> DataSnapshot:
 
 
 def written(usd: str, release: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("runguard.pricing.genai_source.release", lambda: release)
+    monkeypatch.setattr("runguard.pricing.book.release", lambda: release)
     updated_path().write_text(table_text(one_model(usd), date(2026, 1, 1)), encoding="utf-8")
     return updated_path()
 

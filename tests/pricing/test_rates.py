@@ -13,10 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.money import NANO
-from runguard.pricing.book import Pricing
-from runguard.pricing.given import Price, Tier
-from runguard.pricing.matching import entry_of
-from runguard.pricing.price_table import current_table
+from runguard.pricing.book import Price, Pricing, Tier, current_table, entry_of
 from runguard.pricing.rates import UNLIMITED, Rates, Unpriced, Usage
 from tests.kit.prices import AT, MTOK, rates, usd
 

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.providers.a2a_replies import ReplyReader
+from runguard.providers.a2a import ReplyReader
 
 ANSWER = [{"data": {}, "metadata": {"adk_type": "function_response"}}]
 CALL = [{"data": {}, "metadata": {"adk_type": "function_call"}}]

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.pricing.rates import Usage
-from runguard.providers.call_usage import CallUsage, EventUsage
-from runguard.providers.usage import Counts, read_usage
+from runguard.providers.usage import CallUsage, Counts, EventUsage, read_usage
 from runguard.replay.neutral import run_of
 from runguard.replay.steps import Asked, Faults
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runguard.providers.unbilled import was_unbilled
+from runguard.providers.errors import was_unbilled
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import runguard
-from runguard.providers.framework_tools import is_framework_tool
+from runguard.providers.messages import is_framework_tool
 
 SOURCE = Path(runguard.__file__).parent
 

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.pricing.rates import Usage
-from runguard.providers import fields as asking
-from runguard.providers.prompts import read_request
-from runguard.providers.responses import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Reading, read
-from runguard.providers.stream_reading import StreamReading
+from runguard.providers import usage as asking
+from runguard.providers.messages import MAX_ARGUMENTS, MAX_CALLS, TEXT_CHARS, Reading, read, read_request
+from runguard.providers.streams import StreamReading
 from tests.kit.provider_answers import chat_chunk, kinds, names, streamed
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices

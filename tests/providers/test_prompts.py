@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from runguard.providers.prompts import Request, read_request
+from runguard.providers.messages import Request, read_request
 from tests.kit.provider_answers import CHAT
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices

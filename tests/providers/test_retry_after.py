@@ -11,7 +11,7 @@ from google.genai.errors import ClientError, ServerError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.providers.retry_after import retry_after
+from runguard.providers.errors import retry_after
 from tests.kit.gemini_server import refusal
 
 

@@ -6,11 +6,10 @@ import pytest
 
 from runguard.core.errors import PolicyError
 from runguard.policy import Policy
-from runguard.pricing.book import Pricing
-from runguard.pricing.given import ModelLimits, Price
+from runguard.pricing.book import ModelLimits, Price, Pricing
 from runguard.pricing.rates import Rates, Usage
-from runguard.providers.call_usage import CallUsage
-from runguard.providers.responses import read
+from runguard.providers.messages import read
+from runguard.providers.usage import CallUsage
 
 GEMINI_USAGE = {"prompt_token_count": 10, "candidates_token_count": 5, "total_token_count": 15}
 

@@ -12,8 +12,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 
 from runguard.pricing.rates import Usage
-from runguard.providers.prompts import read_request
-from runguard.providers.responses import Reading, read
+from runguard.providers.messages import Reading, read, read_request
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, streamed
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices

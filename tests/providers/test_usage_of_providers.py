@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runguard.pricing.rates import Usage
-from runguard.providers.responses import Reading, read
-from runguard.providers.stream_reading import StreamReading
+from runguard.providers.messages import Reading, read
+from runguard.providers.streams import StreamReading
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, chat_chunk, streamed
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runguard.pricing.given import Price
+from runguard.pricing.book import Price
 from runguard.pricing.rates import Usage
 from runguard.termination import (
     CostTermination,

@@ -174,7 +174,7 @@ def test_interactions(counted: dict[str, int], expected: tuple[int, int] | None)
         pytest.skip("this version of ADK reports less of an interaction")
     from types import SimpleNamespace
 
-    from runguard.providers.call_usage import CallUsage
+    from runguard.providers.usage import CallUsage
 
     told = {
         name: counted.get(name)

@@ -6,7 +6,7 @@ from urllib.parse import unquote
 from runguard.core.events import RunInfo
 from runguard.core.money import UNLIMITED, Amount, Budget, Per, Scope, Window, scope_part
 from runguard.policy.settings import Policy
-from runguard.pricing.model_ids import normalise
+from runguard.pricing.rates import normalise
 
 NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from runguard.core.identity import Newest
 from runguard.core.money import Threshold
-from runguard.providers.call_usage import CallUsage
+from runguard.providers.usage import CallUsage
 
 _STREAMS_KEPT: Final = 10_000  # calls that are being streamed
 _ENDED_KEPT: Final = 64  # calls that have ended: a second whole response may follow at once

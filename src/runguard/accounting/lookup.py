@@ -13,7 +13,7 @@ from runguard.core.events import ModelCall
 from runguard.core.money import NOTHING, Amount, Scope
 from runguard.ledger.base import Account, Ledger
 from runguard.policy.settings import Policy
-from runguard.pricing.model_ids import normalise
+from runguard.pricing.rates import normalise
 
 _FOREVER: Final = float("inf")
 _NO_CEILING: Final = (None, None)

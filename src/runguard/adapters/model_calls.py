@@ -13,8 +13,8 @@ from runguard.core.decision import Trip
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.identity import words_name
 from runguard.pricing.rates import Usage
-from runguard.providers.sizes import LIKELY, UPPER, measure, tokens_in
-from runguard.providers.unbilled import was_unbilled
+from runguard.providers.errors import was_unbilled
+from runguard.providers.usage import LIKELY, UPPER, measure, tokens_in
 from runguard.termination.ended import Ended
 
 if TYPE_CHECKING:

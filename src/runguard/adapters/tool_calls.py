@@ -8,7 +8,7 @@ from runguard.adapters.layers import Layer
 from runguard.core.decision import Action, Finding, text_for_model
 from runguard.core.events import Answer, Outcome
 from runguard.core.identity import size_of
-from runguard.providers.responses import arguments
+from runguard.providers.messages import arguments
 
 NOT_EXECUTED: Final = "Not executed: this turn was stopped."
 

@@ -14,8 +14,8 @@ from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelResult
-from runguard.providers.call_usage import CallBill, CallUsage
-from runguard.providers.unbilled import was_unbilled
+from runguard.providers.errors import was_unbilled
+from runguard.providers.usage import CallBill, CallUsage
 
 # Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
 # has given its answer.

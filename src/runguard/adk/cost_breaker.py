@@ -32,7 +32,7 @@ from runguard.core.decision import Action, Finding, Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.rules.limits import Growth
-from runguard.providers.framework_tools import TRANSFER
+from runguard.providers.messages import TRANSFER
 
 _COUNTS_KEPT: Final = 10_000
 

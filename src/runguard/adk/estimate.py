@@ -20,7 +20,7 @@ from google.genai import types
 
 from runguard.core.identity import HEAD, copy_of, size_of
 from runguard.core.money import shown
-from runguard.providers.sizes import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
+from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, media_tokens, text_size
 
 _log: Final = logging.getLogger("runguard")
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects

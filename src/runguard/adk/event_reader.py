@@ -22,8 +22,8 @@ from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, NOTICE_KEY, PART_STOPPED, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, StateChanged, ToolResults
 from runguard.core.identity import answer_text, words_name
-from runguard.providers.call_usage import CallUsage
-from runguard.providers.framework_tools import FRAMEWORK_TOOLS, REQUESTS
+from runguard.providers.messages import FRAMEWORK_TOOLS, REQUESTS
+from runguard.providers.usage import CallUsage
 
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED

@@ -34,7 +34,7 @@ from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
-from runguard.providers.framework_tools import TRANSFER
+from runguard.providers.messages import TRANSFER
 
 _UNNAMED: Final = "(model)"
 _AGENT_LABEL: Final = "adk_agent_name"

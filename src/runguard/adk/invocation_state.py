@@ -18,7 +18,7 @@ from runguard.adk.estimate import PromptProjection
 from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, Outcome
-from runguard.providers.call_usage import CallUsage
+from runguard.providers.usage import CallUsage
 
 if TYPE_CHECKING:
     from runguard.adk.lanes import Task

@@ -22,7 +22,7 @@ from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import stop_response
 from runguard.adk.unannounced_calls import announced_accounts
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.providers.call_usage import CallUsage
+from runguard.providers.usage import CallUsage
 from runguard.termination.ended import KEY, Ended
 
 

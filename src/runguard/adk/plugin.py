@@ -40,7 +40,7 @@ from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
-from runguard.pricing.price_list import preload
+from runguard.pricing.book import preload
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK  # bound once: a lookup on the enum costs as much as the rest of a line

@@ -25,7 +25,7 @@ from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import UNLIMITED, to_nano
 from runguard.policy.remote_agent_rules import RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
-from runguard.providers.a2a_replies import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
+from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 
 _log: Final = logging.getLogger("runguard")
 _NO_USAGE: Final = Unpriced(UNREPORTED, "the remote agent did not report its usage")

@@ -13,7 +13,7 @@ from runguard.adk.estimate import project
 from runguard.adk.stream import note_fault
 from runguard.adk.termination_watch import PaidAnswer, Watched
 from runguard.core.decision import METADATA_KEY
-from runguard.providers.call_usage import CallBill, CallUsage
+from runguard.providers.usage import CallBill, CallUsage
 from runguard.termination.ended import KEY
 
 

@@ -23,7 +23,7 @@ from runguard.adk.stop_events import answer_to
 from runguard.adk.stream import note_fault
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.pricing.rates import Usage
-from runguard.providers.call_usage import CallBill
+from runguard.providers.usage import CallBill
 from runguard.termination.condition import TerminationCondition
 from runguard.termination.ended import KEY, termination_reason
 

@@ -26,7 +26,7 @@ from runguard.core.decision import PART_STOPPED, STOPPED, Action
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, Outcome, ToolCall
 from runguard.core.outcomes import says_missing, was_done
-from runguard.providers.framework_tools import FRAMEWORK_TOOLS, TRANSFER
+from runguard.providers.messages import FRAMEWORK_TOOLS, TRANSFER
 
 _BLOCK: Final = Action.BLOCK
 _ERROR, _TIMEOUT, _UNKNOWN_TOOL = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL

@@ -21,8 +21,7 @@ from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
 from runguard.ledger.base import Account
-from runguard.pricing.model_ids import normalise
-from runguard.pricing.rates import Rates
+from runguard.pricing.rates import Rates, normalise
 
 RULE: Final = "downgrade"
 _AGENTS_KEPT: Final = 1_024

@@ -24,8 +24,8 @@ from runguard.conductor.runs import Run
 from runguard.core.events import ModelCall
 from runguard.core.outcomes import provider_status
 from runguard.policy.settings import Policy
-from runguard.pricing.model_ids import normalise
-from runguard.providers.retry_after import retry_after
+from runguard.pricing.rates import normalise
+from runguard.providers.errors import retry_after
 
 _log: Final = logging.getLogger("runguard")
 _LOOKS_S: Final = 1.0

@@ -16,10 +16,9 @@ from runguard.core.outcomes import provider_status
 from runguard.functions.caller import Caller, GuardedCall
 from runguard.functions.loop_watch import watch_loops
 from runguard.pricing.rates import Rates, Usage
-from runguard.providers.prompts import Request
-from runguard.providers.responses import Reading, read
-from runguard.providers.sizes import tokens_in
-from runguard.providers.unbilled import was_unbilled
+from runguard.providers.errors import was_unbilled
+from runguard.providers.messages import Reading, Request, read
+from runguard.providers.usage import tokens_in
 
 _log: Final = logging.getLogger("runguard")
 _PROBLEMS_KEPT: Final = 32

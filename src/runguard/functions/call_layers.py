@@ -16,7 +16,7 @@ from runguard.functions.caller import Caller, GuardedCall, open_ones
 from runguard.functions.opening import open_call, open_now
 from runguard.functions.run_context import SURROUNDINGS
 from runguard.functions.sync import drive
-from runguard.providers.prompts import Request
+from runguard.providers.messages import Request
 
 
 def is_inner_call(caller: Caller) -> bool:

@@ -25,8 +25,7 @@ from runguard.functions.dropped import DROPPED
 from runguard.functions.keywords import GuardSettings
 from runguard.functions.no_progress import NoProgress
 from runguard.functions.run_context import SURROUNDINGS, RunContext, RunState
-from runguard.providers.prompts import Request, read_request
-from runguard.providers.tool_results import newest_results, request_mark
+from runguard.providers.messages import Request, newest_results, read_request, request_mark
 
 _log: Final = logging.getLogger("runguard")
 _NO_REQUEST: Final = Request()

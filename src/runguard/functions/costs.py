@@ -8,8 +8,7 @@ from typing import Any, Final
 from runguard.functions.keywords import GuardSettings, nano_of
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
-from runguard.providers.prompts import Request
-from runguard.providers.responses import Reading
+from runguard.providers.messages import Reading, Request
 
 _log: Final = logging.getLogger("runguard")
 _MOST_ROUNDS: Final = 100  # requests of one call for which a bound is computed

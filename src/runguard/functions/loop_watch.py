@@ -7,8 +7,7 @@ from typing import Any, Final
 from runguard.core.events import ROOT_LANE, Answer, ToolResults
 from runguard.core.identity import call_fingerprint
 from runguard.functions.caller import Caller, GuardedCall
-from runguard.providers.responses import Reading
-from runguard.providers.tool_results import ToolResult
+from runguard.providers.messages import Reading, ToolResult
 
 _log: Final = logging.getLogger("runguard")
 _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")

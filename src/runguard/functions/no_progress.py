@@ -14,7 +14,7 @@ from runguard.core.events import FAILURES, Answer, Outcome, ToolResults
 from runguard.core.identity import answer_text, digest, mask
 from runguard.core.outcomes import classify, failure_class, is_unfinished, named_items
 from runguard.core.rules.repetition import Cycle
-from runguard.providers.tool_results import ToolResult
+from runguard.providers.messages import ToolResult
 
 Asked = tuple[str, object]  # a tool that the model asked for, and its arguments
 _ASKED_AGAIN: Final = "the same request"

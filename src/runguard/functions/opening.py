@@ -15,7 +15,7 @@ from runguard.functions.caller import WAITED_FOR, Caller, GuardedCall
 from runguard.functions.run_context import RunState
 from runguard.ledger.base import Hold
 from runguard.ledger.store import StoreError, StoreOutage
-from runguard.providers.prompts import Request
+from runguard.providers.messages import Request
 
 _BLOCK: Final = Action.BLOCK
 

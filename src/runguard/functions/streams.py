@@ -16,7 +16,7 @@ from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.functions.booking import done, drop_all, failed, never_left
 from runguard.functions.caller import Caller, GuardedCall, open_ones
 from runguard.functions.dropped import DROPPED
-from runguard.providers.stream_reading import StreamReading
+from runguard.providers.streams import StreamReading
 
 # What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail before the first piece.
 _SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")

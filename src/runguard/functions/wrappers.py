@@ -27,7 +27,7 @@ from runguard.functions.streams import AsyncGuardedStream, GuardedStream
 from runguard.functions.sync import awaited
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import FunctionSettings
-from runguard.providers.responses import Reading, earlier_in, read
+from runguard.providers.messages import Reading, earlier_in, read
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

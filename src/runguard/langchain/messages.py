@@ -12,7 +12,7 @@ from runguard.adapters.tool_calls import ToolUse
 from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.pricing.rates import Usage
-from runguard.providers.sizes import size_of
+from runguard.providers.usage import size_of
 from runguard.termination.ended import Ended
 
 # What chat models call their output limit, in the order in which it is looked for.

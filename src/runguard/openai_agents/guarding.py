@@ -20,7 +20,7 @@ from runguard.openai_agents.replaced_models import report, watch
 from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
-from runguard.providers.responses import arguments
+from runguard.providers.messages import arguments
 from runguard.termination.condition import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")

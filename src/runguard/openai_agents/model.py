@@ -20,9 +20,8 @@ from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
 from runguard.openai_agents.runs import Runs
 from runguard.pricing.rates import Usage
-from runguard.providers.fields import fields
-from runguard.providers.responses import arguments, is_search
-from runguard.providers.sizes import size_of
+from runguard.providers.messages import arguments, is_search
+from runguard.providers.usage import fields, size_of
 from runguard.termination.ended import KEY as _ENDED
 from runguard.termination.ended import Ended
 

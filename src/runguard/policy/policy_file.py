@@ -13,8 +13,7 @@ from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.rule_defaults import check_rule
 from runguard.policy.tool_rules import ToolRule
 from runguard.policy.values import Count, Duration, OneBudget, Ratio, Receivers, RungNumber, Seconds, Usd
-from runguard.pricing.given import ModelLimits, Price
-from runguard.pricing.price_list import PricesSource, missing_source
+from runguard.pricing.book import ModelLimits, Price, PricesSource, missing_source
 from runguard.validation import SettingsModel
 
 # Names that other functions and libraries use, and what a policy calls them.

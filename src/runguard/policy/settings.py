@@ -23,7 +23,7 @@ from runguard.policy.policy_file import PolicyFile
 from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.rule_defaults import RULES, merge_rungs
 from runguard.policy.tool_rules import ToolRule
-from runguard.pricing.given import Price
+from runguard.pricing.book import Price
 from runguard.validation import faults_of, summary
 
 _T = TypeVar("_T")

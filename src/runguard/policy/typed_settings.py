@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 from runguard.core.money import Budget
 from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.tool_rules import ToolRule
-from runguard.pricing.given import ModelLimits, Price
+from runguard.pricing.book import ModelLimits, Price
 
 Dollars = int | float | str | Decimal
 PriceOf = Price | Mapping[str, Any]

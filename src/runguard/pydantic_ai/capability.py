@@ -30,7 +30,7 @@ from runguard.core.errors import RunStoppedError
 from runguard.policy.settings import Policy
 from runguard.policy.typed_settings import PolicySettings
 from runguard.pricing.rates import Usage
-from runguard.providers.sizes import size_of
+from runguard.providers.usage import size_of
 from runguard.termination.condition import TerminationCondition
 from runguard.termination.ended import Ended
 

@@ -10,7 +10,7 @@ from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_
 from runguard.core.events import Outcome
 from runguard.core.identity import answer_text, words_name
 from runguard.pricing.rates import Usage
-from runguard.providers.call_usage import CallUsage, EventUsage
+from runguard.providers.usage import CallUsage, EventUsage
 from runguard.replay.remote_replies import RemoteReplies
 from runguard.replay.steps import (
     Answered,

@@ -16,7 +16,7 @@ from runguard.core.events import Outcome
 from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
 from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
-from runguard.providers.framework_tools import TRANSFER
+from runguard.providers.messages import TRANSFER
 from runguard.replay import plain_log
 from runguard.replay.bounded_files import load_json
 from runguard.replay.steps import (

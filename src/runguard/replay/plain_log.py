@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from runguard.core.money import nanos, shown
 from runguard.pricing.rates import Usage
-from runguard.providers.stated_cost import dollars
+from runguard.providers.usage import dollars
 from runguard.replay.steps import Asked, Faults, RecordedRun, Step, Turn, word
 
 TOTALS: Final = ("usd", "tokens", "calls")

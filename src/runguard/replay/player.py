@@ -26,7 +26,7 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.pricing.rates import Unpriced, Usage
-from runguard.providers.framework_tools import FRAMEWORK_TOOLS, is_framework_tool
+from runguard.providers.messages import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay import steps
 from runguard.replay.journal_player import JournalPlayer
 from runguard.replay.remote_replies import play_remote

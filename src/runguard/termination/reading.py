@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runguard.pricing.rates import Usage
-from runguard.providers.call_usage import EventUsage
+from runguard.providers.usage import EventUsage
 
 _MODELS_KEPT: Final = 1_024
 

@@ -13,7 +13,7 @@ from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResu
 from runguard.core.identity import Newest, words_name
 from runguard.policy.rule_defaults import RULES
 from runguard.policy.settings import Policy
-from runguard.providers.framework_tools import is_framework_tool
+from runguard.providers.messages import is_framework_tool
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import (
     answers_of,

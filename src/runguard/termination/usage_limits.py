@@ -8,8 +8,7 @@ from typing import Any
 from runguard.core.errors import PolicyError
 from runguard.core.money import to_count, to_nano, to_usd, usd_text
 from runguard.policy.settings import Policy
-from runguard.pricing.book import Pricing
-from runguard.pricing.given import Price
+from runguard.pricing.book import Price, Pricing
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.termination.arguments import seconds_of, text_of
 from runguard.termination.condition import Event, TerminationCondition

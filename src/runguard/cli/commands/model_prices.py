@@ -15,13 +15,18 @@ from runguard.core.decision import printable
 from runguard.core.errors import RunGuardError, nearest
 from runguard.core.money import nanos, to_usd, usd_text
 from runguard.policy.settings import Policy
-from runguard.pricing import genai_source
-from runguard.pricing.book import Pricing
-from runguard.pricing.model_ids import normalise
-from runguard.pricing.model_limits import LIMITS
-from runguard.pricing.price_list import PricesSource, listed_models, price_list
-from runguard.pricing.price_table import PriceTable, current_table, updated_path
-from runguard.pricing.rates import Band, Rates
+from runguard.pricing import book
+from runguard.pricing.book import (
+    LIMITS,
+    PricesSource,
+    PriceTable,
+    Pricing,
+    current_table,
+    listed_models,
+    price_list,
+    updated_path,
+)
+from runguard.pricing.rates import Band, Rates, normalise
 from runguard.view.spend_over_time import TOOLS
 from runguard.view.store_view import StoreView
 
@@ -54,10 +59,10 @@ def update_table() -> dict[str, Any]:
     It reads only the installed package and never uses the network.
     """
     try:
-        prices = genai_source.snapshot()
+        prices = book.snapshot()
     except ImportError:
-        raise CommandError(genai_source.MISSING) from None
-    text = genai_source.table_text(prices, genai_source.installed_on())
+        raise CommandError(book.MISSING) from None
+    text = book.table_text(prices, book.installed_on())
     if not PriceTable(text).is_newer_than(current_table()):
         return {"written": False, "file": None}
     try:

@@ -18,7 +18,7 @@ from runguard.core.errors import RunGuardError
 from runguard.ledger.sqlite.backend import SqliteStore
 from runguard.policy.files import find_policy_file
 from runguard.policy.settings import Policy
-from runguard.pricing.price_table import updated_table
+from runguard.pricing.book import updated_table
 from runguard.view.store_view import StoreView
 
 _OURS: Final = "runguard-agents"
