@@ -24,7 +24,7 @@ from runguard import Budget
 from runguard.accounting.accounts import Accounts
 from runguard.conductor.guard import Guard
 from runguard.core.events import ModelCall, RunInfo
-from runguard.ledger.base import Hold
+from runguard.ledger.ledger import Hold
 from runguard.ledger.memory import MemoryLedger
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage

@@ -25,10 +25,9 @@ from typing import Any
 
 from ledgers import FORK, postgres_cluster
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.base import Hold, Ledger, Refusal
-from runguard.ledger.memory import MemoryLedger
+from runguard.ledger.ledger import Hold, Ledger, Refusal
+from runguard.ledger.memory import MemoryLedger, store_of
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.urls import store_of
 
 BUDGET = 5
 PATIENCE_S = 60.0

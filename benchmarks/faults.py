@@ -36,10 +36,9 @@ from urllib.parse import urlsplit
 
 from ledgers import FORK, postgres_cluster
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.base import Hold
+from runguard.ledger.ledger import Balance, Hold, StoreError, StoreOutage
+from runguard.ledger.memory import store_of
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.store import Balance, StoreError, StoreOutage
-from runguard.ledger.urls import store_of
 
 WORKERS = 8
 WANT: Amount = (1_000, 1_250, 1)

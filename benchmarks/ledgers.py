@@ -31,10 +31,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from runguard.core.money import UNLIMITED
-from runguard.ledger.base import Hold
+from runguard.ledger.ledger import Hold, Line, SettledCall, Store
+from runguard.ledger.memory import store_of
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.store import Line, SettledCall, Store
-from runguard.ledger.urls import store_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

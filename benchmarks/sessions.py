@@ -29,8 +29,8 @@ from typing import Any
 from runguard import Budget
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger.store import Line, StoreOutage
-from runguard.ledger.urls import store_of
+from runguard.ledger.ledger import Line, StoreOutage
+from runguard.ledger.memory import store_of
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

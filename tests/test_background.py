@@ -17,8 +17,8 @@ from runguard.alerts.sending import Alerts
 from runguard.background import start_thread
 from runguard.functions.dropped import Dropped
 from runguard.functions.sync import drive
-from runguard.ledger.sqlite import writer_queue
-from runguard.ledger.store import StoreOutage
+from runguard.ledger import sqlite as writer_queue
+from runguard.ledger.ledger import StoreOutage
 from runguard.outlets.callbacks import Outbox
 
 LONG = 10.0

@@ -19,8 +19,8 @@ from runguard.conductor import session_growth
 from runguard.conductor.guard import Guard
 from runguard.conductor.session_growth import SessionGrowths
 from runguard.core.events import RunInfo
-from runguard.ledger.sqlite.session import SqliteSession
-from runguard.ledger.store import StoreOutage
+from runguard.ledger.ledger import StoreOutage
+from runguard.ledger.sqlite import SqliteSession
 from runguard.policy import Policy
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play

@@ -11,7 +11,7 @@ from rich.console import Console
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.console.screen import print_table, table
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import run
 from tests.kit.commands import guarded, looping, runguard, told
 from tests.kit.stores import Place

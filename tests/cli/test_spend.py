@@ -12,7 +12,7 @@ from google.adk.agents.run_config import RunConfig
 
 from runguard import Budget, ToolRule
 from runguard.adk import RunGuardPlugin
-from runguard.ledger import daily_sums
+from runguard.ledger import ledger as daily_sums
 from runguard.ledger.remote import StoreLedger
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.commands import runguard, told

@@ -6,7 +6,7 @@ import pytest
 
 from runguard.conductor.guard import Guard
 from runguard.core.events import RunInfo
-from runguard.ledger.store import StoreError, StoreOutage
+from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy import Policy
 
 

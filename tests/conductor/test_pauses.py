@@ -14,7 +14,7 @@ from runguard.conductor import carried, paused
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Decision
 from runguard.core.events import RunInfo
-from runguard.ledger.store import StoreError
+from runguard.ledger.ledger import StoreError
 from runguard.policy import Policy
 from tests.kit.driver import Driver
 

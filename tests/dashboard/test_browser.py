@@ -14,7 +14,7 @@ import pytest
 from google.adk.tools import FunctionTool
 
 from runguard import Budget
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 from tests.kit.dashboards import Seen, Served, serve, watched
 from tests.kit.guarded_runs import Alive, guard, healthy, parse_document, runaway
 from tests.kit.waiting import eventually

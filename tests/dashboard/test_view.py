@@ -14,8 +14,8 @@ from runguard import Budget
 from runguard.cli.main import main
 from runguard.core.breaker import Permit
 from runguard.errors import PolicyError
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import Line, StoreError
+from runguard.ledger.ledger import Line, StoreError
+from runguard.ledger.sqlite import SqliteStore
 from runguard.view import StoreView
 from runguard.view.rows import plain
 from tests.kit.guarded_runs import Alive, guard, healthy, runaway

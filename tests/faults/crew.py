@@ -10,7 +10,7 @@ from unittest import mock
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import Balance, StoreSession
+from runguard.ledger.ledger import Balance, StoreSession
 from runguard.testing import ScriptedModel, run, text
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent

@@ -28,7 +28,8 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger import fact_writer, remote
+from runguard.ledger import remote
+from runguard.ledger import write_queue as fact_writer
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from runguard.testing import ScriptedModel, call, text

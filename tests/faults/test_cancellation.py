@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runguard.ledger.base import Hold, Ledger
+from runguard.ledger.ledger import Hold, Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 
 CAP, CALL = (10**9, 10**6, 1_000), (100, 10, 1)
 MOST_AWAITS = 50

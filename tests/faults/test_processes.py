@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING
-from runguard.ledger.urls import store_of
+from runguard.ledger.memory import store_of
 from tests.kit import postgres_server, valkey_server
 from tests.kit.processes import Process
 

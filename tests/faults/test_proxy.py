@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING
-from runguard.ledger import fact_writer, store_link
+from runguard.ledger import write_queue as fact_writer
+from runguard.ledger import write_queue as store_link
 from tests.kit.proxy import FAULTS, Chaos, Proxy
 
 from .crew import CALL_NANO, Crew, account

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from runguard.ledger.base import Account, Ledger
+from runguard.ledger.ledger import Account, Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 from tests.kit.ledgers import AgainstPaper, Desk

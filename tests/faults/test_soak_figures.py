@@ -11,7 +11,7 @@ import pytest
 
 from runguard.conductor.guard import Guard
 from runguard.core.events import RunInfo
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
 
 from .soak import LIMITS, Look, Part, file_size, many_sessions, one_long_run, work

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.sqlite.session import SqliteSession
-from runguard.ledger.store import Balance, Line, StoreReply, StoreSession
+from runguard.ledger.ledger import Balance, Line, StoreReply, StoreSession
+from runguard.ledger.sqlite import SqliteSession, SqliteStore
 from tests.kit.waiting import PATIENCE_S
 
 LONG_S = 300.0  # a hold that no test outlives
@@ -87,7 +86,7 @@ PREAMBLE = """
 import os, random, resource, sys, time
 from importlib import import_module
 from runguard.core.money import UNLIMITED
-from runguard.ledger.store import Line, StoreError, StoreOutage
+from runguard.ledger.ledger import Line, StoreError, StoreOutage
 store = getattr(import_module(module), name)(url)
 def line(key, caps=(UNLIMITED, UNLIMITED, UNLIMITED)):
     return Line(key, "user:app/ann", None, None, None, caps)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.base import Account, Hold, Ledger, Refusal, Stale
+from runguard.ledger.ledger import Account, Hold, Ledger, Refusal, Stale
 from tests.kit.waiting import PATIENCE_S
 
 TTL_S = 300.0  # a hold that no test outlives

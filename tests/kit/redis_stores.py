@@ -1,8 +1,8 @@
 """Sessions on a real Valkey server."""
 
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.redis.session import RedisSession
-from runguard.ledger.store import Line
+from runguard.ledger.ledger import Line
+from runguard.ledger.redis import RedisSession
 
 CALL: Amount = (100, 10, 1)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from runguard.ledger.sqlite import holds, statements
+from runguard.ledger import sqlite as holds
+from runguard.ledger import sqlite as statements
 
 
 class VirtualTime:

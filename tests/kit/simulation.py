@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from runguard.core.money import UNLIMITED, Amount
-from runguard.ledger.store import Line
+from runguard.ledger.ledger import Line
 from tests.kit.simulated_store import VirtualTime, simulated_store
 from tests.kit.store_model import StoreModel
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runguard.core.money import NOTHING, Amount
-from runguard.ledger.store import Line
+from runguard.ledger.ledger import Line
 
 
 @dataclass

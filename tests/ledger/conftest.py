@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runguard.ledger.base import Ledger
+from runguard.ledger.ledger import Ledger, Store, StoreOutage, StoreSession
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import _ASKERS, StoreLedger
-from runguard.ledger.store import Store, StoreOutage, StoreSession
 from tests.kit.ledgers import Desk
 from tests.kit.stores import KINDS, Place, Servers, empty_store, missing
 from tests.kit.waiting import PATIENCE_S

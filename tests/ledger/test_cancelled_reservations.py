@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from runguard.core.money import UNLIMITED
-from runguard.ledger import remote, store_jobs
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import StoreSession
+from runguard.ledger import remote
+from runguard.ledger import remote as store_jobs
+from runguard.ledger.ledger import StoreSession
+from runguard.ledger.sqlite import SqliteStore
 from tests.kit.ledgers import Desk
 from tests.kit.waiting import until_async
 

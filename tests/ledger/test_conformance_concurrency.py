@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.store import StoreSession
+from runguard.ledger.ledger import StoreSession
 from tests.kit.conformance import (
     CALL,
     LONG_S,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.store import Store, StoreOutage, StoreSession
+from runguard.ledger.ledger import Store, StoreOutage, StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, WORKERS, Connect, a_line, an_id, calls, past, the
 from tests.kit.waiting import PATIENCE_S, at_once
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.store import Balance, StoreError, StoreSession
+from runguard.ledger.ledger import Balance, StoreError, StoreSession
 from tests.kit.conformance import (
     CALL,
     FREE,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.store import Balance, Line, StoreReply, StoreSession
+from runguard.ledger.ledger import Balance, Line, StoreReply, StoreSession
 from tests.kit.conformance import LONG_S, SHORT_S, WORKERS, a_line, an_id
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.store import Balance, Line, Store, StoreSession
+from runguard.ledger.ledger import Balance, Line, Store, StoreSession
 from tests.kit.conformance import CALL, LONG_S, SCOPE, SHORT_S, WORKERS, Connect, a_line, an_id, calls, of, past, the
 from tests.kit.waiting import PATIENCE_S
 

@@ -11,10 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard.core.money import NOTHING, Amount, to_usd
-from runguard.ledger import daily_sums
-from runguard.ledger.daily_sums import COUNTS, DaySums, read_sums, sum_up
+from runguard.ledger import ledger as daily_sums
+from runguard.ledger.ledger import COUNTS, DaySums, Line, StoreOutage, StoreSession, read_sums, sum_up
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.store import Line, StoreOutage, StoreSession
 from tests.kit.conformance import LONG_S, Connect, a_line, an_id
 from tests.kit.stores import Place
 from tests.kit.waiting import PATIENCE_S

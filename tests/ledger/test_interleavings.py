@@ -14,7 +14,7 @@ from runguard.conductor.guard import Guard
 from runguard.core.decision import Action
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
 from runguard.ledger import remote
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.base import Account, Hold
+from runguard.ledger.ledger import Account, Hold
 from tests.kit.ledgers import CALL, FREE, Desk, usd
 from tests.kit.waiting import loops_at_once
 

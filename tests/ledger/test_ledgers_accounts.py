@@ -10,7 +10,7 @@ from hypothesis.stateful import (
 )
 
 from runguard.core.money import NOTHING
-from runguard.ledger.base import Hold, Ledger, Refusal, Stale
+from runguard.ledger.ledger import Hold, Ledger, Refusal, Stale
 from tests.kit.ledgers import CALL, FREE, AgainstPaper, Desk
 from tests.kit.waiting import PATIENCE_S
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.base import Account, Hold, Refusal, Stale
+from runguard.ledger.ledger import Account, Hold, Refusal, Stale
 from tests.kit.ledgers import CALL, FREE, Desk, usd
 from tests.kit.waiting import PATIENCE_S, loops_at_once
 

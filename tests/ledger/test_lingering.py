@@ -14,11 +14,10 @@ import pytest
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger import facts
-from runguard.ledger.base import Hold
+from runguard.ledger import write_queue as facts
+from runguard.ledger.ledger import Balance, Hold, StoreError, StoreOutage, StoreSession
 from runguard.ledger.remote import StoreLedger
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import Balance, StoreError, StoreOutage, StoreSession
+from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.base import Account, Hold, Ledger, Refusal
+from runguard.ledger.ledger import Account, Hold, Ledger, Refusal
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 

@@ -14,7 +14,7 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger import memory as memory_module
-from runguard.ledger.base import Account, Hold, Refusal
+from runguard.ledger.ledger import Account, Hold, Refusal
 from runguard.ledger.memory import MemoryLedger
 
 PATIENCE_S = 20  # far beyond anything that works

@@ -17,10 +17,8 @@ from runguard.accounting.figures import Entry, add_tally
 from runguard.accounting.spending import History, Spending
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger import memory as memory_module
-from runguard.ledger.base import Account, Hold
-from runguard.ledger.memory import MemoryLedger
-from runguard.ledger.packed import PackedAccounts, can_be_packed
-from runguard.ledger.packing import Shared, read_numbers, write_numbers
+from runguard.ledger.ledger import Account, Hold
+from runguard.ledger.memory import MemoryLedger, PackedAccounts, Shared, can_be_packed, read_numbers, write_numbers
 
 CAPS = [(100, UNLIMITED, UNLIMITED), (100, 50, 4), (0, UNLIMITED, 3), (UNLIMITED, 50, UNLIMITED)]
 SCOPES = ["session:app/u/s1", "session:app/u/s2", "user:app/ü%2F"]

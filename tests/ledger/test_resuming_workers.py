@@ -12,7 +12,7 @@ from google.adk.tools import FunctionTool
 from runguard import Budget, ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import StoreOutage
+from runguard.ledger.ledger import StoreOutage
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.testing import FakeClock, ScriptedModel, assert_stopped, call, text

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runguard.core.money import Amount
-from runguard.ledger.store import Balance, Line, SettledCall, StoreReply, StoreSession
+from runguard.ledger.ledger import Balance, Line, SettledCall, StoreReply, StoreSession
 from tests.kit.conformance import CALL, LONG_S, Connect, a_line, calls, past, the
 
 CAPS = {"a#": (300, 400, 40), "b#": (150, 10_000, 60)}

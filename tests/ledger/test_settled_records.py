@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runguard.ledger.store import StoreSession
+from runguard.ledger.ledger import StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, Connect, a_line, an_id, calls
 
 RECORD = ("call", "run-1", '{"usd": "0.1"}')

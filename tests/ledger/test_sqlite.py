@@ -17,9 +17,8 @@ import pytest
 
 from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.sqlite.session import SqliteSession
-from runguard.ledger.store import SCHEMA_VERSION, StoreError, StoreOutage
+from runguard.ledger.ledger import SCHEMA_VERSION, StoreError, StoreOutage
+from runguard.ledger.sqlite import SqliteSession, SqliteStore
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
@@ -42,7 +41,7 @@ class FileAt:
     """A place, as workers need it."""
 
     url: str
-    module: str = "runguard.ledger.sqlite.backend"
+    module: str = "runguard.ledger.sqlite"
     name: str = "SqliteStore"
 
 

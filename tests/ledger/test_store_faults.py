@@ -22,8 +22,8 @@ from runguard import Budget, PolicyError, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.errors import GuardFailedError
 from runguard.ledger import remote
-from runguard.ledger.store import Store, StoreError, StoreOutage, StoreSession
-from runguard.ledger.store_link import StoreLink
+from runguard.ledger.ledger import Store, StoreError, StoreOutage, StoreSession
+from runguard.ledger.write_queue import StoreLink
 from runguard.testing import Recording, ScriptedModel, call, run, text
 from tests.kit.contents import parts
 from tests.kit.money import PRICES

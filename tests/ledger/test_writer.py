@@ -16,9 +16,10 @@ import pytest
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.ledger import fact_writer, remote, store_jobs
-from runguard.ledger.base import Hold
-from runguard.ledger.store import Store, StoreError, StoreOutage, StoreSession
+from runguard.ledger import remote
+from runguard.ledger import remote as store_jobs
+from runguard.ledger import write_queue as fact_writer
+from runguard.ledger.ledger import Hold, Store, StoreError, StoreOutage, StoreSession
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent

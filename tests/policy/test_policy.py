@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runguard.core.decision import Rungs
 from runguard.errors import PolicyError
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy, ToolRule, tool
 from runguard.policy.files import find_policy_file, load_policy_file
 from runguard.policy.policy_file import _MEANT, PolicyFile, policy_schema

@@ -15,7 +15,7 @@ from google.adk.agents import LlmAgent
 
 from runguard.adk import RunGuardPlugin
 from runguard.cli.main import main
-from runguard.ledger.redis.backend import RedisStore
+from runguard.ledger.redis import RedisStore
 from runguard.policy import Policy
 from runguard.replay import UnreadableError, open_sources, own_records, replay
 from runguard.replay.results import RunResult

@@ -30,10 +30,8 @@ from runguard.accounting.waiting_calls import RoomWaits
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
-from runguard.ledger.base import Ledger
-from runguard.ledger.control import Switch
-from runguard.ledger.store import StoreError, StoreOutage
-from runguard.ledger.urls import open_ledger
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, Switch
+from runguard.ledger.memory import open_ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates

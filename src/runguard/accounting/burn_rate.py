@@ -14,7 +14,7 @@ from runguard.accounting.charges import AccountLines, Burn, Fired, status_of
 from runguard.accounting.forecast import LEAST_CALLS
 from runguard.core.identity import Newest
 from runguard.core.money import UNITS, UNLIMITED, Amount, Threshold, begin_of
-from runguard.ledger.base import Account, Ledger
+from runguard.ledger.ledger import Account, Ledger
 
 FAST: Final = 24  # the fast window is a 24th of the period: an hour of a day
 FACTOR: Final = 1.5  # calls come in bursts: a budget that just lasts must not be reported

@@ -11,8 +11,7 @@ from runguard.accounting.figures import Entry, Tally, add_tally
 from runguard.accounting.forecast import CALLS_KEPT
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.money import UNITS, UNLIMITED, Amount, BudgetStatus, Threshold, edge, to_usd
-from runguard.ledger.base import Account, Hold, Refusal
-from runguard.ledger.control import Stop
+from runguard.ledger.ledger import Account, Hold, Refusal, Stop
 from runguard.pricing.rates import Rates, Unpriced
 
 _NONE: Final[frozenset[Any]] = frozenset()

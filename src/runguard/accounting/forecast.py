@@ -11,7 +11,7 @@ from math import isqrt
 from typing import Any, Final, NamedTuple
 
 from runguard.core.money import UNITS, UNLIMITED, begin_of
-from runguard.ledger.base import Account
+from runguard.ledger.ledger import Account
 
 LEAST_CALLS: Final = 12  # below that there is no forecast
 CALLS_KEPT: Final = 32  # of a run; a forecast looks at no more

@@ -11,7 +11,7 @@ from runguard.accounting.figures import LINES_KEPT
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall
 from runguard.core.money import NOTHING, Amount, Scope
-from runguard.ledger.base import Account, Ledger
+from runguard.ledger.ledger import Account, Ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import normalise
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from runguard.accounting.charges import OWNERS, AccountLines, Charge, Denied
 from runguard.core.events import ModelCall
 from runguard.core.money import NOTHING
-from runguard.ledger.base import Ledger, Refusal
+from runguard.ledger.ledger import Ledger, Refusal
 
 # A charge covers one call of each guard inside. Calls that run at the same time must not all count on it.
 _covering: Final = threading.Lock()

@@ -8,8 +8,7 @@ from runguard.accounting.charges import Denied, UnknownCap
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import UNITS, UNLIMITED, amount_text, edge, to_usd
-from runguard.ledger.base import Refusal
-from runguard.ledger.control import Stop
+from runguard.ledger.ledger import Refusal, Stop
 
 _STOP: Final = Action.STOP
 OUTAGES: Final = "outages"  # the unit of a stop because the store was away

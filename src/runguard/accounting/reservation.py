@@ -12,10 +12,7 @@ from runguard.accounting.nested_guards import held_for_long, not_held_by
 from runguard.accounting.thresholds import over_threshold
 from runguard.accounting.waiting_calls import Opening, RoomWaits, Visit
 from runguard.core.events import ModelCall
-from runguard.ledger.base import Hold, Ledger, Refusal, Stale
-from runguard.ledger.control import Switch
-from runguard.ledger.identity import StoreReplacedError
-from runguard.ledger.store import StoreOutage
+from runguard.ledger.ledger import Hold, Ledger, Refusal, Stale, StoreOutage, StoreReplacedError, Switch
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Rates, Unpriced
 

@@ -12,8 +12,7 @@ from runguard.accounting.figures import Entry
 from runguard.accounting.spending import Earlier, Spending, record_of
 from runguard.accounting.thresholds import newly_reached
 from runguard.core.money import NOTHING, Amount
-from runguard.ledger.base import Hold, Ledger
-from runguard.ledger.store import Record
+from runguard.ledger.ledger import Hold, Ledger, Record
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Unpriced, Usage
 

@@ -15,7 +15,7 @@ from runguard.accounting.nested_guards import uncover
 from runguard.core.errors import PolicyError
 from runguard.core.events import RunInfo
 from runguard.core.money import to_usd
-from runguard.ledger.packing import Shared, read_numbers, write_numbers
+from runguard.ledger.memory import Shared, read_numbers, write_numbers
 
 _HISTORY_KEPT: Final = 10_000  # scopes
 _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed

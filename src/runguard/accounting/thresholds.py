@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from runguard.accounting.budget_groups import NO_LIMIT, BudgetGroup
 from runguard.accounting.charges import AccountLines, Denied, Fired, status_of
 from runguard.core.money import NOTHING, Amount, share_of, unit_reached
-from runguard.ledger.base import Account, Ledger, Refusal
+from runguard.ledger.ledger import Account, Ledger, Refusal
 
 
 def over_threshold(lines: AccountLines) -> Denied | None:

@@ -1,6 +1,6 @@
 """Calls that wait for room in a budget with ``on_exhausted="wait"``.
 
-A call waits in line (``runguard.ledger.waiting_line``), at most ``max_wait_seconds`` and not past the deadline of its
+A call waits in line (``runguard.ledger.ledger``), at most ``max_wait_seconds`` and not past the deadline of its
 run. The first in line asks again when its window is over, when another call of this process was settled, and once a
 second, because other workers of a store settle without notice. When the time is over, the call is refused as if the
 budget did not wait.
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from runguard.accounting.charges import AccountLines, Charge
 from runguard.core.money import amount_text
-from runguard.ledger.base import Account, Ledger, Refusal
+from runguard.ledger.ledger import Account, Ledger, Refusal
 from runguard.policy.settings import Policy
 
 _LOOKS_S: Final = 1.0

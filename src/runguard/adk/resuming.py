@@ -20,7 +20,7 @@ from runguard.conductor.lifting import review_stops
 from runguard.conductor.paused import run_name
 from runguard.conductor.runs import Run
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
-from runguard.ledger.store import StoreError, StoreOutage
+from runguard.ledger.ledger import StoreError, StoreOutage
 
 _log: Final = logging.getLogger("runguard")
 _USER: Final = "user"

@@ -10,9 +10,7 @@ from typing import Any, Final
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
 from runguard.core.identity import Newest
-from runguard.ledger.base import Ledger
-from runguard.ledger.control import change_document
-from runguard.ledger.store import StoreError, StoreOutage, StoreSession
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession, change_document
 
 _TOOLS_KEPT: Final = 4_096
 

@@ -15,7 +15,7 @@ from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Trip
 from runguard.core.events import RunInfo
 from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
-from runguard.ledger.store import StoreError
+from runguard.ledger.ledger import StoreError
 
 KEY: Final = "carried"  # in the record of a run
 _VERSION: Final = 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
 from runguard.core.money import BudgetStatus
-from runguard.ledger.control import Stop
+from runguard.ledger.ledger import Stop
 
 
 class Controls:

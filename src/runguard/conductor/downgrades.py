@@ -20,7 +20,7 @@ from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
-from runguard.ledger.base import Account
+from runguard.ledger.ledger import Account
 from runguard.pricing.rates import Rates, normalise
 
 RULE: Final = "downgrade"

@@ -45,7 +45,7 @@ from runguard.conductor.tool_prices import ToolPrices
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger.store import StoreError
+from runguard.ledger.ledger import StoreError
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.journal import KIND, Journal
 from runguard.outlets.span_cost import SpanCosts

@@ -11,7 +11,7 @@ from runguard.conductor.breakers import Breakers
 from runguard.conductor.deciding import Deciding
 from runguard.conductor.runs import Run
 from runguard.core.events import ROOT_LANE, ModelCall
-from runguard.ledger.control import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
+from runguard.ledger.ledger import Stop, check_actor, check_reason, check_scope, read_stops, with_stops
 from runguard.outlets.alarms import Alarms
 
 

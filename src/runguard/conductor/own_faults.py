@@ -9,7 +9,7 @@ from runguard.conductor.runs import Run
 from runguard.conductor.trips import guard_error_trip
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
-from runguard.ledger.store import StoreError, StoreOutage
+from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy.settings import Policy
 
 

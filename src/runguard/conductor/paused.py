@@ -19,7 +19,7 @@ from runguard.conductor import carried
 from runguard.conductor.runs import Run
 from runguard.core.decision import printable
 from runguard.core.events import RunInfo
-from runguard.ledger.store import StoreError, StoreSession
+from runguard.ledger.ledger import StoreError, StoreSession
 
 if TYPE_CHECKING:
     from runguard.conductor.guard import Guard

@@ -12,7 +12,7 @@ from runguard.conductor.sink import Decided, Sink
 from runguard.conductor.summaries import RefusedSummaries
 from runguard.core.decision import Action, Finding, Trip, printable
 from runguard.core.events import ModelCall, ModelResult
-from runguard.ledger.base import Ledger
+from runguard.ledger.ledger import Ledger
 from runguard.outlets.alarms import Alarms
 from runguard.outlets.callbacks import Outbox
 from runguard.outlets.telemetry import Telemetry

@@ -10,7 +10,7 @@ from runguard.accounting.accounts import Accounts
 from runguard.conductor.carried import KEY as CARRIED
 from runguard.conductor.run_forecasts import run_facts
 from runguard.conductor.runs import Run
-from runguard.ledger.store import StoreOutage, StoreSession
+from runguard.ledger.ledger import StoreOutage, StoreSession
 
 
 class RunRecords:

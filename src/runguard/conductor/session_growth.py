@@ -15,8 +15,7 @@ from runguard.core.decision import Rungs
 from runguard.core.events import RunInfo
 from runguard.core.identity import Newest
 from runguard.core.rules.limits import PromptSizes, Sizes
-from runguard.ledger.base import Ledger
-from runguard.ledger.store import StoreError, StoreOutage, StoreSession
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import Policy
 
 KIND: Final = "growth"  # of the records

@@ -12,8 +12,7 @@ from typing import Final
 from runguard.core.events import RunInfo
 from runguard.core.identity import Newest
 from runguard.core.money import scope_part
-from runguard.ledger.base import Ledger
-from runguard.ledger.store import StoreError, StoreOutage, StoreSession
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 
 _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000

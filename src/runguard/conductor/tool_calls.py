@@ -9,7 +9,7 @@ from runguard.conductor.side_effects import Once
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import Answer, Outcome, ToolCall
-from runguard.ledger.base import Ledger
+from runguard.ledger.ledger import Ledger
 from runguard.policy.tools import Tools
 
 _BLOCK, _REFUSED = Action.BLOCK, Outcome.REFUSED

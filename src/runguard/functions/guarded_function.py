@@ -7,7 +7,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar, overloa
 from runguard.core.decision import Trip
 from runguard.core.money import BudgetStatus
 from runguard.functions.caller import Caller
-from runguard.ledger.control import Stop
+from runguard.ledger.ledger import Stop
 
 _P = ParamSpec("_P")
 _Rest = ParamSpec("_Rest")

@@ -13,8 +13,7 @@ from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.functions.call_queue import Admission, Ticket
 from runguard.functions.caller import WAITED_FOR, Caller, GuardedCall
 from runguard.functions.run_context import RunState
-from runguard.ledger.base import Hold
-from runguard.ledger.store import StoreError, StoreOutage
+from runguard.ledger.ledger import Hold, StoreError, StoreOutage
 from runguard.providers.messages import Request
 
 _BLOCK: Final = Action.BLOCK

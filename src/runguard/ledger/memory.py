@@ -1,24 +1,39 @@
-"""The ledger of one process: dictionaries and a lock.
-
-Up to 100,000 accounts are kept. Those that are not in use are packed (``packed``): an account object takes about 1,000
-bytes, a packed one less than 200.
+"""The ledger of one process, with idle accounts packed into a few bytes, and the way from a store's URL to its
+ledger.
 """
 
 import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 from weakref import ref
 
+from runguard.core.errors import PolicyError
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
-from runguard.ledger.base import Account, Hold, Refusal, Waiting, refusal_of
-from runguard.ledger.packed import PackedAccounts, can_be_packed
-from runguard.ledger.store import Record, StoreSession
-from runguard.ledger.waiting_line import Sleeper, wake
+from runguard.ledger.ledger import (
+    Account,
+    Hold,
+    Ledger,
+    Record,
+    Refusal,
+    Sleeper,
+    Store,
+    StoreSession,
+    Waiting,
+    refusal_of,
+    wake,
+)
+
+# ---- The ledger of one process: dictionaries and a lock.
+#
+# Up to 100,000 accounts are kept. Those that are not in use are packed (``packed``): an account object takes about
+# 1,000
+# bytes, a packed one less than 200.
 
 _log: Final = logging.getLogger("runguard")
 _ACCOUNTS_KEPT: Final = 100_000
@@ -379,3 +394,266 @@ def _overrun(account: Account, more: Amount) -> None:
     )
     account.overrun = tuple(beyond)  # type: ignore[assignment]
     account.closed = True
+
+
+# ---- Compact forms of data that is kept but rarely used: integers as a few bytes, and values that many entries have
+#      in common.
+
+T = TypeVar("T", bound=Hashable)
+
+
+def write_numbers(numbers: Iterable[int]) -> bytes:
+    """Integers of any size and sign: seven bits per byte, the sign in the lowest bit."""
+    data = bytearray()
+    for number in numbers:
+        rest = number << 1 if number >= 0 else (-number << 1) - 1
+        while rest > 127:
+            data.append(rest & 127 | 128)
+            rest >>= 7
+        data.append(rest)
+    return bytes(data)
+
+
+def read_numbers(data: bytes) -> list[int]:
+    numbers, rest, shift = [], 0, 0
+    for byte in data:
+        rest |= (byte & 127) << shift
+        if byte > 127:
+            shift += 7
+            continue
+        numbers.append(-(rest + 1 >> 1) if rest & 1 else rest >> 1)
+        rest = shift = 0
+    return numbers
+
+
+class Shared(Generic[T]):
+    """Values that many entries refer to by a number. Each is stored once, for as long as an entry refers to it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[T, int] = {}
+        self._values: dict[int, T] = {}
+        self._users: dict[int, int] = {}  # how many entries refer to a number
+        self._free: list[int] = []  # numbers to use again, so that they stay small
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, number: int) -> T:
+        return self._values[number]
+
+    def take(self, value: T) -> int:
+        """The number of a value, for one more entry."""
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._free.pop() if self._free else len(self._values)
+            self._numbers[value], self._values[number], self._users[number] = number, value, 0
+        self._users[number] += 1
+        return number
+
+    def give_back(self, number: int) -> None:
+        """One entry refers to it no longer."""
+        self._users[number] -= 1
+        if not self._users[number]:
+            del self._numbers[self._values.pop(number)], self._users[number]
+            self._free.append(number)
+
+    def snapshot(self) -> Self:
+        """For reading only: numbers keep their values in it, whatever is given back here."""
+        other = type(self)()
+        other._values = dict(self._values)
+        return other
+
+
+# ---- Accounts that are not in use, packed into a few bytes each.
+#
+# An account of a finished session is kept because the session may come back. As an object it takes about 1,000 bytes.
+# Nearly all of it is the same for all sessions: the caps, the window, the thresholds that fired. That part is stored
+# once
+# for all accounts that share it. What remains is the name of the scope, the number of the shared part, and what was
+# spent.
+
+_NUMBERS: Final = 4  # per account: its kind and what was spent in each unit
+
+
+class AccountKind(NamedTuple):
+    """What accounts of different scopes may have in common."""
+
+    suffix: str  # of the key, after the scope
+    window: str | None
+    ends: float | None
+    caps: Amount
+    granted: Amount
+    overrun: Amount
+    closed: bool
+    fired: tuple[tuple[str, tuple[float, Amount]], ...]
+
+
+def can_be_packed(account: Account) -> bool:
+    """Nothing is held on it, and its key begins with its scope, as the keys of all budgets do."""
+    return account.held == NOTHING and account.key.startswith(account.scope)
+
+
+class PackedAccounts:
+    """Accounts by scope. They are kept on pages in the order in which they were put in.
+
+    Not safe for threads: its ledger has a lock.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size  # scopes
+        self._pages: list[dict[str, bytes]] = [{}]  # the oldest first
+        self._kinds: Shared[AccountKind] = Shared()
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many accounts there are. A scope may have several."""
+        return self._count
+
+    def __contains__(self, scope: object) -> bool:
+        return any(scope in page for page in self._pages)
+
+    def put(self, scope: str, accounts: Iterable[Account]) -> None:
+        """Pack all accounts of a scope that is not here. Each of them ``can_be_packed``."""
+        numbers: list[int] = []
+        for account in accounts:
+            numbers += (self._kinds.take(_kind_of(account)), *account.spent)
+            self._count += 1
+        if len(self._pages[-1]) >= self._page_size:
+            self._begin_page()
+        self._pages[-1][scope] = write_numbers(numbers)
+
+    def take(self, scope: str) -> list[Account]:
+        """Unpack a scope and remove it; an empty list if it is not here."""
+        for page in self._pages:
+            if scope in page:
+                data = page.pop(scope)
+                accounts = list(self._unpacked(scope, data))
+                self._give_back(data)
+                return accounts
+        return []
+
+    def drop_oldest(self) -> None:
+        """Forget the accounts of one page: at once, as it costs little more than to find the oldest account."""
+        dropped = next((page for page in self._pages if page), {})
+        for data in dropped.values():
+            self._give_back(data)
+        dropped.clear()
+
+    def copies(self) -> Iterator[Account]:
+        """A copy of each account as it is now. The copies are made when they are asked for, which needs no lock."""
+        snapshot = type(self)(self._page_size)
+        snapshot._pages, snapshot._kinds = [dict(page) for page in self._pages], self._kinds.snapshot()
+        return (
+            account
+            for page in snapshot._pages
+            for scope, data in page.items()
+            for account in snapshot._unpacked(scope, data)
+        )
+
+    def _begin_page(self) -> None:
+        """Pages get holes when scopes come back.
+
+        Neighbours that fit on one page are joined, so there are at most twice as many as needed.
+        """
+        pages: list[dict[str, bytes]] = []
+        for page in self._pages:
+            if pages and len(pages[-1]) + len(page) <= self._page_size:
+                pages[-1].update(page)
+            else:
+                pages.append(page)
+        self._pages = [*pages, {}]
+
+    def _unpacked(self, scope: str, data: bytes) -> Iterator[Account]:
+        numbers = read_numbers(data)
+        for at in range(0, len(numbers), _NUMBERS):
+            kind = self._kinds[numbers[at]]
+            account = Account(scope + kind.suffix, scope, kind.window, kind.ends)
+            account.cap_usd, account.cap_tokens, account.cap_calls = kind.caps
+            account.spent_usd, account.spent_tokens, account.spent_calls = spent = numbers[at + 1 : at + _NUMBERS]
+            account.due_usd, account.due_tokens, account.due_calls = spent
+            account.granted, account.overrun, account.closed, account.fired = (
+                kind.granted,
+                kind.overrun,
+                kind.closed,
+                dict(kind.fired),
+            )
+            account.alert = NOTHING  # found again at the next settle
+            yield account
+
+    def _give_back(self, data: bytes) -> None:
+        for number in read_numbers(data)[::_NUMBERS]:
+            self._kinds.give_back(number)
+            self._count -= 1
+
+
+def _kind_of(account: Account) -> AccountKind:
+    suffix = account.key[len(account.scope) :]
+    return AccountKind(
+        suffix,
+        account.window,
+        account.ends,
+        account.caps,
+        account.granted,
+        account.overrun,
+        account.closed,
+        tuple(account.fired.items()),
+    )
+
+
+# ---- A store's URL -> its ledger.
+
+_KINDS: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
+
+
+def check_store(url: str) -> None:
+    """Check a store URL without connecting."""
+    if url != "memory":
+        store_of(url)
+
+
+def store_name(url: str) -> str:
+    """A URL for people: without a password."""
+    return url if url == "memory" else store_of(url).name
+
+
+def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
+    if url == "memory":
+        return MemoryLedger()
+    from runguard.ledger.remote import ledger_of
+
+    return ledger_of(store_of(url), url, timeout, retention_s)
+
+
+def store_of(url: str) -> Store:
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from runguard.ledger.sqlite import SqliteStore
+
+        return SqliteStore(url)
+    if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+        from runguard.ledger.redis import RedisStore
+
+        _need("redis", "redis", scheme)
+        return RedisStore(url)
+    if scheme in ("postgresql", "postgres"):
+        from runguard.ledger.postgres import PostgresStore
+
+        _need("psycopg", "postgres", scheme)
+        return PostgresStore(url)
+    shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
+    meant = (
+        f"; a file is written 'sqlite:///{url}'"
+        if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3")
+        else ""
+    )
+    raise PolicyError(f"store = '{shown}': no such store{meant}; known: {_KINDS}")
+
+
+def _need(package: str, extra: str, scheme: str) -> None:
+    """Import a client here: its import must not eat up the deadline of the first paid call."""
+    try:
+        import_module(package)
+    except ImportError:
+        raise PolicyError(
+            f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'"
+        ) from None

@@ -1,28 +1,729 @@
-"""All operations of a Postgres store: reservations and settlements, marks, documents, records, claims, purge."""
+"""PostgreSQL as a store: one schema; every operation is one call of a function there, so one round trip and one commit.
+
+The server's clock is the only one. No operation takes longer than its deadline, however many round trips it needs: the
+server ends statements and lock waits before the deadline, and the client gives up after it.
+
+``backend`` reads the URL, ``dialing`` connects within a deadline, ``connection`` sends statements, ``schema`` creates
+and checks the schema, ``session`` has the operations.
+"""
 
 import contextlib
+import functools
+import hashlib
 import json
+import math
+import os
+import queue
+import re
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Generator, Iterator, Sequence
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import unquote, urlsplit
 
+from runguard.core.errors import PolicyError
 from runguard.core.money import Amount
-from runguard.ledger.identity import IDENTITY
-from runguard.ledger.postgres.connection import PostgresConnection
-from runguard.ledger.postgres.encoding import (
-    balance_of,
-    balance_of_line,
-    balances_of,
-    columns_of,
-    in_lock_order,
-    integers,
-    long_name,
-    reply_of,
-    short_name,
-    texts,
+from runguard.ledger.ledger import (
+    IDENTITY,
+    SCHEMA_VERSION,
+    Balance,
+    Line,
+    Record,
+    Seen,
+    SettledCall,
+    StoreError,
+    StoreOutage,
+    StoreReplacedError,
+    StoreReply,
+    check_amounts,
+    check_ttl,
+    new_id,
 )
-from runguard.ledger.postgres.error_mapping import DuplicateError
-from runguard.ledger.store import Balance, Line, Record, SettledCall, StoreReply, check_amounts, check_ttl
+
+if TYPE_CHECKING:
+    import psycopg
+
+# ---- The SQL of the Postgres store for one account, which is the common and hot case.
+#
+# There a plain statement does the work at half the cost of a function. The functions (``scripts/postgres.sql``) are for
+# the other cases: a new account, a full or closed one, a period that is over, a call that billed more than it held. A
+# reservation that meets such a case writes nothing and is repeated with the function. A settlement calls the function
+# within the same statement, because its hold may be written already.
+
+_NUMBERS: Final = """ARRAY[cap_usd, cap_tokens, cap_calls, spent_usd, spent_tokens, spent_calls, held_usd,
+  held_tokens, held_calls,
+    granted_usd, granted_tokens, granted_calls, overrun_usd, overrun_tokens, overrun_calls, expired_usd,
+      expired_tokens, expired_calls]::bigint[]::text"""
+RESERVE_ONE: Final = f"""
+WITH account AS (
+  UPDATE runguard.accounts SET cap_usd = %(cap0)s::bigint, cap_tokens = %(cap1)s::bigint,
+    cap_calls = %(cap2)s::bigint, updated = runguard.clock(),
+    held_usd = least(held_usd + %(want0)s::bigint, 4611686018427387903),
+      held_tokens = least(held_tokens + %(want1)s::bigint, 4611686018427387903),
+    held_calls = least(held_calls + %(want2)s::bigint, 4611686018427387903)
+  WHERE key = %(key)s::text AND NOT closed
+    AND %(want0)s::bigint <= %(cap0)s::bigint + granted_usd - spent_usd - held_usd
+    AND %(want1)s::bigint <= %(cap1)s::bigint + granted_tokens - spent_tokens - held_tokens
+    AND %(want2)s::bigint <= %(cap2)s::bigint + granted_calls - spent_calls - held_calls
+    AND runguard.clock() >= %(begins)s::float8 AND runguard.clock() < %(ends)s::float8
+    AND EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
+  RETURNING {_NUMBERS} AS numbers, updated
+), hold AS (
+  INSERT INTO runguard.holds SELECT %(hold)s::text, ARRAY[%(key)s::text], 'open', updated + %(ttl)s::float8, updated,
+    %(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint FROM account
+)
+SELECT numbers, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
+  EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated), %(number)s::text
+FROM account
+"""
+SETTLE_ONE: Final = f"""
+WITH hold AS (
+  UPDATE runguard.holds SET state = 'settled', updated = runguard.clock(), paid_usd = %(paid0)s::bigint,
+    paid_tokens = %(paid1)s::bigint,
+    paid_calls = %(paid2)s::bigint
+  WHERE id = %(hold)s::text AND state = 'open' AND keys = ARRAY[%(key)s::text]
+    AND usd >= %(paid0)s::bigint AND tokens >= %(paid1)s::bigint AND calls >= %(paid2)s::bigint
+    AND EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
+  RETURNING usd, tokens, calls, updated
+), account AS (
+  UPDATE runguard.accounts AS a SET updated = hold.updated,
+    held_usd = greatest(held_usd - usd, 0), held_tokens = greatest(held_tokens - tokens, 0),
+      held_calls = greatest(held_calls - calls, 0),
+    spent_usd = least(spent_usd + %(paid0)s::bigint, 4611686018427387903),
+      spent_tokens = least(spent_tokens + %(paid1)s::bigint, 4611686018427387903),
+    spent_calls = least(spent_calls + %(paid2)s::bigint, 4611686018427387903)
+  FROM hold WHERE key = %(key)s::text RETURNING {_NUMBERS} AS numbers, closed, a.updated
+)
+SELECT CASE WHEN numbers IS NULL THEN runguard.settle(%(hold)s::text, %(names)s::text[], %(times)s::float8[],
+  %(caps)s::bigint[],
+    ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]) END,
+  numbers, closed, updated, (SELECT version FROM runguard.documents WHERE name = 'control'), %(number)s::text
+FROM (SELECT FROM runguard.documents WHERE name = 'identity'
+  AND text = %(identity)s::text) AS here LEFT JOIN account ON true
+"""
+
+# A settlement and its record in one statement. The row of the hold is locked before it is read, so a settlement that
+# is repeated while the first one is still under way appends no second record.
+_RECORD: Final = """
+WITH before AS (
+  SELECT state, paid_usd, paid_tokens, paid_calls FROM runguard.holds WHERE id = %(hold)s::text FOR UPDATE
+), record AS (
+  INSERT INTO runguard.records (at, kind, ref, text)
+  SELECT runguard.clock(), %(kind)s::text, %(ref)s::text, %(text)s::text
+  WHERE EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
+    AND NOT EXISTS (SELECT FROM before WHERE state = 'settled'
+      AND paid_usd = %(paid0)s::bigint AND paid_tokens = %(paid1)s::bigint AND paid_calls = %(paid2)s::bigint)
+  RETURNING seq
+)"""
+_AFTER_RECORD: Final = "(SELECT count(*) FROM record) >= 0"  # the function changes the hold: the record reads it first
+SETTLE_ONE_RECORDED: Final = SETTLE_ONE.replace("WITH hold AS", f"{_RECORD}, hold AS", 1).replace(
+    "WHEN numbers IS NULL THEN", f"WHEN numbers IS NULL AND {_AFTER_RECORD} THEN", 1
+)
+SETTLE_RECORDED: Final = f"""{_RECORD}
+SELECT CASE WHEN {_AFTER_RECORD} THEN runguard.settle(%(hold)s::text, %(names)s::text[], %(times)s::float8[],
+  %(caps)s::bigint[], ARRAY[%(paid0)s::bigint, %(paid1)s::bigint, %(paid2)s::bigint]) END, %(number)s::text
+FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text
+"""
+
+# The settlement of one call and the reservation of the next on the same account: the row of the account is written
+# once. It writes nothing unless the hold is open and covers the bill, and the next call fits. The two operations then
+# handle the other cases one after the other.
+SETTLE_AND_RESERVE_ONE: Final = f"""
+WITH before AS (
+  SELECT usd, tokens, calls FROM runguard.holds
+  WHERE id = %(bill)s::text AND state = 'open' AND keys = ARRAY[%(key)s::text]
+    AND usd >= %(paid0)s::bigint AND tokens >= %(paid1)s::bigint AND calls >= %(paid2)s::bigint
+    AND EXISTS (SELECT FROM runguard.documents WHERE name = 'identity' AND text = %(identity)s::text)
+  FOR UPDATE
+), account AS (
+  UPDATE runguard.accounts AS a SET cap_usd = %(cap0)s::bigint, cap_tokens = %(cap1)s::bigint,
+    cap_calls = %(cap2)s::bigint, updated = runguard.clock(),
+    spent_usd = least(spent_usd + %(paid0)s::bigint, 4611686018427387903),
+      spent_tokens = least(spent_tokens + %(paid1)s::bigint, 4611686018427387903),
+    spent_calls = least(spent_calls + %(paid2)s::bigint, 4611686018427387903),
+    held_usd = least(greatest(held_usd - usd, 0) + %(want0)s::bigint, 4611686018427387903),
+      held_tokens = least(greatest(held_tokens - tokens, 0) + %(want1)s::bigint, 4611686018427387903),
+    held_calls = least(greatest(held_calls - calls, 0) + %(want2)s::bigint, 4611686018427387903)
+  FROM before WHERE key = %(key)s::text AND NOT closed
+    AND %(want0)s::bigint <= %(cap0)s::bigint + granted_usd - spent_usd - %(paid0)s::bigint
+      - greatest(held_usd - usd, 0)
+    AND %(want1)s::bigint <= %(cap1)s::bigint + granted_tokens - spent_tokens - %(paid1)s::bigint
+      - greatest(held_tokens - tokens, 0)
+    AND %(want2)s::bigint <= %(cap2)s::bigint + granted_calls - spent_calls - %(paid2)s::bigint
+      - greatest(held_calls - calls, 0)
+    AND runguard.clock() >= %(begins)s::float8 AND runguard.clock() < %(ends)s::float8
+  RETURNING {_NUMBERS} AS numbers, a.updated
+), settled AS (
+  UPDATE runguard.holds AS h SET state = 'settled', updated = account.updated, paid_usd = %(paid0)s::bigint,
+    paid_tokens = %(paid1)s::bigint, paid_calls = %(paid2)s::bigint
+  FROM account WHERE id = %(bill)s::text
+), record AS (
+  INSERT INTO runguard.records (at, kind, ref, text)
+  SELECT updated, %(kind)s::text, %(ref)s::text, %(text)s::text FROM account WHERE %(kind)s::text IS NOT NULL
+), hold AS (
+  INSERT INTO runguard.holds SELECT %(hold)s::text, ARRAY[%(key)s::text], 'open', updated + %(ttl)s::float8, updated,
+    %(want0)s::bigint, %(want1)s::bigint, %(want2)s::bigint FROM account
+)
+SELECT numbers, updated, (SELECT version FROM runguard.documents WHERE name = 'control'),
+  EXISTS (SELECT FROM runguard.holds WHERE state = 'open' AND expires <= account.updated AND id <> %(bill)s::text),
+  %(number)s::text
+FROM account
+"""
+
+
+def in_schema(sql: str, schema: str) -> str:
+    """A statement for another schema than ``runguard``."""
+    return re.sub(r"\brunguard\.", f'"{schema}".', sql)
+
+
+# ---- Postgres errors as store errors: an outage may pass by itself, an error needs a repair.
+
+# Codes of states that may pass: no connection, interference, no resources, operator or system, read-only (a standby
+# before its promotion).
+_TRANSIENT: Final = ("08", "40", "53", "57", "58", "55P03", "25006", "25P03", "25P04")
+# A server that refuses a connection sends no code.
+_REFUSED: Final = re.compile(
+    r"authentication failed|no password supplied|pg_hba\.conf|(role|database|user) \"?.*\"? does not exist"
+    r"|permission denied|not permitted to log in|"
+    r"not currently accepting connections|(server|root) certificate|certificate verify failed"
+    r"|server does not support SSL|unsupported startup parameter|"
+    r"unrecognized configuration parameter|invalid value for parameter|invalid connection option|invalid .* value",
+    re.IGNORECASE,
+)
+_NO_DATABASE: Final = re.compile(r"database \"?.*\"? does not exist", re.IGNORECASE)
+MISSING: Final = ("3F000", "42P01", "42883")  # a schema, a table, a function
+
+
+class DuplicateError(StoreOutage):
+    """A row with this id exists already, or was inserted at the same moment."""
+
+
+class DeadlineError(Exception):
+    """The deadline of a call has passed."""
+
+
+def store_error_of(
+    error: "psycopg.Error", name: str, schema: str, user: str, password: str, seen: Seen
+) -> StoreError | StoreOutage:
+    """The store error for an error of psycopg. The password never appears in it."""
+    import psycopg
+
+    code = error.sqlstate
+    text = " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+    if password:
+        text = text.replace(password, "***")
+    message = f"{name}: {text}"
+    if seen.text and _NO_DATABASE.search(text):
+        return StoreReplacedError(name, "the database was removed", seen.text.partition(" ")[0])
+    if code is None:
+        # A plain DatabaseError or an InternalError means that libpq could not parse the bytes: a fault of the
+        # connection, not of the server.
+        transient = (
+            isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
+            or type(error) is psycopg.DatabaseError
+        )
+        if transient and not _REFUSED.search(text):
+            return StoreOutage(message)
+        if isinstance(error, psycopg.DataError):
+            return StoreError(f"{message}; nothing was written")
+        return StoreError(f"{message}; check the address, the user, the password and the database")
+    if code.startswith(_TRANSIENT) and code != "57P04":
+        return StoreOutage(message)
+    if code == "42501":
+        return StoreError(
+            f'{message}; let a user with that right run: CREATE SCHEMA IF NOT EXISTS "{schema}" AUTHORIZATION '
+            f'"{user or "<user>"}", '
+            "or grant USAGE on the schema and all rights on its tables"
+        )
+    if code in ("26000", "42P05"):
+        return StoreError(
+            f"{message}; a connection pooler in between does not keep prepared statements: connect to the "
+            "server itself, or pool by session"
+        )
+    if code.startswith(("42", "3F")):
+        return StoreError(
+            f"{message}; the schema {schema!r} is damaged or incomplete. Restore it, or choose another "
+            "one with ?schema=name"
+        )
+    if code.startswith("28"):
+        return StoreError(f"{message}; check the user and the password")
+    return StoreError(f"{message} ({code})")
+
+
+# ---- Values as they travel to and from the Postgres server: array literals, short names, rows of accounts.
+
+_LONG: Final = 500  # characters: an index entry has room for 2,700 bytes, and two names may share one
+
+
+def short_name(name: str) -> str:
+    """A name that an index takes: the beginning of a very long one, and its digest."""
+    return name if len(name) <= _LONG else f"{name[:100]}… {hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def long_name(name: str) -> str | None:
+    return name if len(name) > _LONG else None
+
+
+def in_lock_order(lines: Sequence[Line]) -> Sequence[Line]:
+    """In the order in which accounts are locked: by code points, as the server's "C" collation; none twice."""
+    if len(lines) < 2:
+        return lines
+    by_key = {short_name(line.key): line for line in lines}
+    return [by_key[key] for key in sorted(by_key)]
+
+
+def columns_of(lines: Sequence[Line]) -> tuple[str, str, str]:
+    """Names, times and caps of all lines, as array literals."""
+    keys, scopes = [line.key for line in lines], [line.scope for line in lines]
+    names = [
+        *map(short_name, keys),
+        *map(short_name, scopes),
+        *[line.window for line in lines],
+        *map(long_name, keys),
+        *map(long_name, scopes),
+    ]
+    times = [*[line.begins for line in lines], *[line.ends for line in lines]]
+    return texts(names), numbers_of(times), integers([cap for line in lines for cap in line.caps])
+
+
+def texts(values: Sequence[str | None]) -> str:
+    return (
+        "{"
+        + ",".join(["NULL" if v is None else '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"' for v in values])
+        + "}"
+    )
+
+
+def numbers_of(values: Sequence[float | None]) -> str:
+    return "{" + ",".join(["NULL" if v is None else repr(float(v)) for v in values]) + "}"
+
+
+def integers(values: Sequence[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def reply_of(answer: str, lines: Sequence[Line]) -> StoreReply:
+    _, _, now, control, _, found = json.loads(answer)
+    return StoreReply(balances_of(found, lines), now, control)
+
+
+def balances_of(rows: Sequence[Sequence[Any]], lines: Sequence[Line]) -> list[Balance]:
+    if len(rows) > 1:  # as the caller has them
+        found = {row[0]: row for row in rows}
+        known = [line.key for line in lines if line.key in found]
+        rows = [found[key] for key in dict.fromkeys((*known, *found))]
+    return [balance_of(row) for row in rows]
+
+
+def balance_of(row: Sequence[Any]) -> Balance:
+    key, scope, window, ends, *numbers, closed = row
+    return _with_amounts(key, scope, window, None if ends is None else float(ends), numbers, closed=closed)
+
+
+def balance_of_line(line: Line, numbers: str, *, closed: bool) -> Balance:
+    """The account of a line; the server sent only its numbers."""
+    amounts = [int(number) for number in numbers[1:-1].split(",")]
+    return _with_amounts(line.key, line.scope, line.window, line.ends, amounts, closed=closed)
+
+
+def _with_amounts(
+    key: str, scope: str, window: str | None, ends: float | None, numbers: Sequence[int], *, closed: bool
+) -> Balance:
+    """``numbers``: caps, spent, held, granted, overrun and expired, each as dollars, tokens and calls."""
+    caps, spent, held, granted, overrun, expired = (
+        (numbers[i], numbers[i + 1], numbers[i + 2]) for i in range(0, 18, 3)
+    )
+    return Balance(key, scope, window, ends, caps, spent, held, granted, overrun, expired, closed)
+
+
+# ---- The schema of a Postgres store: creating it, checking its version, and the identity of the store in it.
+
+MIGRATION_S: Final = 5.0  # creating the schema happens once; it may take longer than a call
+
+
+class PostgresSchema:
+    """One schema of one database. ``name`` is the store's name, for messages."""
+
+    def __init__(self, name: str, schema: str, seen: Seen) -> None:
+        self._name, self._schema, self._seen = name, schema, seen
+
+    def meet(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        """Find out which store this is. A process that has seen one before creates nothing, not even missing parts."""
+        import psycopg
+
+        expected = self._seen.text
+        if not expected:
+            self._migrate(connection)
+        select = f'SELECT text FROM "{self._schema}".documents WHERE name = %s'
+        try:
+            rows = connection.execute(select, (IDENTITY,)).fetchall()
+            if expected:
+                self._check(connection.execute(f'SELECT version FROM "{self._schema}".runguard_schema').fetchall())
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            rows = []
+        if not rows and not expected:  # a new store, or one from a version without ids
+            connection.execute(
+                f'INSERT INTO "{self._schema}".documents VALUES (%s, 1, %s) ON CONFLICT (name) DO NOTHING',
+                (IDENTITY, new_id()),
+            )
+            rows = connection.execute(select, (IDENTITY,)).fetchall()
+        self._seen.meet(expected, rows[0][0] if rows else "")
+
+    def _migrate(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        import psycopg
+
+        known = (
+            f"SELECT version, to_regclass('\"{self._schema}\".records_about') IS NOT NULL FROM "
+            f'"{self._schema}".runguard_schema'
+        )
+        with contextlib.suppress(
+            psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn
+        ):
+            rows = connection.execute(known).fetchall()
+            self._check(rows)
+            if not rows[0][1]:
+                self._add_index(connection)
+            return
+        connection.end = max(connection.end, time.monotonic() + MIGRATION_S)  # type: ignore[attr-defined]
+        with connection.transaction():
+            connection.execute(
+                f"SET LOCAL statement_timeout = {round(MIGRATION_S * 1000)}; SET LOCAL lock_timeout = "
+                f"{round(MIGRATION_S * 1000)}"
+            )
+            # one process at a time
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended('runguard:' || %s::text, 0))", (self._schema,)
+            )
+            made = connection.execute(
+                "SELECT to_regclass(%s) IS NOT NULL, (SELECT count(*) FROM pg_class WHERE relnamespace = n.oid) + "
+                "(SELECT count(*) FROM pg_proc WHERE pronamespace = n.oid) FROM pg_namespace AS n WHERE nspname = %s",
+                (f'"{self._schema}".runguard_schema', self._schema),
+            ).fetchone()
+            if made is None:
+                # IF NOT EXISTS needs the right to create even where the schema exists
+                connection.execute(f'CREATE SCHEMA "{self._schema}"')
+            elif made[0]:
+                self._check(connection.execute(known).fetchall())
+                return
+            elif made[1]:
+                self._check([])
+            script = files("runguard.ledger").joinpath("scripts/postgres.sql").read_text(encoding="utf-8")
+            connection.execute(in_schema(script, self._schema).encode())
+            connection.execute(f'INSERT INTO "{self._schema}".runguard_schema VALUES ({SCHEMA_VERSION})')
+
+    def _add_index(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+        """Add an index that a schema of an older version lacks.
+
+        A user without the right to do so, or one that finds the table busy, works without it, more slowly.
+        """
+        import psycopg
+
+        with contextlib.suppress(
+            psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable
+        ):
+            connection.execute(
+                f'CREATE INDEX IF NOT EXISTS records_about ON "{self._schema}".records (hashtextextended(ref, '
+                "0), kind, seq)"
+            )
+
+    def _check(self, rows: Sequence[Sequence[Any]]) -> None:
+        version = rows[0][0] if len(rows) == 1 else None
+        if version == SCHEMA_VERSION:
+            return
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows "
+                f"version {SCHEMA_VERSION}. Upgrade runguard-agents"
+            )
+        raise StoreError(
+            f"{self._name}: the schema {self._schema!r} belongs to something else (schema version {version or 0}); "
+            "choose another one with ?schema=name"
+        )
+
+
+# ---- Connecting to a Postgres server, and waiting for it, within a deadline.
+
+_PAUSE: Final = 0.05  # share of the remaining time after which the clock is checked again
+_SHORTEST_PAUSE_S: Final = 0.005
+_LONGEST_PAUSE_S: Final = 0.25
+
+
+@functools.cache
+def connection_class() -> "type[psycopg.Connection[tuple[Any, ...]]]":
+    import psycopg
+
+    class Bounded(psycopg.Connection[tuple[Any, ...]]):
+        """Waits for the server until ``end`` and not longer: keepalive probes do not find a stalled server."""
+
+        end = math.inf
+
+        def wait(self, gen: Any, *_args: Any, **_options: Any) -> Any:
+            # The clock is checked after each pause, so pauses must be short: one as long as the remaining time that
+            # ends a moment early would be waited for twice.
+            pause = (self.end - time.monotonic()) * _PAUSE
+            return super().wait(_until(gen, self.end), min(max(pause, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S))
+
+    return Bounded
+
+
+def _until(gen: Generator[Any, Any, Any], end: float) -> Generator[Any, Any, Any]:
+    """psycopg's exchange with a socket, ended when the socket is silent for too long."""
+    try:
+        state = next(gen)
+        while True:
+            ready = yield state
+            if not ready and time.monotonic() >= end:
+                raise DeadlineError
+            state = gen.send(ready)
+    except StopIteration as done:
+        return done.value
+
+
+def dial(params: dict[str, Any], end: float) -> "psycopg.Connection[tuple[Any, ...]]":
+    """Connect on a thread, because only that ends in time: libpq counts whole seconds, the resolver has no limit."""
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    late = threading.Event()
+
+    def connect() -> None:
+        try:
+            answers.put(connection_class().connect(**params, autocommit=True))
+        except BaseException as error:
+            answers.put(error)
+        if late.is_set():
+            with contextlib.suppress(queue.Empty):
+                discard(answers.get_nowait())
+
+    threading.Thread(target=connect, name="runguard-postgres", daemon=True).start()
+    try:
+        answer = answers.get(timeout=max(end - time.monotonic(), 0.001))
+    except queue.Empty:
+        late.set()
+        with contextlib.suppress(queue.Empty):
+            discard(answers.get_nowait())
+        raise DeadlineError from None
+    if isinstance(answer, BaseException):
+        raise answer
+    connection: psycopg.Connection[tuple[Any, ...]] = answer
+    return connection
+
+
+def discard(connection: Any) -> None:
+    with contextlib.suppress(Exception):
+        connection.close()
+
+
+def socket_limits(timeout: float) -> dict[str, Any]:
+    """Time limits of libpq and the operating system. A URL may override them."""
+    seconds = max(math.ceil(timeout), 1)
+    return {
+        "connect_timeout": max(seconds, 2),  # libpq's minimum
+        "tcp_user_timeout": _milliseconds(timeout),
+        "keepalives_idle": seconds,
+        "keepalives_interval": seconds,
+        "keepalives_count": 2,
+        "fallback_application_name": "runguard",
+    }
+
+
+def server_settings(timeout: float, more: object) -> str:
+    """Settings of the server. It gives up before the client does, so that its answer still arrives and the connection
+    can be kept. Options of the URL come last and win.
+    """
+    settings = {
+        "statement_timeout": _milliseconds(timeout * 0.9),
+        "lock_timeout": _milliseconds(timeout * 0.8),
+        # ends the transaction of a worker that vanished while it created the schema
+        "idle_in_transaction_session_timeout": _milliseconds(max(timeout, MIGRATION_S) * 2),
+        "synchronous_commit": "on",
+        # each statement sees what was committed while it waited for a lock
+        "default_transaction_isolation": "read\\ committed",
+        "plan_cache_mode": "force_generic_plan",
+        "enable_seqscan": "off",  # plans are made while the tables are small, and kept
+        "jit": "off",
+    }
+    return " ".join([*(f"-c {name}={value}" for name, value in settings.items()), *([str(more)] if more else [])])
+
+
+def _milliseconds(seconds: float) -> int:
+    return min(max(round(seconds * 1000), 1), 2**31 - 1)
+
+
+# ---- One connection to a Postgres server: sending statements within a deadline, and reconnecting.
+
+
+class PostgresConnection:
+    """One connection. After a loss the next call makes a new one.
+
+    Whether a call took effect before the loss is unknown; each operation may be repeated.
+    """
+
+    def __init__(self, name: str, schema: str, params: dict[str, Any], timeout: float, seen: Seen) -> None:
+        self._name, self._schema, self._timeout, self._seen = name, schema, timeout, seen
+        self._params = {
+            **socket_limits(timeout),
+            **params,
+            "client_encoding": "UTF8",
+            "options": server_settings(timeout, params.get("options")),
+        }
+        self._secret = str(params.get("password") or "")
+        self._db: psycopg.Cursor[tuple[Any, ...]] | None = None
+        self._process = os.getpid()
+        self._closed, self._asked = False, 0
+        # selects one row in the store that this process has seen, and none in another store
+        self._here = f" FROM \"{schema}\".documents WHERE name = '{IDENTITY}' AND text = %s::text"
+        self._reserve = (
+            f'SELECT "{schema}".reserve(%s::text, %s::float8, %s::text[], %s::float8[], %s::bigint[], '
+            "%s::bigint[], %s::boolean)"
+        )
+        self._settle = f'SELECT "{schema}".settle(%s::text, %s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
+        self._reserve_one, self._settle_one = in_schema(RESERVE_ONE, schema), in_schema(SETTLE_ONE, schema)
+        self._settle_one_recorded = in_schema(SETTLE_ONE_RECORDED, schema)
+        self._settle_recorded = in_schema(SETTLE_RECORDED, schema)
+        self._settle_and_reserve_one = in_schema(SETTLE_AND_RESERVE_ONE, schema)
+        self._described = PostgresSchema(name, schema, seen)
+        with self._mapped_errors():
+            self._open(time.monotonic() + timeout)
+
+    def _end(self) -> float:
+        return time.monotonic() + self._timeout
+
+    def _call(
+        self, sql: str, params: "tuple[str | None, ...] | dict[str, str | None]", end: float | None = None
+    ) -> list[Any]:
+        """One round trip. All parameters are texts with a type in the statement, so that each statement is prepared
+        once.
+
+        ``end``: the deadline of the operation that this is a part of.
+        """
+        if end is None:
+            end = self._end()
+        with self._mapped_errors():
+            db = self._db
+            if db is None or self._process != os.getpid():
+                db = self._open(end)
+            db.connection.end = end  # type: ignore[attr-defined]
+            return db.execute(sql, params, prepare=True).fetchall()
+
+    def _own(self, sql: str, params: dict[str, str | None], end: float) -> list[Any]:
+        """The rows that answer this request. The last column of the statement is the request's number, so that the
+        answer to another request is noticed.
+        """
+        self._asked += 1
+        number = str(self._asked)
+        return self._checked(self._call(sql, {**params, "number": number}, end), number)
+
+    def _some(self, sql: str, params: dict[str, str | None], end: float | None = None) -> list[Any]:
+        """``_own`` for a statement whose answer always has a row. One without rows answers another request."""
+        rows = self._own(sql, params, end if end is not None else self._end())
+        return rows or self._other_answer()
+
+    def _rows(self, columns: str, query: str, params: dict[str, str | None], order: str = "1") -> list[Any]:
+        """The rows of a query, as ``columns``, of which the first is never NULL.
+
+        A query without rows is answered by one row of NULLs, because an answer must carry the number of its request.
+        """
+        sql = (
+            f"SELECT {columns}, %(number)s::text FROM (SELECT) AS one LEFT JOIN ({query}) AS found ON true "
+            f"ORDER BY {order}"
+        )
+        return [row for row in self._some(sql, params) if row[0] is not None]
+
+    def _checked(self, rows: list[Any], number: str) -> list[Any]:
+        if any(row[-1] != number for row in rows):
+            self._other_answer()
+        return [row[:-1] for row in rows]
+
+    def _other_answer(self) -> NoReturn:
+        self._drop()
+        raise StoreOutage(f"{self._name}: the server sent the answer to another request")
+
+    def _here_only(self, sql: str, *params: str | None, end: float | None = None) -> Any:
+        """The answer of a function that is called in the store this process has seen, and in no other store."""
+        end = end if end is not None else self._end()
+        self._asked += 1
+        number = str(self._asked)
+        return self._there(
+            lambda: self._checked(
+                self._call(f"{sql}, %s::text{self._here}", (*params, number, self._seen.text), end), number
+            ),
+            end,
+        )[0]
+
+    def _there(self, ask: Callable[[], list[Any]], end: float) -> Any:
+        """The one row of an answer. No row: the store has another identity, which is accepted if it was adopted."""
+        rows = ask()
+        if not rows:
+            self._meet(end)
+            rows = ask()
+        if not rows:
+            raise StoreOutage(f"{self._name}: the id of the store changes while it is asked")
+        return rows[0]
+
+    def _meet(self, end: float) -> None:
+        """Find out which store this is; raises when it is another one than before."""
+        expected = self._seen.text
+        sql = f'SELECT (SELECT text FROM "{self._schema}".documents WHERE name = %(name)s::text), %(number)s::text'
+        self._seen.meet(expected, self._some(sql, {"name": IDENTITY}, end)[0][0] or "")
+
+    def _open(self, end: float) -> "psycopg.Cursor[tuple[Any, ...]]":
+        if self._closed:
+            raise StoreError(f"{self._name}: this session is closed")
+        if self._process != os.getpid():
+            self._db, self._process = None, os.getpid()  # the connection belongs to the parent process
+        connection = dial(self._params, end)
+        try:
+            connection.end = end  # type: ignore[attr-defined]
+            self._described.meet(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._db = connection.cursor()
+        return self._db
+
+    def _drop(self) -> None:
+        db, self._db = self._db, None
+        if db is not None and self._process == os.getpid():
+            discard(db.connection)
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    @contextlib.contextmanager
+    def _mapped_errors(self) -> Iterator[None]:
+        import psycopg
+
+        try:
+            yield
+        except DeadlineError:
+            self._drop()
+            raise StoreOutage(f"{self._name}: no answer within {self._timeout:g} s") from None
+        except psycopg.errors.UniqueViolation as error:
+            raise DuplicateError(f"{self._name}: {error.diag.message_primary}") from None
+        except psycopg.Error as error:
+            # without a code the error is not the server's: what arrives next may belong to another request
+            if self._db is not None and (
+                error.sqlstate is None or self._db.connection.closed or self._db.connection.info.transaction_status != 0
+            ):
+                self._drop()
+            self._check_whether_gone(error)
+            user = str(self._params.get("user") or "")
+            raise store_error_of(error, self._name, self._schema, user, self._secret, self._seen) from None
+        except BaseException:  # an interrupt during a statement: its answer must not be read as the next one's
+            self._drop()
+            raise
+
+    def _check_whether_gone(self, error: "psycopg.Error") -> None:
+        """Something is missing in the schema. Raises when all of it is: the store was removed while in use."""
+        import psycopg
+
+        if self._seen.text and self._db is not None and error.sqlstate in MISSING:
+            with contextlib.suppress(psycopg.Error):
+                self._described.meet(self._db.connection)
+
+
+# ---- All operations of a Postgres store: reservations and settlements, marks, documents, records, claims, purge.
 
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 _PURGE_AT_ONCE: Final = 1_000
@@ -267,3 +968,77 @@ def _wanted(hold: str, seconds: str, line: Line, want: Amount) -> dict[str, str 
         "cap0": str(line.caps[0]), "cap1": str(line.caps[1]), "cap2": str(line.caps[2]),
         "want0": str(want[0]), "want1": str(want[1]), "want2": str(want[2]),
     }  # fmt: skip
+
+
+# ---- The URL of a Postgres store.
+
+_DEFAULT_SCHEMA: Final = "runguard"
+_SCHEMA_NAME: Final = re.compile(r"(?!pg_)[A-Za-z_][A-Za-z0-9_]{0,62}")
+_HOSTS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@/]*)(:\d*)?(,(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,@/]*)(:\d*)?)*")
+_SYNCHRONOUS: Final = re.compile(r"synchronous_commit\s*=\s*(\w+)")
+
+
+class PostgresStore:
+    """``postgresql://user:password@host:5432/database``.
+
+    ``?schema=name`` sets another schema than "runguard". Other options go to libpq.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url)
+        except ValueError:
+            parts = urlsplit("postgresql://#")._replace(fragment="?")  # refused below
+        hosts, query = parts.netloc.rpartition("@")[2], [part for part in parts.query.split("&") if part]
+        # A message never repeats a URL that cannot be parsed: any part of it may be the password.
+        if parts.scheme not in ("postgresql", "postgres"):
+            raise PolicyError("a PostgreSQL store is 'postgresql://user:password@host:5432/database'")
+        if parts.fragment or "@" in parts.path or not _HOSTS.fullmatch(hosts) or any("=" not in part for part in query):
+            raise PolicyError(
+                "store = 'postgresql://…': not understood; write 'postgresql://user:password@host:5432/database' "
+                "and any of @ : / ? # % in the user or password as %40 %3A %2F %3F %23 %25"
+            )
+        options = {name: unquote(value) for name, _, value in (part.partition("=") for part in query)}
+        self.schema = options.get("schema", _DEFAULT_SCHEMA)
+        if not _SCHEMA_NAME.fullmatch(self.schema):
+            raise PolicyError(
+                f"store = 'postgresql://…?schema={self.schema}': a schema's name has letters, digits and "
+                "underscores, and no pg_ in front"
+            )
+        kept = [
+            f"{name}={value.replace('=', '%3D')}"
+            for name, _, value in (part.partition("=") for part in query)
+            if name != "schema"
+        ]
+        self._url = parts._replace(query="&".join(kept)).geturl()
+        if not parts.netloc:  # urlunsplit drops the empty authority, which libpq needs
+            self._url = f"{parts.scheme}://{self._url.removeprefix(f'{parts.scheme}:').removeprefix('//')}"
+        shown = {"host": options.get("host"), "schema": self.schema if self.schema != _DEFAULT_SCHEMA else None}
+        extra = "&".join(f"{name}={value}" for name, value in shown.items() if value)
+        self.name = f"postgresql://{hosts}{parts.path}" + (f"?{extra}" if extra else "")
+        self.seen = Seen(self.name)
+        commits = _SYNCHRONOUS.findall(options.get("options", ""))
+        survives = "survives the end of any process"
+        if commits and commits[-1].lower() in ("off", "false", "no", "0"):
+            self.durable = f"{survives}; a crash of the server may lose the last moments (synchronous_commit = off)"
+        else:
+            self.durable = (
+                f"{survives}, of the server too; a power cut loses nothing that was settled, as long as the server "
+                "runs with fsync"
+            )
+
+    def connect(self, timeout: float) -> PostgresSession:
+        try:
+            import psycopg
+        except ImportError:
+            raise PolicyError(
+                "store = 'postgresql://…' needs psycopg: pip install 'runguard-agents[postgres]'"
+            ) from None
+        try:
+            params = psycopg.conninfo.conninfo_to_dict(self._url)
+        except psycopg.Error:  # its message may quote the URL
+            raise PolicyError(
+                f"store = {self.name!r}: libpq does not understand an option after the question mark, or a "
+                "part before it"
+            ) from None
+        return PostgresSession(self.name, self.schema, params, timeout, self.seen)

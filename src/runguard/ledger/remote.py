@@ -8,31 +8,48 @@ The threads survive every exception, also of a type that no store should raise. 
 thread that has ended.
 """
 
+import asyncio
 import atexit
 import contextlib
 import itertools
 import logging
 import multiprocessing.util
 import os
+import queue
 import secrets
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeVar
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Final, Generic, TypeVar
 
 from runguard.background import start_thread
-from runguard.core.money import NOTHING, Amount, share_of, unit_reached
-from runguard.ledger.base import STALE, Account, Hold, Refusal, Stale, Waiting
-from runguard.ledger.fact_writer import FactWriter
-from runguard.ledger.facts import Fact
-from runguard.ledger.lingering import is_unnoticed, reaches_alert, reserve_along, settlement_of
-from runguard.ledger.store import Balance, Line, Record, Store, StoreError, StoreOutage, StoreReply, StoreSession
-from runguard.ledger.store_guards import StoreGuards
-from runguard.ledger.store_jobs import StoreJobs
-from runguard.ledger.store_link import StoreLink
-from runguard.ledger.stored_account import StoredAccount, StoredAccounts, lines_of, refusal_from
-from runguard.ledger.waiting_line import Sleeper, wake
+from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
+from runguard.ledger.ledger import (
+    STALE,
+    Account,
+    Balance,
+    Hold,
+    Line,
+    Record,
+    Refusal,
+    SettledCall,
+    Sleeper,
+    Stale,
+    Store,
+    StoreError,
+    StoreOutage,
+    StoreReply,
+    StoreSession,
+    Waiting,
+    fault_of,
+    refusal_of,
+    wake,
+)
+from runguard.ledger.write_queue import Fact, Facts, FactWriter, StoreGuards, StoreLink
 
 _log: Final = logging.getLogger("runguard")
 _T = TypeVar("_T")
@@ -388,3 +405,294 @@ def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> Sto
         if ledger is None:
             ledger = _open[url] = StoreLedger(store, timeout, retention_s)
         return ledger
+
+
+# ---- A store's accounts as this process last saw them.
+
+_ACCOUNTS_KEPT: Final = 10_000  # copies only: the store keeps all of them
+
+
+class StoredAccount(Account):
+    """An account as the store last reported it."""
+
+    __slots__ = ("line",)
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line.key, line.scope, line.window, line.ends)
+        self.line = line
+        self.limit(line.caps)
+
+    def with_line(self, line: Line) -> "StoredAccount":
+        """The same figures under other limits."""
+        other = StoredAccount(line)
+        other.granted, other.overrun, other.closed, other.alert = self.granted, self.overrun, self.closed, self.alert
+        other.spent_usd, other.spent_tokens, other.spent_calls = self.spent
+        other.due_usd, other.due_tokens, other.due_calls = self.due_usd, self.due_tokens, self.due_calls
+        other.limit(line.caps)
+        return other
+
+    def limit(self, caps: Amount) -> None:
+        self.cap_usd, self.cap_tokens, self.cap_calls = (
+            UNLIMITED if cap >= UNLIMITED else cap + more for cap, more in zip(caps, self.granted, strict=True)
+        )
+
+    def learn(self, balance: Balance) -> None:
+        """Take over what the store reported."""
+        self.granted, self.overrun, self.closed = balance.granted, balance.overrun, balance.closed
+        self.limit(self.line.caps)
+        self.spent_usd, self.spent_tokens, self.spent_calls = balance.spent
+        self.due_usd, self.due_tokens, self.due_calls = (
+            s + h for s, h in zip(balance.spent, balance.held, strict=True)
+        )
+
+
+class StoredAccounts:
+    """The accounts that this process uses, by key. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()  # the latest used last
+        self._by_scope: dict[str, set[str]] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Also in a forked child: a thread of the parent may have held the lock."""
+        self._lock = threading.Lock()
+
+    def get(self, line: Line) -> StoredAccount:
+        """The account of a line, made if new, with its limits."""
+        with self._lock:
+            account = self._accounts.get(line.key)
+            if account is None:
+                account = self._accounts[line.key] = StoredAccount(line)
+                self._by_scope.setdefault(line.scope, set()).add(line.key)
+                if len(self._accounts) > _ACCOUNTS_KEPT:
+                    old, dropped = self._accounts.popitem(last=False)
+                    self._remove_from_scope(dropped.scope, old)
+            elif account.line != line:  # limits of another guard, or new ones: users of the old one keep its limits
+                account = self._accounts[line.key] = account.with_line(line)
+                self._accounts.move_to_end(line.key)
+            else:
+                self._accounts.move_to_end(line.key)
+            return account
+
+    def learn(self, balance: Balance) -> Account:
+        """The account of a balance, with its figures; not kept where it is not in use."""
+        with self._lock:
+            account = self._accounts.get(balance.key)
+        if account is None:
+            account = StoredAccount(Line(balance.key, balance.scope, balance.window, None, balance.ends, balance.caps))
+        account.learn(balance)
+        return account
+
+    def all(self) -> list[Account]:
+        with self._lock:
+            return list(self._accounts.values())
+
+    def forget(self, scope: str) -> None:
+        with self._lock:
+            for key in self._by_scope.pop(scope, ()):
+                self._accounts.pop(key, None)
+
+    def _remove_from_scope(self, scope: str, key: str) -> None:
+        keys = self._by_scope.get(scope)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del self._by_scope[scope]
+
+
+def lines_of(accounts: Sequence[Account]) -> list[Line]:
+    return [account.line for account in accounts if isinstance(account, StoredAccount)]
+
+
+def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal | Stale:
+    """The refusal in a store's reply, by the figures of this reply: the accounts may know newer ones by now.
+
+    Without figures there was no refusal: the reservation was given back before it arrived, and made no account.
+    """
+    reported = {balance.key: balance for balance in reply.balances}
+    if any(line.key not in reported for line in lines_of(accounts)):
+        return STALE
+    copies: list[Account] = []
+    for line in lines_of(accounts):
+        copy = StoredAccount(line)
+        copy.learn(reported[line.key])
+        copies.append(copy)
+    refusal = refusal_of(copies, want, seen)
+    refusal.account = next(account for account in accounts if account.key == refusal.account.key)
+    return refusal
+
+
+# ---- Settlements that linger: the next reservation on the same accounts takes one along, as one step of the store.
+#
+# A run settles one call and soon reserves the next. Together they take one round trip and one commit instead of two.
+
+
+def settlement_of(hold: Hold, actual: Amount, then: Callable[[], None] | None, record: Record | None) -> Fact:
+    """The fact that a call is over."""
+    bill = SettledCall(hold.id, lines_of(hold.accounts), actual, record)
+
+    def write(session: StoreSession) -> StoreReply:
+        return session.settle(bill.hold, bill.lines, bill.actual, bill.record)
+
+    return Fact(write, hold.accounts, then, repeatable=True, bill=bill)
+
+
+def reaches_alert(accounts: Sequence[Account], more: Amount) -> bool:
+    """Whether an account that spends ``more`` reaches its next threshold."""
+    return any(
+        spent + added >= alert
+        for account in accounts
+        for spent, added, alert in zip(account.spent, more, account.alert, strict=True)
+    )
+
+
+def is_unnoticed(hold: Hold, actual: Amount) -> bool:
+    """Whether it makes no difference to any call that a settlement is booked a moment later.
+
+    Its hold covers it, so that nothing is lost with a process that is killed meanwhile. No threshold is reached. Half
+    of every budget is free, so that no other worker is refused because of the hold.
+    """
+    if not hold.is_open or any(took > held for took, held in zip(actual, hold.amount, strict=True)):
+        return False
+    for account in hold.accounts:
+        due = (account.due_usd, account.due_tokens, account.due_calls)
+        if account.closed or any(2 * now > cap for now, cap in zip(due, account.caps, strict=True)):
+            return False
+    return not reaches_alert(hold.accounts, actual)
+
+
+def reserve_along(
+    facts: Facts, session: StoreSession, hold: Hold, ttl: float, lines: Sequence[Line], force: bool
+) -> tuple[StoreReply, tuple[Fact, StoreReply] | None]:
+    """Reserve, and settle what lingers on the same accounts: the reply, and the settlement with its reply."""
+    fact = facts.take(tuple(account.key for account in hold.accounts))
+    if fact is None or fact.bill is None:
+        return session.reserve(hold.id, ttl, lines, hold.amount, force=force), None
+    try:
+        settled, reply = session.settle_and_reserve(fact.bill, hold.id, ttl, lines, hold.amount, force=force)
+    except BaseException as error:
+        facts.give_back(fact)
+        if not isinstance(error, StoreError):
+            raise
+        # The store may refuse the settlement alone, which must not refuse this call.
+        return session.reserve(hold.id, ttl, lines, hold.amount, force=force), None
+    facts.booked(fact)
+    return reply, (fact, settled)
+
+
+# ---- Questions to a store: threads ask it, callers wait for the answer within a deadline.
+
+_LONGEST_QUEUE: Final = 60  # times the deadline that a call may wait in the queue while others are served
+
+
+class _Job(Generic[_T]):
+    """Something that a caller wants the store to do now."""
+
+    __slots__ = ("again", "asked", "begun", "do", "future")
+
+    def __init__(self, do: Callable[[StoreSession], _T], again: bool) -> None:
+        self.do, self.again = do, again  # again: doing it twice counts once
+        self.asked = time.monotonic()
+        self.begun: float | None = None
+        self.future: Future[_T] = Future()
+
+
+class StoreJobs:
+    """A queue of jobs. Several threads run ``work``."""
+
+    def __init__(self, link: StoreLink, ensure_threads: Callable[[], None]) -> None:
+        self._link, self._ensure_threads = link, ensure_threads
+        self.restart()
+
+    def restart(self) -> "queue.SimpleQueue[_Job[Any] | None]":
+        """Begin a new queue; returns the old one."""
+        old: queue.SimpleQueue[_Job[Any] | None] = getattr(self, "_queue", queue.SimpleQueue())
+        self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._served = 0.0  # when a job was last done
+        return old
+
+    async def ask(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
+        """Run a job on a thread and await it, within the deadline. ``again``: doing it twice counts once."""
+        link = self._link
+        link.check_rest()
+        asked = self._put(job, again)
+        wrapped = asyncio.wrap_future(asked.future)
+        # its caller may be cancelled or stop waiting: asyncio reports an exception that is never looked at
+        wrapped.add_done_callback(lambda late: late.cancelled() or late.exception())
+        try:
+            while (left := self._time_left(asked)) > 0:
+                await asyncio.wait((wrapped,), timeout=left)
+                if wrapped.done():
+                    return wrapped.result()
+        except StoreOutage as error:
+            link.outage(error)
+            raise
+        asked.future.cancel()
+        outage = StoreOutage(f"{link.name}: no answer within {link.timeout:g} s")
+        link.outage(outage)
+        raise outage
+
+    def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
+        """For callers that are not on the path of a run: ask, and wait here."""
+        asked = self._put(job, again)
+        while (left := self._time_left(asked)) > 0:
+            with contextlib.suppress(FutureTimeout):
+                return asked.future.result(left)
+            if asked.future.done():
+                return asked.future.result()  # it came at this very moment
+        asked.future.cancel()
+        raise StoreOutage(
+            f"{self._link.name}: no answer within {self._link.timeout:g} s; what was asked may still be done: look "
+            "before you repeat it"
+        )
+
+    def _put(self, job: Callable[[StoreSession], _T], again: bool) -> "_Job[_T]":
+        self._ensure_threads()
+        asked: _Job[_T] = _Job(job, again)
+        self._queue.put(asked)
+        return asked
+
+    def _time_left(self, job: "_Job[Any]") -> float:
+        """Seconds that a caller still waits. While others are served, the deadline starts again until it is the
+        job's turn: a long queue is not an outage.
+
+        A job that begins late because the ones before it failed has no more time than they had.
+        """
+        served = self._served if job.begun is None else min(self._served, job.begun)
+        timeout = self._link.timeout
+        since = max(job.asked, min(served, job.asked + _LONGEST_QUEUE * timeout))
+        return since + timeout - time.monotonic()
+
+    # ---- on the threads ---------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        """Do jobs until the queue ends."""
+        jobs = self._queue
+        while (job := jobs.get()) is not None:
+            job.begun = time.monotonic()
+            if not job.future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = self._do(job)
+            except BaseException as error:
+                # The answer comes first: its caller must not wait for anything else that may go wrong.
+                job.future.set_exception(fault_of(self._link.name, error))
+                self._link.drop_session()
+            else:
+                self._served = time.monotonic()
+                job.future.set_result(result)
+        self._link.drop_session()
+
+    def _do(self, job: "_Job[_T]") -> _T:
+        link = self._link
+        had_session, began = link.has_session, time.monotonic()
+        with link.in_use():
+            try:
+                return job.do(link.session())
+            except StoreOutage:
+                if not (had_session and job.again) or time.monotonic() - began > link.timeout / 2:
+                    raise
+                # a connection that was cut while idle is not an outage: try again on a new one
+                link.drop_session()
+                return job.do(link.session())

@@ -1,25 +1,487 @@
-"""Reservations and settlements on a SQLite file. Each operation is one transaction."""
+"""SQLite as a store: one file, no server. Many processes of one machine share it.
 
+``backend`` reads the URL, ``connection`` opens the file and runs transactions, ``holds`` reserves and settles,
+``session`` has the other operations, ``writer_queue`` queues the writers of all processes so that none starves.
+"""
+
+import contextlib
 import json
 import operator
-from collections.abc import Sequence
-from typing import Final
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs, unquote, urlsplit
 
+from runguard.core.errors import PolicyError
 from runguard.core.money import NOTHING, UNITS, Amount
-from runguard.ledger.sqlite.connection import SqliteConnection
-from runguard.ledger.sqlite.error_mapping import mapped_errors
-from runguard.ledger.sqlite.statements import APPEND, BALANCE, CONTROL, RESERVE_ONE, SETTLE_ONE, balance_of
-from runguard.ledger.store import (
+from runguard.ledger.ledger import (
+    IDENTITY,
+    SCHEMA_VERSION,
     Balance,
     Line,
     Record,
+    Seen,
     SettledCall,
+    StoreError,
+    StoreOutage,
+    StoreReplacedError,
     StoreReply,
     check_amounts,
     check_ttl,
     fits,
+    new_id,
     overrun_of,
 )
+
+# ---- The SQL of the SQLite store, and the form of an account's row.
+
+CONTROL: Final = "control"
+SCHEMA: Final = """
+CREATE TABLE accounts (
+  key TEXT PRIMARY KEY, scope TEXT NOT NULL, window TEXT, ends REAL,
+  cap_usd INTEGER NOT NULL, cap_tokens INTEGER NOT NULL, cap_calls INTEGER NOT NULL,
+  spent_usd INTEGER NOT NULL DEFAULT 0, spent_tokens INTEGER NOT NULL DEFAULT 0, spent_calls INTEGER NOT NULL DEFAULT 0,
+  held_usd INTEGER NOT NULL DEFAULT 0, held_tokens INTEGER NOT NULL DEFAULT 0, held_calls INTEGER NOT NULL DEFAULT 0,
+  granted_usd INTEGER NOT NULL DEFAULT 0, granted_tokens INTEGER NOT NULL DEFAULT 0,
+    granted_calls INTEGER NOT NULL DEFAULT 0,
+  overrun_usd INTEGER NOT NULL DEFAULT 0, overrun_tokens INTEGER NOT NULL DEFAULT 0,
+    overrun_calls INTEGER NOT NULL DEFAULT 0,
+  expired_usd INTEGER NOT NULL DEFAULT 0, expired_tokens INTEGER NOT NULL DEFAULT 0,
+    expired_calls INTEGER NOT NULL DEFAULT 0,
+  closed INTEGER NOT NULL DEFAULT 0, updated REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX accounts_scope ON accounts (scope);
+CREATE TABLE holds (
+  id TEXT PRIMARY KEY, keys TEXT NOT NULL, state TEXT NOT NULL, expires REAL NOT NULL, updated REAL NOT NULL,
+  usd INTEGER NOT NULL, tokens INTEGER NOT NULL, calls INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE INDEX holds_open ON holds (expires) WHERE state = 'open';
+CREATE TABLE marks (key TEXT NOT NULL, mark TEXT NOT NULL, percent REAL NOT NULL, amounts TEXT NOT NULL,
+  PRIMARY KEY (key, mark)) STRICT, WITHOUT ROWID;
+CREATE TABLE documents (name TEXT PRIMARY KEY, version INTEGER NOT NULL, text TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE claims (key TEXT PRIMARY KEY, state TEXT NOT NULL, expires REAL NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE records (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, ref TEXT NOT NULL,
+  text TEXT NOT NULL) STRICT;
+CREATE INDEX records_kind ON records (kind, seq);
+CREATE INDEX records_about ON records (kind, ref);
+CREATE TABLE runs (id TEXT PRIMARY KEY, worker TEXT NOT NULL, beat REAL NOT NULL, ended INTEGER NOT NULL,
+  text TEXT NOT NULL) STRICT, WITHOUT ROWID;
+"""
+BALANCE: Final = (
+    "key, scope, window, ends, cap_usd, cap_tokens, cap_calls, spent_usd, spent_tokens, spent_calls, held_usd, "
+    "held_tokens, held_calls, "
+    "granted_usd, granted_tokens, granted_calls, overrun_usd, overrun_tokens, overrun_calls, expired_usd, "
+    "expired_tokens, expired_calls, closed"
+)
+
+# One account is the common and hot case: one statement does what otherwise takes six. It changes nothing when the
+# account is new, closed or full, when the hold is already known, or when other holds are overdue. The general path
+# then handles those cases.
+RESERVE_ONE: Final = f"""
+UPDATE accounts SET cap_usd = :cap0, cap_tokens = :cap1, cap_calls = :cap2, updated = :now,
+  held_usd = held_usd + :want0, held_tokens = held_tokens + :want1, held_calls = held_calls + :want2
+WHERE key = :key AND closed = 0 AND spent_usd + held_usd + :want0 <= :cap0 + granted_usd
+  AND spent_tokens + held_tokens + :want1 <= :cap1 + granted_tokens
+    AND spent_calls + held_calls + :want2 <= :cap2 + granted_calls
+  AND NOT EXISTS (SELECT 1 FROM holds WHERE id = :hold) AND NOT EXISTS (SELECT 1 FROM holds WHERE state = 'open'
+    AND expires <= :now)
+RETURNING {BALANCE}, (SELECT version FROM documents WHERE name = '{CONTROL}')
+"""
+SETTLE_ONE: Final = f"""
+UPDATE accounts SET held_usd = held_usd - ?, held_tokens = held_tokens - ?, held_calls = held_calls - ?,
+  spent_usd = spent_usd + ?, spent_tokens = spent_tokens + ?, spent_calls = spent_calls + ?, updated = ?
+WHERE key = ? RETURNING {BALANCE}, (SELECT version FROM documents WHERE name = '{CONTROL}')
+"""
+IS_CURRENT: Final = (
+    "SELECT 1 FROM sqlite_master, documents AS d WHERE sqlite_master.name = 'records_about' AND d.name = ?"
+)
+COUNT_CHANGE: Final = "UPDATE documents SET version = version + 1 WHERE name = ? RETURNING version, text"
+# The number of a record grows for ever, also after a purge that left none: it is at least the time in microseconds.
+APPEND: Final = """
+INSERT INTO records (seq, at, kind, ref, text)
+VALUES (max(?, coalesce((SELECT max(seq) FROM records), 0) + 1), ?, ?, ?, ?)
+"""
+READ_DOCUMENT: Final = "SELECT version, text FROM documents WHERE name = ?"
+
+
+def balance_of(row: tuple[Any, ...]) -> Balance:
+    return Balance(
+        row[0],
+        row[1],
+        row[2],
+        row[3],
+        row[4:7],
+        row[7:10],
+        row[10:13],
+        row[13:16],
+        row[16:19],
+        row[19:22],
+        bool(row[22]),
+    )
+
+
+# ---- SQLite's errors as store errors: an outage may pass by itself, an error needs a repair.
+
+
+@contextlib.contextmanager
+def mapped_errors(path: Path) -> Iterator[None]:
+    """Raise SQLite's and the system's errors as ``StoreOutage`` or ``StoreError``."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise store_error_of(path, error) from error
+
+
+def store_error_of(path: Path, error: Exception) -> StoreError | StoreOutage:
+    name = getattr(error, "sqlite_errorname", "") or ""
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_IOERR")):
+        return StoreOutage(f"{path}: {error}")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StoreError(
+            f"{path}: {error}; the file is damaged or no database. Move it away and keep it: it holds your accounts"
+        )
+    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
+        return StoreError(f"{path}: {error}; check that the file and its folder can be written")
+    return StoreError(f"{path}: {error}")
+
+
+# ---- The queue of writers to one SQLite file.
+
+try:
+    import fcntl
+except ImportError:  # a system without flock: SQLite's own busy handler is all there is
+    fcntl = None  # type: ignore[assignment]
+
+_TURN_S: Final = 0.003  # how long a writer may go on before it lets the next one in
+_POLL_S: Final = 0.0002
+
+
+def writer_queue(path: Path, timeout: float) -> "WriterQueue | None":
+    """The queue of a file; None on a system without ``flock``."""
+    return None if fcntl is None else WriterQueue(path, timeout)
+
+
+class WriterQueue:
+    """Lets the writers of all processes write one after another, in the order in which they asked.
+
+    It uses two file locks, which the kernel frees when a process dies. A writer holds ``turn`` during a transaction.
+    The next writer holds ``next`` and polls for ``turn``. All others wait for ``next``, which the kernel hands out in
+    order. A writer that got its turn this way may take it again for a few milliseconds without queueing, because
+    changing writers costs more than writing. So a writer waits at most those few milliseconds for each writer before
+    it.
+    """
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path, self._timeout = path, timeout
+        self._turn, self._next = Path(f"{path}-queue").open("a"), Path(f"{path}-next").open("a")  # noqa: SIM115 - for as long as the session
+        self._until = 0.0  # of the turn
+        self._mutex, self._got = threading.Lock(), threading.Event()
+        self._waiting = self._wanted = self._closed = False
+
+    def take(self) -> None:
+        now = time.monotonic()
+        if now < self._until and _locked(self._turn):
+            return
+        end = now + self._timeout
+        try:
+            if not _locked(self._next):
+                # The kernel wakes the first waiter, but a process that asks before it runs gets the lock. Let it run.
+                time.sleep(min(_TURN_S, self._timeout / 10))
+                self._wait(end)
+            while not _locked(self._turn):
+                if time.monotonic() > end:
+                    raise self._too_long()
+                time.sleep(_POLL_S)
+        finally:
+            fcntl.flock(self._next, fcntl.LOCK_UN)
+        self._until = time.monotonic() + _TURN_S
+
+    def leave(self) -> None:
+        fcntl.flock(self._turn, fcntl.LOCK_UN)
+
+    def _too_long(self) -> StoreOutage:
+        advice = "raise store_timeout, or use Valkey or Postgres for so many workers"
+        return StoreOutage(f"{self._path}: locked by other processes for more than {self._timeout:g} s; {advice}")
+
+    def _wait(self, end: float) -> None:
+        """Wait for ``next`` on a thread, because the system call that waits in order takes no time limit.
+
+        A thread whose session gave up keeps the place for the session's next call. Without such a call it passes the
+        lock on.
+        """
+        with self._mutex:
+            self._wanted = True
+            if not self._waiting:
+                self._got.clear()
+                try:
+                    threading.Thread(target=self._stand, name="runguard-sqlite", daemon=True).start()
+                    self._waiting = True
+                except RuntimeError:  # the interpreter is ending, or no thread is left: wait without an order
+                    while not _locked(self._next):
+                        if time.monotonic() > end:
+                            raise self._too_long() from None
+                        time.sleep(_POLL_S)
+                    return
+        try:
+            self._got.wait(max(end - time.monotonic(), 0))
+        finally:
+            with self._mutex:
+                self._wanted = False
+                got = self._got.is_set()
+        if not got:
+            raise self._too_long()
+
+    def _stand(self) -> None:
+        got = False
+        # on an error the session's deadline reports it, and its next call starts another thread
+        with contextlib.suppress(BaseException):
+            fcntl.flock(self._next, fcntl.LOCK_EX)
+            got = True
+        with self._mutex:
+            self._waiting = False
+            if got and self._wanted:
+                self._got.set()
+            elif got:
+                fcntl.flock(self._next, fcntl.LOCK_UN)
+            if self._closed:
+                self._next.close()
+
+    def close(self) -> None:
+        self._turn.close()
+        with self._mutex:
+            self._closed = True
+            if not self._waiting:
+                self._next.close()
+
+
+def _locked(file: Any) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+# ---- One connection to a SQLite file: opening it, its schema and identity, and transactions.
+
+_APPLICATION: Final = 0x52474C47  # "RGLG" in the file's header: marks a database of RunGuard
+_CHECKPOINT_PAGES: Final = 4_000  # 16 MB
+
+
+class SqliteConnection:
+    """One connection. Every write is a transaction that takes the write lock when it begins, because a read that turns
+    into a write fails in WAL mode.
+    """
+
+    def __init__(self, path: Path, synchronous: str, timeout: float, seen: Seen) -> None:
+        self._path, self._timeout, self._place, self._seen = path, timeout, str(path), seen
+        self._queue: WriterQueue | None = None
+        self._wal = self._generation = 0
+        self._now: float | None = None  # of the step whose parts are under way
+        with mapped_errors(path):
+            if seen.text:  # create nothing: neither the file nor its tables
+                self._db = self._reopened()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+            try:
+                if seen.text:
+                    self._meet()
+                is_new = not self._is_ours_now()
+                self._queue = writer_queue(path, timeout)
+                self._inode = path.stat().st_ino
+                if is_new:  # before anything is written to it
+                    self._db.execute("PRAGMA auto_vacuum=INCREMENTAL")
+                self._use_wal()
+                self._db.execute(f"PRAGMA synchronous={synchronous}")
+                # every commit is on disk already; how often the log is merged into the file only affects speed
+                if synchronous == "full":
+                    self._db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+                if not seen.text:
+                    self._migrate()
+                self._meet()
+                self._wal = _inode(f"{path}-wal")
+                seen.files = (self._inode, self._wal)
+            except BaseException:
+                self.close()
+                raise
+
+    # ---- identity ---------------------------------------------------------------------------------------------------
+
+    def _reopened(self) -> sqlite3.Connection:
+        """Open the file that this process has worked with, or one that may be it."""
+        seen, main = self._seen, _inode(self._place)
+        if not main:
+            seen.meet(seen.text, "")
+        if main != seen.files[0] and seen.files[1] and _inode(f"{self._place}-wal") == seen.files[1]:
+            why = (
+                "another file was put in its place, beside the -wal file of the old one: to read them together "
+                "would mix both"
+            )
+            raise StoreReplacedError(seen.name, why, seen.text.partition(" ")[0])
+        address = f"{self._path.as_uri()}?mode=rw"
+        return sqlite3.connect(address, timeout=self._timeout, isolation_level=None, check_same_thread=False, uri=True)
+
+    def _meet(self) -> None:
+        expected, floor = self._seen.text, self._seen.generation
+        try:
+            row = self._db.execute(READ_DOCUMENT, (IDENTITY,)).fetchone()
+        except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorname", "") != "SQLITE_ERROR":
+                raise
+            row = None  # there is no such table
+        generation, found = row or (0, "")
+        self._seen.meet(expected, found, generation, floor)
+
+    def _use_wal(self) -> None:
+        """Switch to WAL mode. SQLite ignores its timeout here while another session writes the new file: retry."""
+        if self._db.execute("PRAGMA journal_mode").fetchone()[0] == "wal":  # already set: no need to queue
+            return
+        end = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._enter()
+                try:
+                    self._db.execute("PRAGMA journal_mode=WAL")
+                finally:
+                    self._leave()
+                return
+            except sqlite3.OperationalError as error:
+                if not str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY") or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+
+    def _is_ours_now(self) -> bool:
+        """``_is_ours`` in one transaction, because another session may be creating the schema."""
+        self._db.execute("BEGIN")
+        try:
+            return self._is_ours()
+        finally:
+            if self._db.in_transaction:  # an error may have ended it
+                self._db.execute("ROLLBACK")
+
+    def _is_ours(self) -> bool:
+        """Whether the schema exists. Raises when the file belongs to another program or has another version."""
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        owner = self._db.execute("PRAGMA application_id").fetchone()[0]
+        if owner == _APPLICATION and version == SCHEMA_VERSION:
+            return True
+        if owner == _APPLICATION and version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{self._path}: its schema is version {version}, made by a newer RunGuard; this one knows "
+                f"version {SCHEMA_VERSION}. Upgrade runguard-agents"
+            )
+        if owner or version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            raise StoreError(
+                f"{self._path}: this database belongs to something else (schema version {version}); choose another file"
+            )
+        return False
+
+    def _migrate(self) -> None:
+        if self._is_ours_now() and self._db.execute(IS_CURRENT, (IDENTITY,)).fetchone():
+            return
+        with self._transaction():
+            if self._is_ours():
+                # a file from an older version has no such index and no identity
+                self._db.execute("CREATE INDEX IF NOT EXISTS records_about ON records (kind, ref)")
+                self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))
+                return
+            for statement in SCHEMA.split(";\n"):
+                if statement.strip():
+                    self._db.execute(statement)
+            self._db.execute("INSERT INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))
+            self._db.execute(f"PRAGMA application_id={_APPLICATION}")
+            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    # ---- transactions -----------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _write(self, *, count: bool = True) -> Iterator[float]:
+        """A transaction that changes the store this process has seen, and no other store.
+
+        Records are not counted: losing some of them loses no money. Within ``_step`` it is a part of that transaction.
+        """
+        if self._now is not None:
+            yield self._now
+            return
+        seen = self._seen
+        with self._transaction(self._committed) as now:
+            yield now
+            rows = self._db.execute(COUNT_CHANGE if count else READ_DOCUMENT, (IDENTITY,)).fetchall()
+            self._generation, found = rows[0] if rows else (0, "")
+            seen.meet(seen.text, found, self._generation, seen.generation + count)
+
+    @contextlib.contextmanager
+    def _step(self) -> Iterator[None]:
+        """One transaction for several operations: all of them are written, or none."""
+        with self._write() as self._now:
+            try:
+                yield
+            finally:
+                self._now = None
+
+    def _committed(self) -> None:
+        self._seen.changed(self._generation)
+
+    @contextlib.contextmanager
+    def _transaction(self, committed: Callable[[], None] = lambda: None) -> Iterator[float]:
+        """A transaction; yields the store's clock. The writers of all processes queue first: SQLite's own waiting is
+        unfair.
+        """
+        try:
+            self._enter()
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield time.time()  # noqa: TID251 - one machine, one clock: it is the store's
+                    self._db.execute("COMMIT")
+                    committed()  # before the next writer's turn
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            finally:
+                self._leave()
+        except (sqlite3.Error, OSError) as error:
+            raise store_error_of(self._path, error) from error
+
+    def _enter(self) -> None:
+        if self._queue is None:
+            return
+        self._queue.take()
+        try:
+            if _inode(self._place) != self._inode or (self._wal and _inode(f"{self._place}-wal") != self._wal):
+                raise StoreOutage(
+                    f"{self._path}: the file or its -wal file was removed or replaced while it was in use; "
+                    "what is written now would be lost"
+                )
+        except BaseException:
+            self._queue.leave()
+            raise
+
+    def _leave(self) -> None:
+        if self._queue is not None:
+            self._queue.leave()
+
+    def close(self) -> None:
+        self._db.close()
+        if self._queue is not None:
+            self._queue.close()
+
+
+def _inode(path: str) -> int:
+    """0 when there is no such file."""
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116 - pathlib takes twice as long
+    except FileNotFoundError:
+        return 0
+
+
+# ---- Reservations and settlements on a SQLite file. Each operation is one transaction.
 
 _EXPIRE_AT_ONCE: Final = 64
 
@@ -242,3 +704,199 @@ class SqliteHolds(SqliteConnection):
     def _control(self) -> int:
         row = self._db.execute("SELECT version FROM documents WHERE name = ?", (CONTROL,)).fetchone()
         return row[0] if row is not None else 0
+
+
+# ---- The operations of a SQLite store beside reservations: marks, documents, records, claims and the purge.
+
+_PURGE_AT_ONCE: Final = 2_000
+
+
+class SqliteSession(SqliteHolds):
+    """One connection with all operations of ``StoreSession``."""
+
+    # ---- marks and documents ----------------------------------------------------------------------------------------
+
+    def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
+        with self._write():
+            return (
+                self._db.execute(
+                    "INSERT OR IGNORE INTO marks VALUES (?, ?, ?, ?)", (key, mark, percent, json.dumps(limit))
+                ).rowcount
+                == 1
+            )
+
+    def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
+        with mapped_errors(self._path):
+            rows = self._db.execute("SELECT mark, percent, amounts FROM marks WHERE key = ?", (key,)).fetchall()
+        return {mark: (percent, tuple(json.loads(amounts))) for mark, percent, amounts in rows}
+
+    def unmark(self, key: str, marks: Sequence[str]) -> None:
+        with self._write():
+            self._db.executemany("DELETE FROM marks WHERE key = ? AND mark = ?", [(key, mark) for mark in marks])
+
+    def get(self, name: str) -> tuple[int, str]:
+        with mapped_errors(self._path):
+            self._meet()
+            row = self._db.execute(READ_DOCUMENT, (name,)).fetchone()
+        return (row[0], row[1]) if row is not None else (0, "")
+
+    def put(self, name: str, version: int, text: str) -> bool:
+        with self._write():
+            if version == 0:
+                return self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, 1, ?)", (name, text)).rowcount == 1
+            return (
+                self._db.execute(
+                    "UPDATE documents SET version = version + 1, text = ? WHERE name = ? AND version = ?",
+                    (text, name, version),
+                ).rowcount
+                == 1
+            )
+
+    def drop(self, name: str) -> None:
+        with self._write():
+            self._db.execute("DELETE FROM documents WHERE name = ?", (name,))
+
+    def now(self) -> float:
+        return time.time()  # noqa: TID251
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def append(self, kind: str, ref: str, text: str) -> None:
+        with self._write(count=False) as now:
+            self._append((kind, ref, text), now)
+
+    def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
+        with mapped_errors(self._path):
+            sql = "SELECT CAST(seq AS TEXT), at, ref, text FROM records WHERE kind = ? AND seq > ? ORDER BY seq LIMIT ?"
+            return self._db.execute(sql, (kind, int(after or 0), count)).fetchall()
+
+    def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
+        with mapped_errors(self._path):
+            rows = self._db.execute(
+                "SELECT at, ref, text FROM records WHERE kind = ? ORDER BY seq DESC LIMIT ?", (kind, count)
+            ).fetchall()
+        return rows[::-1]
+
+    def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
+        with mapped_errors(self._path):
+            sql = "SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq DESC LIMIT ?"
+            return self._db.execute(sql, (kind, ref, -1 if last is None else last)).fetchall()[::-1]
+
+    def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
+        with self._write(count=False) as now:
+            self._db.execute(
+                "INSERT INTO runs VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET worker = "
+                "excluded.worker, beat = excluded.beat, "
+                "ended = excluded.ended, text = excluded.text",
+                (run, worker, now, int(ended), text),
+            )
+            return self._control()
+
+    def running(self, within: float) -> list[tuple[str, str, float, str]]:
+        with mapped_errors(self._path):
+            since = self.now() - within
+            return self._db.execute(
+                "SELECT id, worker, beat, text FROM runs WHERE ended = 0 AND beat >= ? ORDER BY beat", (since,)
+            ).fetchall()
+
+    def claim(self, key: str, ttl: float) -> str:
+        with self._write() as now:
+            row = self._db.execute("SELECT state, expires FROM claims WHERE key = ?", (key,)).fetchone()
+            if row is not None and (row[0] == "done" or row[1] > now):
+                return str(row[0])
+            self._db.execute("INSERT OR REPLACE INTO claims VALUES (?, 'pending', ?)", (key, now + ttl))
+            return "yes"
+
+    def finish(self, key: str, done: bool) -> None:
+        with self._write() as now:
+            if done:
+                self._db.execute("INSERT OR REPLACE INTO claims VALUES (?, 'done', ?)", (key, now))
+            else:
+                self._db.execute("DELETE FROM claims WHERE key = ? AND state = 'pending'", (key,))
+
+    def purge(self, older_than: float) -> None:
+        """Delete in parts, so that other writers wait for one part at most. Walk each table once, in key order."""
+        with self._write() as now:
+            self._expire(now, everything=True)
+        old = now - older_than
+        self._purge_table("holds", "id", "state != 'open' AND updated < :old", old)
+        self._purge_table("records", "seq", "at < :old", old)
+        self._purge_table("runs", "id", "beat < :old", old)
+        self._purge_table("claims", "key", "expires < :old", old)
+        idle = "held_usd = 0 AND held_tokens = 0 AND held_calls = 0"
+        self._purge_table(
+            "accounts",
+            "key",
+            f"{idle} AND ((ends IS NOT NULL AND ends < :old) OR ((scope LIKE 'run%' OR scope LIKE 'session:%') "
+            "AND updated < :old))",
+            old,
+        )
+        with self._write():
+            self._db.execute("DELETE FROM marks WHERE key NOT IN (SELECT key FROM accounts)")
+        free = 1
+        while free:  # return free pages to the file system
+            with self._write():
+                self._db.execute(f"PRAGMA incremental_vacuum({_PURGE_AT_ONCE})").fetchall()
+            with mapped_errors(self._path):
+                before, free = free, self._db.execute("PRAGMA freelist_count").fetchone()[0]
+            if free == before:  # a file from an older version cannot shrink
+                return
+
+    def _purge_table(self, table: str, key: str, condition: str, old: float) -> None:
+        with mapped_errors(self._path):
+            last: Any = self._db.execute(f"SELECT min({key}) FROM {table}").fetchone()[0]
+        since = ">="
+        while last is not None:
+            with self._write(count=False):
+                part = f"SELECT {key} FROM {table} WHERE {key} {since} :last ORDER BY {key} LIMIT {_PURGE_AT_ONCE}"
+                end = self._db.execute(f"SELECT max({key}) FROM ({part})", {"last": last}).fetchone()[0]
+                if end is not None:
+                    self._db.execute(
+                        f"DELETE FROM {table} WHERE {key} {since} :last AND {key} <= :end AND {condition}",
+                        {"last": last, "end": end, "old": old},
+                    )
+            last, since = end, ">"
+
+
+# ---- The URL of a SQLite store.
+
+
+class SqliteStore:
+    """``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
+
+    ``?synchronous=normal`` is faster, and a power cut may lose the last moments.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        path = unquote(parts.path)
+        if "@" in parts.netloc:
+            raise PolicyError(
+                "store = 'sqlite://…': a file has no user and password; write 'sqlite:///relative/path.db' or "
+                "'sqlite:////absolute/path.db'"
+            )
+        if parts.netloc or parts.fragment or not path.startswith("/") or path == "/" or "\0" in path:
+            raise PolicyError(
+                f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db' (and "
+                "%23 for a #)"
+            )
+        if path.endswith(":memory:"):
+            raise PolicyError(f"store = {url!r}: for accounts that live with the process use store = 'memory'")
+        options = parse_qs(parts.query)
+        self.synchronous = options.pop("synchronous", ["full"])[0].lower()
+        if self.synchronous not in ("full", "normal") or options:
+            raise PolicyError(
+                f"store = {url!r}: the only option of a SQLite store is ?synchronous=full (default) or normal"
+            )
+        self.path = Path(path[1:]).expanduser().absolute()  # now: a program may change its directory
+        self.name = f"sqlite:///{self.path}"
+        self.seen = Seen(self.name)
+        lost = (
+            "a power cut loses nothing that was settled"
+            if self.synchronous == "full"
+            else "a power cut may lose the last moments"
+        )
+        self.durable = f"survives the end of any process; {lost}"
+
+    def connect(self, timeout: float) -> SqliteSession:
+        return SqliteSession(self.path, self.synchronous, timeout, self.seen)

@@ -1,20 +1,421 @@
 """The writer of a ledger: settlements, releases and records go to the store in order, each until it is booked."""
 
 import contextlib
+import itertools
 import logging
+import threading
 import time
-from collections.abc import Callable
-from typing import Final
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from runguard.background import log_fault
-from runguard.ledger.daily_sums import purge, sum_up
-from runguard.ledger.facts import FACTS_KEPT, Fact, Facts
-from runguard.ledger.store import StoreError, StoreOutage, StoreReply, StoreSession
-from runguard.ledger.store_faults import UnforeseenError
-from runguard.ledger.store_guards import StoreGuards
-from runguard.ledger.store_link import StoreLink
+from runguard.ledger.ledger import (
+    Account,
+    Seen,
+    SettledCall,
+    Store,
+    StoreError,
+    StoreOutage,
+    StoreReplacedError,
+    StoreReply,
+    StoreSession,
+    UnforeseenError,
+    change_control,
+    purge,
+    read_control,
+    store_faults,
+    sum_up,
+)
+
+# ---- Facts that wait to be booked: settlements, releases and records, in the order in which they were handed over.
+#
+# The first fact stays in the queue until it is done. So a writer that dies in the middle of it loses nothing: the next
+# writer finds it there.
+#
+# A settlement may linger for a moment. The next reservation on the same accounts then takes it along, so that both are
+# one step of the store. The writer books what no reservation took.
+
+FACTS_KEPT: Final = 100_000
+_LINGER_S: Final = 0.1  # far less than a model call, during which its hold stands anyway
+_LINGERING_KEPT: Final = 64
+
+
+class Fact:
+    """Something that happened and that the store must book."""
+
+    __slots__ = ("accounts", "bill", "due", "keys", "repeatable", "then", "tries", "write")
+
+    def __init__(
+        self,
+        write: Callable[[StoreSession], object],
+        accounts: Sequence[Account] = (),
+        then: Callable[[], None] | None = None,
+        *,
+        repeatable: bool,
+        bill: SettledCall | None = None,
+    ) -> None:
+        self.write, self.accounts = write, accounts
+        self.then = then  # called once, when the store has it
+        # writing it twice counts once: true of a settlement and a release, not of a record
+        self.repeatable = repeatable
+        self.tries = 0  # attempts that ended in an exception which no store should raise
+        self.bill = bill  # of a settlement
+        self.keys = tuple(account.key for account in accounts) if bill is not None else ()
+        self.due = 0.0  # when the writer books a settlement that lingers
+
+
+class Facts:
+    """A bounded queue of facts. Any thread puts, one thread takes."""
+
+    def __init__(self) -> None:
+        self._queue: deque[Fact] = deque()
+        self._lingering: OrderedDict[Fact, None] = OrderedDict()  # the oldest first
+        self._taken: dict[str, Fact] = {}  # by their hold: a reservation takes them along right now
+        self._changed = threading.Condition(threading.Lock())
+        self.closed = threading.Event()  # the writer takes no more facts
+
+    def __len__(self) -> int:
+        return len(self._queue) + len(self._lingering) + len(self._taken)
+
+    def put(self, fact: Fact) -> bool:
+        """False when the queue is full. Settlements that linger go before it: the order of facts stays."""
+        with self._changed:
+            self._hurry_locked()
+            if len(self._queue) >= FACTS_KEPT:
+                return False
+            self._queue.append(fact)
+            self._changed.notify()
+        return True
+
+    def linger(self, fact: Fact) -> None:
+        """Let a settlement wait for the next reservation on its accounts."""
+        with self._changed:
+            fact.due = time.monotonic() + _LINGER_S
+            self._lingering[fact] = None
+            if len(self._lingering) > _LINGERING_KEPT:
+                self._queue.append(self._lingering.popitem(last=False)[0])
+            self._changed.notify()
+
+    def take(self, keys: tuple[str, ...]) -> Fact | None:
+        """A settlement that lingers, for a reservation on the same accounts. Then call ``booked`` or ``give_back``."""
+        if not self._lingering:
+            return None
+        with self._changed:
+            fact = next((each for each in self._lingering if each.keys == keys), None)
+            if fact is not None and fact.bill is not None:
+                del self._lingering[fact]
+                self._taken[fact.bill.hold] = fact
+            return fact
+
+    def booked(self, fact: Fact) -> None:
+        """The reservation has taken it along."""
+        with self._changed:
+            self._put_down_locked(fact)
+            self._changed.notify()
+
+    def give_back(self, fact: Fact) -> None:
+        """It may or may not be booked: the writer books it, before later facts about the same call."""
+        with self._changed:
+            self._put_down_locked(fact)
+            self._queue.appendleft(fact)
+            self._changed.notify()
+
+    def _put_down_locked(self, fact: Fact) -> None:
+        if fact.bill is not None:
+            self._taken.pop(fact.bill.hold, None)
+
+    def hurry(self) -> None:
+        """Let nothing linger: somebody wants to see it booked."""
+        if self._lingering:
+            with self._changed:
+                self._hurry_locked()
+                self._changed.notify()
+
+    def _hurry_locked(self) -> None:
+        self._queue.extend(self._lingering)
+        self._lingering.clear()
+
+    def first(self, seconds: float) -> Fact | None:
+        """The first fact, which stays in the queue; waits for one, bounded."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            while not self.closed.is_set():
+                now = time.monotonic()
+                while self._lingering and (oldest := next(iter(self._lingering))).due <= now:
+                    del self._lingering[oldest]
+                    self._queue.append(oldest)
+                if self._queue and not self._is_taken_locked(self._queue[0]):
+                    return self._queue[0]
+                if now >= end:
+                    return None
+                self._changed.wait(min([end, *(fact.due for fact in list(self._lingering)[:1])]) - now)
+            return None
+
+    def _is_taken_locked(self, fact: Fact) -> bool:
+        """Whether an earlier settlement of the same call is under way."""
+        return fact.bill is not None and fact.bill.hold in self._taken
+
+    def close(self) -> None:
+        """End every wait for a fact."""
+        self.closed.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    def done(self, fact: Fact) -> None:
+        """Take it out of the queue."""
+        with self._changed:
+            if fact in self._queue:
+                self._queue.remove(fact)
+
+    def wait_until_done(self, seconds: float, meanwhile: Callable[[], object]) -> bool:
+        """Wait, bounded, until every fact is booked."""
+        end = time.monotonic() + seconds
+        while len(self) and time.monotonic() < end:
+            self.hurry()
+            meanwhile()
+            time.sleep(0.005)
+        return not len(self)
+
+
+# ---- The way of this process to one store: a session for each thread, and whether the store is away.
 
 _log: Final = logging.getLogger("runguard")
+_REST_S: Final = 1.0  # after an outage no call waits for the store for this long
+
+
+class StoreLink:
+    """Shared by all threads of one ledger."""
+
+    def __init__(self, store: Store, timeout: float) -> None:
+        self.store, self.timeout, self.name = store, timeout, store.name
+        # a store that wraps another one may have none
+        self.seen: Seen = getattr(store, "seen", None) or Seen(store.name)
+        self.outages = 0
+        self.faults = 0  # exceptions that no store should raise
+        self.is_away, self.down_until, self.era = False, 0.0, 0  # each outage begins an era with new sessions
+        self._replaced: StoreReplacedError | None = None  # why the store is away, when another one took its place
+        self.restart()
+
+    def restart(self) -> None:
+        """Also in a forked child: the connections stay with the parent."""
+        self.local = threading.local()
+        self._gate, self._inside, self._forking = threading.Condition(), 0, False
+
+    # ---- sessions ---------------------------------------------------------------------------------------------------
+
+    def session(self) -> StoreSession:
+        """This thread's connection; a new one when the store was away since it was made."""
+        session: StoreSession | None = getattr(self.local, "session", None)
+        if session is not None and self.local.era != self.era:
+            self.drop_session()
+            session = None
+        self.local.is_new = session is None
+        if session is None:
+            self.local.era = self.era
+            session = self.local.session = self.store.connect(self.timeout)
+        return session
+
+    @property
+    def has_session(self) -> bool:
+        """Whether this thread has a connection already."""
+        return getattr(self.local, "session", None) is not None
+
+    @property
+    def session_is_new(self) -> bool:
+        """Whether this thread's connection was made for the last use. An older one may have been cut while idle."""
+        return getattr(self.local, "is_new", True)
+
+    def drop_session(self) -> None:
+        session, self.local.session = getattr(self.local, "session", None), None
+        if session is not None:
+            try:
+                session.close()
+            except BaseException:
+                with contextlib.suppress(BaseException):
+                    _log.debug("runguard.store_close: a broken connection could not be closed", exc_info=True)
+
+    def fault(self) -> None:
+        """An exception that no store should raise: the connection may be in any state."""
+        self.faults += 1
+        self.drop_session()
+
+    # ---- outages ----------------------------------------------------------------------------------------------------
+
+    def outage(self, error: Exception) -> None:
+        self.outages += 1
+        if isinstance(error, StoreReplacedError):
+            if self._replaced is None:
+                _log.error("runguard.store_replaced: %s", error)
+            self._replaced = error
+        elif not self.is_away:
+            _log.error("runguard.store_outage: %s", error)
+        if not self.is_away:
+            self.is_away = True
+            self.era += 1
+        self.down_until = time.monotonic() + _REST_S
+
+    def is_back(self) -> None:
+        if self.is_away:
+            self.is_away, self.down_until, self._replaced = False, 0.0, None
+            _log.warning("runguard.store_back: %s answers again", self.name)
+
+    def check_rest(self) -> None:
+        """Raise when the store was away a moment ago."""
+        if time.monotonic() < self.down_until:
+            raise (
+                self._replaced.again()
+                if self._replaced is not None
+                else StoreOutage(f"{self.name}: did not answer a moment ago")
+            )
+
+    # ---- forks ------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Use the store. A fork waits for it; every exception leaves as a store error."""
+        with self._gate:
+            self._gate.wait_for(lambda: not self._forking, self.timeout)
+            self._inside += 1
+        try:
+            with store_faults(self.name, BaseException):
+                yield
+        finally:
+            with self._gate:
+                self._inside -= 1
+                self._gate.notify_all()
+
+    def before_fork(self) -> None:
+        """Wait, bounded, until no thread uses the store: a fork copies the locks of a client library as they are, and
+        one that is held would stay held in the child.
+        """
+        with self._gate:
+            self._forking = True
+            self._gate.wait_for(lambda: not self._inside, self.timeout)
+
+    def after_fork(self) -> None:
+        """In the parent."""
+        with self._gate:
+            self._forking = False
+            self._gate.notify_all()
+
+
+# ---- The guards of this process that share a store: the store learns which of their runs are alive, and they learn
+#      when the control document has changed.
+
+_BEATS_AT_ONCE: Final = 200
+
+
+class StoreGuards:
+    """Guards are referenced weakly: a guard may go, the ledger stays."""
+
+    def __init__(self, link: StoreLink) -> None:
+        self._link = link
+        self.version, self._text = 0, ""  # of the control document, as last seen
+        self._identity = ""  # of the store that the control document is from
+        self._unreadable = ""  # why the document could not be read, as last logged
+        self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Also in a forked child: the parent may have held the lock."""
+        self._reading = threading.RLock()
+
+    def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        with self._reading:
+            alive = [entry for entry in self._guards if entry[0]() is not None]
+            self._guards = [*alive, (weakref.WeakMethod(on_control), weakref.WeakMethod(running))]
+            if self._text:
+                self._inform(on_control)
+
+    # ---- the control document ---------------------------------------------------------------------------------------
+
+    def is_news(self, version: int) -> bool:
+        """Whether the control document must be read: it has another version, or belongs to an adopted store."""
+        if self._identity != self._link.seen.text:
+            if self._identity:
+                self.version = -1
+            self._identity = self._link.seen.text
+        return version != self.version
+
+    def read(self, session: StoreSession) -> None:
+        with self._reading:  # read, inform and remember as one step: no older document after a newer one
+            version, self._text = self._checked(session)
+            for reference, _ in self._guards:
+                if (listener := reference()) is not None:
+                    self._inform(listener)
+            self.version = version  # last: once this version shows, all guards know the document
+
+    def change(self, session: StoreSession, change: Callable[[str], str]) -> str:
+        changed = change_control(session, self._link.name, change)
+        self.read(session)
+        return changed
+
+    def _checked(self, session: StoreSession) -> tuple[int, str]:
+        try:
+            return read_control(session, self._link.name)
+        except StoreError as error:
+            if str(error) != self._unreadable:  # log once; needs manual repair
+                self._unreadable = str(error)
+                _log.error("runguard.control_unreadable: %s. The stops known here stay in force", error)
+            raise
+
+    def _inform(self, listener: Callable[[str], None]) -> None:
+        try:
+            listener(self._text)
+        except Exception:  # the reservation that brought the news must not fail
+            _log.exception("runguard.store_error: a guard could not take over the control document")
+
+    # ---- on the writer's thread -------------------------------------------------------------------------------------
+
+    def beat(self, worker: str) -> None:
+        """Report which runs are alive, and check for stops, also while a model takes its time."""
+        guards = [running for _, reference in self._guards if (running := reference()) is not None]
+        alive: list[tuple[str, str]] = []
+        for running in guards:
+            try:
+                alive.extend(itertools.islice(running(), _BEATS_AT_ONCE))
+            except Exception:  # the writer must survive: without it nothing is ever booked again
+                _log.exception("runguard.store_error: a guard cannot say which of its runs are alive")
+        if not alive:
+            return
+        link = self._link
+        try:
+            with link.in_use():
+                session, version = link.session(), self.version
+                for run, text in alive:
+                    version = session.beat(run, worker, text)
+                link.is_back()
+                if self.is_news(version):
+                    self.read(session)
+        except StoreOutage as error:
+            if link.session_is_new:  # an older one may only have been cut while idle
+                link.outage(error)
+            link.drop_session()
+        except UnforeseenError:
+            raise  # counted and logged by the writer
+        except StoreError:
+            link.drop_session()  # a call that needs an account reports it
+
+    def look_for_stops(self) -> None:
+        """Between two beats: the kill switch may have been used while a model takes its time."""
+        if not any(reference() is not None for _, reference in self._guards):
+            return
+        link = self._link
+        try:
+            with link.in_use():
+                session = link.session()
+                if self.is_news(session.get("control")[0]):
+                    self.read(session)
+        except UnforeseenError:
+            raise  # counted and logged by the writer
+        except (StoreOutage, StoreError):
+            link.drop_session()  # a call that needs the store reports it
+
+
+# ---- The writer of a ledger: settlements, releases and records go to the store in order, each until it is booked.
+
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 TRIES: Final = 5  # of a settlement that meets an exception which no store should raise
 _BEAT_S: Final = 1.0

@@ -16,10 +16,7 @@ from runguard.alerts.sending import Alerts
 from runguard.core.decision import Finding, Trip
 from runguard.core.events import RunInfo
 from runguard.core.money import BudgetStatus, nanos, usd_text
-from runguard.ledger.base import Ledger
-from runguard.ledger.control import Stop
-from runguard.ledger.identity import StoreReplacedError
-from runguard.ledger.store import StoreOutage, StoreSession
+from runguard.ledger.ledger import Ledger, Stop, StoreOutage, StoreReplacedError, StoreSession
 
 _HOUR: Final = 3_600.0
 _DAY: Final = 86_400.0

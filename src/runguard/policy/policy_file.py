@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from runguard.alerts.alert_settings import AlertSettings
 from runguard.core.errors import PolicyError
-from runguard.ledger.urls import check_store
+from runguard.ledger.memory import check_store
 from runguard.policy.model_switches import fault_of_switches
 from runguard.policy.remote_agent_rules import RemoteAgent
 from runguard.policy.rule_defaults import check_rule

@@ -85,7 +85,7 @@ def _redis(url: str) -> Iterator[tuple[Any, str]]:
     try:
         import redis
 
-        from runguard.ledger.redis.backend import RedisStore
+        from runguard.ledger.redis import RedisStore
     except ImportError:
         raise UnreadableError(
             "a Redis or Valkey store needs the redis package: pip install 'runguard-agents[redis]'"

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import to_usd
-from runguard.ledger.daily_sums import COUNTS, DaySums
+from runguard.ledger.ledger import COUNTS, DaySums
 
 NAMES: Final = ("app", "user", "agent", "model", "tool")
 GROUPS: Final = ("day", *NAMES)

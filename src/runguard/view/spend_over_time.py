@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from runguard.core.money import to_usd
-from runguard.ledger.store import StoreSession
+from runguard.ledger.ledger import StoreSession
 from runguard.view.records import Call, Unreadable, latest, read_call, table, word
 from runguard.view.rows import Figures, Spend
 

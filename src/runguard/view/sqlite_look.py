@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from runguard.ledger.sqlite.error_mapping import mapped_errors
-from runguard.ledger.sqlite.session import SqliteSession
-from runguard.ledger.store import StoreError
+from runguard.ledger.ledger import StoreError
+from runguard.ledger.sqlite import SqliteSession, mapped_errors
 
 _BESIDE: Final = (
     "while no run has the file open, SQLite must create another file next to it to read it: get write permission for "

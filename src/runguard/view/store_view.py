@@ -14,14 +14,22 @@ from urllib.parse import unquote
 from runguard.accounting.forecast import budget_forecast
 from runguard.core.errors import PolicyError
 from runguard.core.money import UNITS, UNLIMITED, begin_of, edge
-from runguard.ledger.control import Stop, read_control, read_stops
-from runguard.ledger.daily_sums import DaySums, read_sums
-from runguard.ledger.identity import identity_of
-from runguard.ledger.redis.session import RedisSession
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import Balance, StoreError, StoreOutage, StoreSession
-from runguard.ledger.store_faults import store_faults
-from runguard.ledger.urls import store_of
+from runguard.ledger.ledger import (
+    Balance,
+    DaySums,
+    Stop,
+    StoreError,
+    StoreOutage,
+    StoreSession,
+    identity_of,
+    read_control,
+    read_stops,
+    read_sums,
+    store_faults,
+)
+from runguard.ledger.memory import store_of
+from runguard.ledger.redis import RedisSession
+from runguard.ledger.sqlite import SqliteStore
 from runguard.view.records import (
     Call,
     Unreadable,

@@ -12,9 +12,18 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger.identity import IDENTITY, Seen, StoreReplacedError, adopt, identity_of, new_id
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import Line, StoreError, StoreOutage
+from runguard.ledger.ledger import (
+    IDENTITY,
+    Line,
+    Seen,
+    StoreError,
+    StoreOutage,
+    StoreReplacedError,
+    adopt,
+    identity_of,
+    new_id,
+)
+from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import ScriptedModel, text
 from tests.kit.stores import Place
 from tests.kit.vanishing_stores import (

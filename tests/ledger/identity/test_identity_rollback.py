@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from runguard import Budget
-from runguard.ledger.identity import IDENTITY
-from runguard.ledger.postgres.backend import PostgresStore
+from runguard.ledger.ledger import IDENTITY
+from runguard.ledger.postgres import PostgresStore
 from tests.kit.postgres_server import server as postgres_cluster
 from tests.kit.proxy import Proxy
 from tests.kit.stores import Place

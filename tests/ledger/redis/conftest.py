@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from runguard.ledger.redis.backend import RedisStore
-from runguard.ledger.redis.session import RedisSession
+from runguard.ledger.redis import RedisSession, RedisStore
 from tests.kit.valkey_server import valkey
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger.redis import session as sessions
-from runguard.ledger.redis.session import RedisSession
-from runguard.ledger.store import Balance, Line, SettledCall, StoreError, StoreReply
+from runguard.ledger import redis as sessions
+from runguard.ledger.ledger import Balance, Line, SettledCall, StoreError, StoreReply
+from runguard.ledger.redis import RedisSession
 from tests.kit.redis_stores import CALL, a_line, key_of
 
 CAPS = {"a": (400, 700, 40), "b": (250, 10_000, 60)}

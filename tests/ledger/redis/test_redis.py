@@ -14,10 +14,8 @@ import redis
 
 from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
-from runguard.ledger.identity import StoreReplacedError
-from runguard.ledger.redis.backend import RedisStore
-from runguard.ledger.redis.session import RedisSession
-from runguard.ledger.store import StoreError, StoreOutage
+from runguard.ledger.ledger import StoreError, StoreOutage, StoreReplacedError
+from runguard.ledger.redis import RedisSession, RedisStore
 from tests.kit.redis_stores import CALL, a_line, key_of
 from tests.kit.valkey_server import Valkey, valkey_process
 
@@ -78,7 +76,7 @@ def test_a_url_that_cannot_be_meant_is_refused_without_its_password(url: str, to
 def test_without_the_package_the_error_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['redis'] = None\n"
-        "from runguard.ledger.redis.backend import RedisStore\n"
+        "from runguard.ledger.redis import RedisStore\n"
         "from runguard.errors import PolicyError\n"
         "store = RedisStore('redis://:s3cret@localhost')\n"
         "try:\n    store.connect(1)\nexcept PolicyError as error:\n    print(error)"

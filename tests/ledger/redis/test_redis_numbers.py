@@ -7,10 +7,9 @@ import pytest
 import redis
 
 from runguard.core.money import NOTHING, UNLIMITED
-from runguard.ledger.redis.connection import script_of
-from runguard.ledger.redis.session import MOST_EXACT as EXACT
-from runguard.ledger.redis.session import RedisSession
-from runguard.ledger.store import MOST, StoreError
+from runguard.ledger.ledger import MOST, StoreError
+from runguard.ledger.redis import MOST_EXACT as EXACT
+from runguard.ledger.redis import RedisSession, script_of
 from tests.kit.redis_stores import CALL, a_line, key_of
 
 NO_CAP = (UNLIMITED, UNLIMITED, UNLIMITED)
@@ -189,7 +188,7 @@ def test_a_purge_of_many_leaves_no_trace_but_the_schema_and_the_id(session: Redi
 
 
 def test_records_are_capped(session: RedisSession, raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runguard.ledger.redis.session.RECORDS_KEPT", 100)
+    monkeypatch.setattr("runguard.ledger.redis.RECORDS_KEPT", 100)
     for n in range(500):
         session.append("k", str(n), "t")
     assert 100 <= raw.xlen(key_of(session, "r:k")) <= 250

@@ -9,7 +9,7 @@ import pytest
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import Store
+from runguard.ledger.ledger import Store
 from tests.kit.money import PRICES
 from tests.kit.shared_stores import Make, ledger, thousand
 from tests.kit.stores import Place

@@ -18,7 +18,7 @@ import pytest
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.store import Store, StoreOutage, StoreSession
+from runguard.ledger.ledger import Store, StoreOutage, StoreSession
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.proxy import Proxy

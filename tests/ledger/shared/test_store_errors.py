@@ -77,7 +77,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(
 @pytest.mark.parametrize(("url", "package"), [("redis://h/0", "redis"), ("postgresql://h/d", "psycopg")])
 def test_a_driver_is_imported_before_the_first_call_and_not_within_its_deadline(url: str, package: str) -> None:
     code = (
-        f"import sys; from runguard.ledger.urls import open_ledger; open_ledger({url!r}, 1.0); assert {package!r} "
+        f"import sys; from runguard.ledger.memory import open_ledger; open_ledger({url!r}, 1.0); assert {package!r} "
         "in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -105,7 +105,7 @@ def _notes() -> list[str]:
 
 def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
     """Return settings that differ from the defaults: name -> (value, default). Rules appear as their final rungs."""
-    from runguard.ledger.urls import store_name
+    from runguard.ledger.memory import store_name
     from runguard.policy.policy_file import PolicyFile
     from runguard.policy.rule_defaults import RULES
     from runguard.policy.settings import Policy

@@ -31,7 +31,7 @@ def command(scope: str, store: str | None, as_json: bool) -> None:
     from runguard.cli.commands.stores import desk, look_at, tell_alerts
     from runguard.core.decision import printable
     from runguard.core.errors import PolicyError
-    from runguard.ledger.control import check_scope
+    from runguard.ledger.ledger import check_scope
 
     try:
         check_scope(scope)

@@ -39,7 +39,7 @@ def command(scope: str, reason: str, actor: str, store: str | None, as_json: boo
     from runguard.cli.commands.stores import desk, known_scopes, look_at, near, running_in, tell_alerts
     from runguard.console.hints import hint
     from runguard.core.decision import printable
-    from runguard.ledger.control import ALL, check_scope
+    from runguard.ledger.ledger import ALL, check_scope
 
     check_scope(scope)
     if not actor.strip():

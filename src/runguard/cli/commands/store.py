@@ -75,7 +75,7 @@ def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.decision import printable
-    from runguard.ledger.identity import adopt, is_id
+    from runguard.ledger.ledger import adopt, is_id
 
     if not is_id(replaced):
         raise CommandError(
@@ -110,7 +110,7 @@ def repair(store: str | None, as_json: bool) -> None:
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.decision import printable
-    from runguard.ledger.control import repair_control
+    from runguard.ledger.ledger import repair_control
 
     name, session = named_store(store)
     try:
@@ -141,7 +141,7 @@ def purge_command(since: float, store: str | None, as_json: bool) -> None:
     """
     from runguard.cli.commands.stores import named_store
     from runguard.core.decision import printable
-    from runguard.ledger.daily_sums import purge
+    from runguard.ledger.ledger import purge
 
     older_than = time.time() - since  # noqa: TID251 - a command uses the system's clock
     if older_than <= 0:

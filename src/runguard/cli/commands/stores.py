@@ -12,10 +12,9 @@ from runguard.conductor.guard import Guard
 from runguard.core.decision import printable
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.events import RunInfo
-from runguard.ledger.control import ALL
-from runguard.ledger.sqlite.backend import SqliteStore
-from runguard.ledger.store import StoreOutage, StoreSession
-from runguard.ledger.urls import store_of
+from runguard.ledger.ledger import ALL, StoreOutage, StoreSession
+from runguard.ledger.memory import store_of
+from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy
 from runguard.view.rows import RunningRow
 from runguard.view.store_view import StoreView

@@ -15,7 +15,7 @@ from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.model_prices import OLD_DAYS, REFRESH, limits_usd, list_in_use, price_of, seen_models
 from runguard.cli.commands.stores import check_file
 from runguard.core.errors import RunGuardError
-from runguard.ledger.sqlite.backend import SqliteStore
+from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.files import find_policy_file
 from runguard.policy.settings import Policy
 from runguard.pricing.book import updated_table

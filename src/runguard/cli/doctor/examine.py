@@ -18,7 +18,7 @@ from runguard.cli.doctor.environment import (
 )
 from runguard.core.errors import PolicyError
 from runguard.demo import AdkMissingError, load
-from runguard.ledger.urls import check_store
+from runguard.ledger.memory import check_store
 from runguard.policy.settings import Policy
 
 _UNSTOPPED = 30  # a model that was called this often was not stopped
