@@ -1,70 +1,196 @@
-"""What is declared about tools, by the policy or beside their code, and so when two calls are the same."""
+"""The identity of a side effect: which calls of a ``once`` tool are the same call.
 
-from typing import Final
+A match refuses the call, so a wrong match refuses a new payment, and a missed match pays twice. Two calls are the same
+when the tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and a
+value for a declared ``int``, ``float`` or ``bool`` is read as one. Texts are compared in Unicode form C without U+200B,
+U+2060 and U+FEFF. Whole numbers are equal however they are written (``5``, ``5.0``), and a list is the same as a tuple.
+Nothing else is made equal: white space, case, ``None``, the order of a list and every character of a long text count.
 
-from runguard.core.events import Answer, ToolCall
-from runguard.core.identity import call_fingerprint
-from runguard.policy.once import Fields, once_identity
-from runguard.policy.settings import Policy
-from runguard.policy.tool_rules import ToolRule
+The loop rules have an identity of their own (``runguard.core.identity``), which is wider on purpose.
+"""
 
-_KEPT: Final = 4_096  # hallucinated names must not fill memory
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import blake2b
+from typing import Any, Final
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from runguard.core.identity import DIGEST_SIZE, answer_text
+
+_INVISIBLE: Final = {0x200B: None, 0x2060: None, 0xFEFF: None}
+_SCALARS: Final = (str, int, float)
+_CLOSE: Final = object()
 
 
-class Tools:
-    """The rules of tools, by name."""
+@dataclass(slots=True)
+class Each:
+    """A list whose items, or a mapping whose values, are declared as ``kind``."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._declared: dict[str, ToolRule] = {}
-        self.known: dict[str, ToolRule | None] = {}
-        self.has_prices = any(rule.price is not None for rule in policy.tools.values())
-        self.limited = {name for name, rule in policy.tools.items() if rule.max_calls is not None}
+    kind: "Kind" = None
 
-    def declare(self, tool: str, rule: ToolRule) -> None:
-        """A rule that was declared beside the tool's code; the policy's own rule for that name wins."""
-        if tool not in self._declared and len(self._declared) < _KEPT:
-            self._declared[tool] = rule
-            self.has_prices = self.has_prices or rule.price is not None
-            if rule.max_calls is not None:
-                self.limited.add(tool)
-            self.known.pop(tool, None)
 
-    def rule(self, tool: str) -> ToolRule | None:
-        try:
-            return self.known[tool]
-        except KeyError:
-            rule = self._policy.tool_rule(tool) or self._declared.get(tool)
-            if len(self.known) < _KEPT:
-                self.known[tool] = rule
-            return rule
+@dataclass(slots=True)
+class Fields:
+    """A function's parameters, or the fields of a model: what is declared under which name."""
 
-    def is_polling(self, tool: str) -> bool:
-        rule = self.rule(tool)
-        return rule is not None and rule.polling
+    kinds: dict[str, "Kind"] = field(default_factory=dict)
+    defaults: dict[str, object] = field(default_factory=dict)
+    # other names under which a field is accepted, first choice first
+    names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    drops_others: bool = False  # values under other names are never received
 
-    def max_calls(self, tool: str) -> int | None:
-        """Calls of a tool that are allowed in one run."""
-        rule = self.known[tool] if tool in self.known else self.rule(tool)
-        return rule.max_calls if rule is not None else None
+    def received(self, given: Mapping[Any, object]) -> dict[Any, object]:
+        """What arrives of the given values, under the declared names."""
+        found: dict[Any, object] = dict(self.defaults)
+        taken: set[str] = set()
+        for name in self.kinds:
+            for accepted in self.names.get(name, (name,)):
+                if accepted in given:
+                    found[name] = given[accepted]
+                    taken.add(accepted)
+                    break
+        if not self.drops_others:
+            found.update((name, value) for name, value in given.items() if name not in taken)
+        return found
 
-    def fingerprint(self, tool: str, args: object) -> bytes:
-        rule = self.known[tool] if tool in self.known else self.rule(tool)
-        if rule is None:
-            return call_fingerprint(tool, args)
-        return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)
 
-    def effect_of(self, call: ToolCall | Answer) -> bytes:
-        """The side effect of a call, known by the call's digest where nothing better was compared; empty for a tool
-        that is not declared ``once``.
-        """
-        tool = call.tool
-        rule = self.known[tool] if tool in self.known else self.rule(tool)
-        return (call.once or call.call) if rule is not None and rule.once else b""
+Kind = type[int] | type[float] | type[bool] | Each | Fields | None  # None: nothing is known, the value counts as it is
 
-    def once_identity(self, tool: str, args: object, declared: Fields | None = None) -> bytes:
-        """The identity of a side effect by its arguments; empty for a tool that is not declared ``once``."""
-        rule = self.rule(tool)
-        if rule is None or not rule.once:
-            return b""
-        return once_identity(tool, args, declared, identity=rule.identity, volatile=rule.volatile)
+
+def once_identity(
+    tool: str,
+    args: object,
+    declared: Fields | None = None,
+    *,
+    identity: Iterable[str] | None = None,
+    volatile: Iterable[str] = (),
+) -> bytes:
+    """Digest of a side effect, the same in every process.
+
+    ``declared``: the tool's parameters; None where they are unknown, then every argument counts as it was given.
+    ``identity`` names the only arguments that count, ``volatile`` those that never do.
+    """
+    if isinstance(args, dict):
+        args = declared.received(args) if declared is not None else dict(args)
+        for name in volatile:
+            args.pop(name, None)
+        if identity is not None:
+            args = {name: args[name] for name in identity if name in args}
+    kinds = Fields(declared.kinds) if declared is not None else None
+    return blake2b(
+        "".join([_text(tool), *_tokens(args, kinds)]).encode("utf-8", "surrogatepass"),
+        digest_size=DIGEST_SIZE,
+        person=b"runguard.once",
+    ).digest()
+
+
+def _tokens(value: Any, kind: Kind) -> list[str]:
+    """One text per value, each saying where it ends. Not recursive: arguments may be nested as deep as they like."""
+    out: list[str] = []
+    inside: set[int] = set()  # containers around the value at hand
+    pending: list[tuple[Any, Any]] = [(value, kind)]
+    while pending:
+        value, kind = pending.pop()
+        if kind is _CLOSE:
+            inside.discard(id(value))
+        elif isinstance(value, dict | list | tuple | BaseModel):
+            if id(value) in inside:
+                out.append("c;")
+                continue
+            inside.add(id(value))
+            pending.append((value, _CLOSE))
+            if isinstance(value, dict | BaseModel):
+                entries = _entries(
+                    value if isinstance(value, dict) else {**value.__dict__, **(value.__pydantic_extra__ or {})}, kind
+                )
+                out.append(f"d{len(entries)};")
+                for key, item, of_item in reversed(entries):
+                    pending.append((item, of_item))
+                    pending.append((key, None))
+            else:
+                out.append(f"l{len(value)};")
+                of_items = kind.kind if isinstance(kind, Each) else None
+                pending.extend((item, of_items) for item in reversed(value))
+        else:
+            out.append(_leaf(_coerced(value._value_ if isinstance(value, Enum) else value, kind)))
+    return out
+
+
+def _entries(mapping: dict[Any, Any], kind: Kind) -> list[tuple[Any, Any, Kind]]:
+    """Keys, values and what is declared for them, in one order for all processes."""
+    if isinstance(kind, Fields):
+        kinds = kind.kinds
+        mapping = kind.received(mapping)
+        found = [(key, item, kinds.get(key) if isinstance(key, str) else None) for key, item in mapping.items()]
+    else:
+        of_values = kind.kind if isinstance(kind, Each) else None
+        found = [(key, item, of_values) for key, item in mapping.items()]
+    return sorted(found, key=lambda entry: (_leaf(entry[0]), answer_text(entry[0])))
+
+
+def _leaf(value: Any) -> str:
+    """The text of a single value, with its type. Methods of the base classes: a subclass may bring code of its own."""
+    if value is None:
+        return "n;"
+    if value is True:
+        return "t;"
+    if value is False:
+        return "f;"
+    if isinstance(value, str):
+        return _text(str.__getitem__(value, slice(None)))
+    if isinstance(value, int):
+        return f"i{int.__format__(value, 'x')};"  # in hex: long numbers have no other text at once
+    if isinstance(value, float):
+        if float.is_integer(value):
+            return f"i{float.__int__(value):x};"
+        return f"r{float.__repr__(value)};"
+    if isinstance(value, bytes):
+        return f"b{bytes.hex(value)};"
+    text = answer_text(value)
+    return f"o{len(text)}:{text}"
+
+
+def _text(text: str) -> str:
+    text = _clean(text)
+    return f"s{len(text)}:{text}"
+
+
+def _clean(text: str) -> str:
+    return text if text.isascii() else unicodedata.normalize("NFC", text.translate(_INVISIBLE))
+
+
+# ---- declared numbers -----------------------------------------------------------------------------------------------
+
+_INT: Final = TypeAdapter(int)
+_FLOAT: Final = TypeAdapter(float)
+_BOOL: Final = TypeAdapter(bool)
+
+
+def _coerced(value: Any, kind: Any) -> Any:
+    """A value as the declared type, read as pydantic reads it.
+
+    What cannot be read as one, or not exactly, counts as it is.
+    """
+    if kind not in (int, float, bool) or not isinstance(value, _SCALARS):
+        return value
+    given = _clean(value) if type(value) is str else value
+    if kind is bool:
+        return _read(_BOOL, given, value)
+    whole = _read(_INT, given, None)
+    if whole is not None:
+        return whole  # also for a float: two large numbers that a float cannot tell apart may still arrive as two
+    if kind is int:
+        return value
+    number = _read(_FLOAT, given, None)
+    return number if number is not None and math.isfinite(number) else value
+
+
+def _read(adapter: TypeAdapter[Any], given: Any, otherwise: Any) -> Any:
+    try:
+        return adapter.validate_python(given)
+    except ValidationError:
+        return otherwise
