@@ -21,9 +21,9 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.plugins.plugin_manager import PluginManager
 
 from runguard import Budget
-from runguard.accounting.accounts import Accounts
-from runguard.conductor.guard import Guard
 from runguard.core.events import ModelCall, RunInfo
+from runguard.engine.guard import Guard
+from runguard.engine.money import Accounts
 from runguard.ledger.ledger import Hold
 from runguard.ledger.memory import MemoryLedger
 from runguard.policy import Policy

@@ -31,7 +31,7 @@ from made_up import HEALTHY, LOOPS
 from replays import Run, Verdict, by_rival, by_runguard, turn_tokens
 from rivals import RIVALS
 from runguard.policy import Policy
-from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import RULES
 from runguard.replay.bounded_files import lines_of
 from runguard.replay.engine import Judge
 from runguard.replay.steps import Faults

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from runguard.accounting.forecast import CALLS_KEPT, calls_until_size, calls_within, trend_of, was_cut
+from runguard.engine.forecast import CALLS_KEPT, calls_until_size, calls_within, trend_of, was_cut
 from runguard.replay.bounded_files import lines_of
 from runguard.replay.neutral import run_of
 from runguard.replay.steps import Asked, Faults

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from runguard import Budget
-from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.engine.guard import Guard
 from runguard.ledger.ledger import Line, StoreOutage
 from runguard.ledger.memory import store_of
 from runguard.policy import Policy

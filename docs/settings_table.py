@@ -10,7 +10,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from runguard.policy import RULES, Policy, PolicyFile, ToolRule
-from runguard.policy.remote_agent_rules import RemoteAgent
+from runguard.policy.settings import RemoteAgent
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 WORDS = """# Settings

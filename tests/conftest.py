@@ -163,7 +163,7 @@ def _busy_machine_is_no_outage() -> Iterator[None]:
     """Where a guard leaves ``store_timeout`` at one second, its store gets ten: beside other tests, a healthy store may
     take longer than a second.
     """
-    from runguard.accounting import accounts
+    from runguard.engine import money as accounts
 
     opened = accounts.open_ledger  # type: ignore[attr-defined]  # where it is used
 

@@ -13,13 +13,13 @@ import pytest
 
 from runguard import background
 from runguard.alerts import Alert, AlertSettings
-from runguard.alerts.sending import Alerts
 from runguard.background import start_thread
 from runguard.functions.dropped import Dropped
 from runguard.functions.sync import drive
 from runguard.ledger import sqlite as writer_queue
 from runguard.ledger.ledger import StoreOutage
-from runguard.outlets.callbacks import Outbox
+from runguard.reporting.delivery import Alerts
+from runguard.reporting.telemetry import Outbox
 
 LONG = 10.0
 UNFORESEEN = [KeyError, MemoryError, SystemExit, asyncio.CancelledError, GeneratorExit]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import runguard
 from runguard import Budget, RunStoppedError, Threshold, guard, guard_async
-from runguard.log_lines import OneLine
+from runguard.background import OneLine
 
 HOSTILE = "eve\n2026-01-01 CRITICAL root: all is well\r\x1b[2J\x1b]0;owned\x07\x85\u2028\u202e\x9b31m"
 CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -109,7 +109,7 @@ def test_the_filter_is_there_once() -> None:
         "runguard.BudgetMonitor(5)",
         "from runguard.alerts import Alerts",
         "from runguard.ledger import memory",
-        "from runguard.conductor import side_effects",
+        "from runguard.engine import tools",
     ],
 )
 def test_the_filter_is_there_before_anything_can_be_logged(code: str) -> None:

@@ -143,7 +143,7 @@ def test_names_of_the_pure_part_load_no_third_party_module(name: str) -> None:
     assert third_party(modules_after(f"import runguard; runguard.{name}")) == set()
 
 
-@pytest.mark.parametrize("statement", ["import runguard; runguard.Policy", "import runguard.conductor.guard"])
+@pytest.mark.parametrize("statement", ["import runguard; runguard.Policy", "import runguard.engine.guard"])
 def test_policy_and_guard_do_without_any_framework(statement: str) -> None:
     assert "google" not in third_party(modules_after(statement))
 

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runguard._version import __version__ as __version__
-    from runguard.accounting.cumulative import BudgetMonitor, CompressionTriggered
-    from runguard.accounting.cumulative_policy import BudgetPolicy
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.adk.cost_breaker import ADKCostBreaker
     from runguard.adk.guarded_llm import GuardedLlm
@@ -35,10 +33,9 @@ if TYPE_CHECKING:
         UnpricedModelError,
     )
     from runguard.core.money import Budget, BudgetStatus, Scope, Threshold
+    from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy, CompressionTriggered
     from runguard.functions.wrappers import guard, guard_async, run
-    from runguard.policy.remote_agent_rules import RemoteAgent
-    from runguard.policy.settings import Policy
-    from runguard.policy.tool_rules import ToolRule, tool
+    from runguard.policy.settings import Policy, RemoteAgent, ToolRule, tool
     from runguard.pricing.book import ModelLimits, Price
     from runguard.termination.condition import (
         AndTerminationCondition,
@@ -96,13 +93,13 @@ _HOMES = {
     "guard": "runguard.functions.wrappers",
     "guard_async": "runguard.functions.wrappers",
     "run": "runguard.functions.wrappers",
-    "BudgetMonitor": "runguard.accounting.cumulative",
-    "BudgetPolicy": "runguard.accounting.cumulative_policy",
-    "CompressionTriggered": "runguard.accounting.cumulative",
+    "BudgetMonitor": "runguard.engine.token_budget",
+    "BudgetPolicy": "runguard.engine.token_budget",
+    "CompressionTriggered": "runguard.engine.token_budget",
     "Policy": "runguard.policy.settings",
-    "RemoteAgent": "runguard.policy.remote_agent_rules",
-    "ToolRule": "runguard.policy.tool_rules",
-    "tool": "runguard.policy.tool_rules",
+    "RemoteAgent": "runguard.policy.settings",
+    "ToolRule": "runguard.policy.settings",
+    "tool": "runguard.policy.settings",
     "ModelLimits": "runguard.pricing.book",
     "Price": "runguard.pricing.book",
     "AndTerminationCondition": "runguard.termination",

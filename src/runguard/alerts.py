@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.alerts.alert import Alert, AlertKind, Severity
-    from runguard.alerts.alert_settings import SCHEMA, AlertSettings
-    from runguard.alerts.message_formats import verify_signature
-    from runguard.alerts.secret import mask
-    from runguard.alerts.sending import Alerts
+    from runguard.reporting.alerts import SCHEMA, Alert, AlertKind, AlertSettings, Severity, mask
+    from runguard.reporting.delivery import Alerts, verify_signature
 
 _HOMES = {
-    "Alert": "runguard.alerts.alert",
-    "AlertKind": "runguard.alerts.alert",
-    "Severity": "runguard.alerts.alert",
-    "mask": "runguard.alerts.secret",
-    "verify_signature": "runguard.alerts.message_formats",
-    "Alerts": "runguard.alerts.sending",
-    "AlertSettings": "runguard.alerts.alert_settings",
-    "SCHEMA": "runguard.alerts.alert_settings",
+    "Alert": "runguard.reporting.alerts",
+    "AlertKind": "runguard.reporting.alerts",
+    "Severity": "runguard.reporting.alerts",
+    "mask": "runguard.reporting.alerts",
+    "verify_signature": "runguard.reporting.delivery",
+    "Alerts": "runguard.reporting.delivery",
+    "AlertSettings": "runguard.reporting.alerts",
+    "SCHEMA": "runguard.reporting.alerts",
 }
 
 __all__ = ["SCHEMA", "Alert", "AlertKind", "AlertSettings", "Alerts", "Severity", "mask", "verify_signature"]

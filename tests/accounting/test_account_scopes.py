@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from runguard.accounting import reservation as reserving
 from runguard.core.events import ROOT_LANE
 from runguard.core.money import Budget
+from runguard.engine import money as reserving
 from tests.kit.accounts import CALL, Shop, soon, user_budget
 from tests.kit.optional import present
 from tests.kit.waiting import turns

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runguard.accounting.cumulative import BudgetMonitor, CompressionTriggered
 from runguard.core.money import Threshold
+from runguard.engine.token_budget import BudgetMonitor, CompressionTriggered
 from tests.kit.monitors import WRONG_COUNTS, handler, response
 
 # ---- thresholds -----------------------------------------------------------------------------------------------------

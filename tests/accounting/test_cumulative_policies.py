@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.accounting.cumulative import BudgetMonitor
-from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.core.money import Threshold
+from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runguard.accounting.cumulative import BudgetMonitor
 from runguard.core.money import ThresholdAction
+from runguard.engine.token_budget import BudgetMonitor
 from tests.kit.monitors import response
 from tests.kit.waiting import at_once
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.accounting.forecast import (
+from runguard.core.money import Window, begin_of
+from runguard.engine.forecast import (
     LEAST_CALLS,
     Trend,
     budget_forecast,
@@ -15,7 +16,6 @@ from runguard.accounting.forecast import (
     sum_of,
     trend_of,
 )
-from runguard.core.money import Window, begin_of
 
 LINEAR = [1_000 + 100 * n for n in range(20)]
 SAWTOOTH = [1_000 + 500 * (n % 8) for n in range(24)]  # cut three times, at 4,500 tokens

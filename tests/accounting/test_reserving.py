@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runguard.accounting.expectations import ASSUMED_OUTPUT
 from runguard.core.decision import Action
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.money import Budget, Threshold
+from runguard.engine.money import ASSUMED_OUTPUT
 from runguard.pricing.rates import Usage
 from tests.kit.accounts import CALL, Shop, soon, user_budget
 from tests.kit.waiting import PATIENCE_S

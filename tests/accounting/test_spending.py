@@ -7,10 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from runguard.accounting import figures, spending
-from runguard.accounting import lookup as finder
 from runguard.core.decision import Action
 from runguard.core.money import Budget
+from runguard.engine import charges as figures
+from runguard.engine import charges as finder
+from runguard.engine import spending
 from tests.kit.accounts import CALL, Shop, user_budget
 from tests.kit.waiting import PATIENCE_S, loops_at_once, turns
 

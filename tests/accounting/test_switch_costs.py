@@ -6,7 +6,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.accounting.switch_costs import CachedPrompt, switch_costs
+from runguard.engine.downgrade import CachedPrompt, switch_costs
 from runguard.pricing.rates import Band, Rates
 
 RATE = st.integers(0, 10**11)  # nano-USD per million tokens

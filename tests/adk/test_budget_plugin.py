@@ -20,11 +20,10 @@ from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 
-from runguard.accounting.cumulative import BudgetMonitor
-from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import budget_plugin
 from runguard.adk.budget_plugin import BudgetPlugin
 from runguard.core.money import Threshold
+from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 from runguard.errors import PolicyError
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play

@@ -12,11 +12,10 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 
-from runguard.accounting.cumulative import BudgetMonitor
-from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import RunGuardPlugin
 from runguard.adk.budget_plugin import BudgetPlugin
 from runguard.core.decision import STOP_CODE
+from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play, prompts, told
 from tests.kit.agents import stepping as worker

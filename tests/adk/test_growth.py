@@ -15,10 +15,10 @@ import runguard
 from runguard import ADKCostBreaker
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.alerts import Alert
-from runguard.conductor import session_growth
-from runguard.conductor.guard import Guard
-from runguard.conductor.session_growth import SessionGrowths
 from runguard.core.events import RunInfo
+from runguard.engine import runs as session_growth
+from runguard.engine.guard import Guard
+from runguard.engine.runs import SessionGrowths
 from runguard.ledger.ledger import StoreOutage
 from runguard.ledger.sqlite import SqliteSession
 from runguard.policy import Policy

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from runguard import Budget, RunStoppedError
 from runguard.adk import RunGuardPlugin
-from runguard.conductor.last_answer import INSTRUCTION
+from runguard.engine.final_answer import INSTRUCTION
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play
 from tests.kit.contents import parts

@@ -8,7 +8,7 @@ import pytest
 from google.genai import types
 
 from runguard.adk import RunGuardPlugin
-from runguard.conductor.last_answer import INSTRUCTION
+from runguard.engine.final_answer import INSTRUCTION
 from runguard.testing import ScriptedModel, call, text
 from tests.kit.adk_runs import play
 from tests.kit.rule_agents import Tool, agent

@@ -23,7 +23,7 @@ from google.genai import types
 
 from runguard import Budget, ToolRule
 from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin
-from runguard.conductor import paused
+from runguard.engine import resume as paused
 from runguard.errors import RunStoppedError
 from runguard.testing import FakeClock, ScriptedModel, assert_stopped, call, text, transfer
 from tests.kit.desks import PRICES, Desk, asking

@@ -15,9 +15,9 @@ from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import Workflow
 
 import runguard
-from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import RunGuardPlugin, TerminationPlugin, terminate, termination_reason
 from runguard.adk.budget_plugin import BudgetPlugin
+from runguard.engine.token_budget import BudgetPolicy
 from runguard.termination import (
     CostTermination,
     ExternalTermination,

@@ -19,8 +19,8 @@ from runguard import Budget
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.alerts import verify_signature
 from runguard.errors import RunStoppedError
-from runguard.outlets import telemetry
-from runguard.outlets.telemetry import Telemetry
+from runguard.reporting import telemetry
+from runguard.reporting.telemetry import Telemetry
 from runguard.testing import ScriptedModel, call, run, text
 
 MONEY: dict[str, Any] = {

@@ -9,13 +9,11 @@ from typing import Any
 
 import pytest
 
-from runguard.alerts import (
-    AlertSettings,
-    addresses,
-    transport,
-)
-from runguard.alerts.addresses import refusal
+from runguard.alerts import AlertSettings
 from runguard.errors import PolicyError
+from runguard.reporting import alerts as addresses
+from runguard.reporting import delivery as transport
+from runguard.reporting.alerts import refusal
 from tests.kit.alert_servers import (
     CANARY,
     PATIENT,

@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 
 from runguard import background
-from runguard.alerts import (
-    Alert,
-    Alerts,
-    AlertSettings,
-    sending,
-)
-from runguard.alerts.alert import Parcel
+from runguard.alerts import Alert, Alerts, AlertSettings
+from runguard.reporting import delivery as sending
+from runguard.reporting.alerts import Parcel
 from tests.kit.alert_servers import (
     PATIENT,
     Server,

@@ -11,17 +11,10 @@ from typing import Any
 
 import pytest
 
-from runguard.alerts import (
-    Alert,
-    Alerts,
-    AlertSettings,
-    mask,
-    message_formats,
-    verify_signature,
-)
-from runguard.alerts.addresses import Endpoint
-from runguard.alerts.secret import Secret
+from runguard.alerts import Alert, Alerts, AlertSettings, mask, verify_signature
 from runguard.errors import PolicyError
+from runguard.reporting import delivery as message_formats
+from runguard.reporting.alerts import Endpoint, Secret
 from tests.kit.alert_servers import (
     CANARY,
     PATIENT,

@@ -16,14 +16,9 @@ from typing import Any
 
 import pytest
 
-from runguard.alerts import (
-    Alert,
-    Alerts,
-    AlertSettings,
-    sending,
-    transport,
-    verify_signature,
-)
+from runguard.alerts import Alert, Alerts, AlertSettings, verify_signature
+from runguard.reporting import delivery as sending
+from runguard.reporting import delivery as transport
 from tests.kit.alert_servers import (
     CANARY,
     PATIENT,

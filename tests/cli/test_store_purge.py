@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runguard.conductor.guard import Guard
 from runguard.core.events import ModelCall, RunInfo
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.commands import runguard, told

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from runguard.conductor.adapter import Conductor
-from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.engine.guard import Conductor, Guard
 from runguard.policy import Policy
 
 METHODS = [name for name, member in vars(Conductor).items() if inspect.isfunction(member) and not name.startswith("_")]

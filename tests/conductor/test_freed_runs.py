@@ -2,9 +2,9 @@
 
 import gc
 
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Lane, Run
 from runguard.core.events import RunInfo
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Lane, Run
 from runguard.policy import Policy
 
 

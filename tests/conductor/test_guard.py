@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 
-from runguard.conductor import lanes, side_effects
-from runguard.conductor.adapter import Question
 from runguard.core.decision import (
     Action,
     Decision,
     trip,
 )
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
+from runguard.engine import runs as lanes
+from runguard.engine import tools as side_effects
+from runguard.engine.guard import Question
 from tests.kit.driver import Driver
 from tests.kit.guards import (
     allow_stays_allow,  # noqa: F401 - an autouse fixture

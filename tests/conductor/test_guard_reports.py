@@ -10,7 +10,7 @@ import pytest
 
 from runguard.core import errors
 from runguard.core.decision import Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user
-from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import RULES
 from tests.kit.driver import Driver
 from tests.kit.guards import (
     LADDER,

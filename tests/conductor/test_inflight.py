@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.conductor import slots as inflight
-from runguard.conductor.slots import Slots
+from runguard.engine import waiting as inflight
+from runguard.engine.waiting import Slots
 from tests.kit.waiting import forever, turns
 
 PATIENCE_S = 20  # far beyond anything that works

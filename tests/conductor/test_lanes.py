@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.conductor.event_lanes import EventLanes, UnansweredCall
-from runguard.conductor.guard import Guard
 from runguard.core.events import AgentEntered, RunInfo, ToolCall
 from runguard.core.rules.agents import Depth
+from runguard.engine.guard import EventLanes, Guard, UnansweredCall
 from runguard.policy import Policy
 from tests.kit.driver import Driver
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard import Budget, PolicyError
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

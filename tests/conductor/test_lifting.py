@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from runguard import Budget
-from runguard.accounting.refusals import OUTAGES
-from runguard.conductor.guard import Guard
-from runguard.conductor.lifting import review_stops
 from runguard.core.decision import Action, Finding
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.engine.charges import OUTAGES
+from runguard.engine.guard import Guard
+from runguard.engine.resume import review_stops
 from runguard.policy import Policy
 
 USER_BUDGET = Budget(usd="0.002", per="user")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from runguard.conductor.guard import Guard
 from runguard.core.events import RunInfo
+from runguard.engine.guard import Guard
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy import Policy
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.conductor import carried, paused
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Decision
 from runguard.core.events import RunInfo
+from runguard.engine import resume as carried
+from runguard.engine import resume as paused
+from runguard.engine.guard import Guard
 from runguard.ledger.ledger import StoreError
 from runguard.policy import Policy
 from tests.kit.driver import Driver

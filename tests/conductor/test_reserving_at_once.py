@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from runguard.conductor.guard import Guard
 from runguard.core.events import ModelCall, RunInfo
+from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 
 PRICES = {"m": {"input": 1, "output": 4}}

@@ -6,9 +6,6 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.conductor.dispatch import Observers
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Lane, Run
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -22,8 +19,9 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.policy.settings import Policy
-from runguard.policy.tool_rules import ToolRule
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Lane, Observers, Run
+from runguard.policy.settings import Policy, ToolRule
 
 LONG = "a page of many words that is longer than any status, " * 6
 SAID = (

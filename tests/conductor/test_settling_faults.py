@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from runguard import Budget
-from runguard.conductor.guard import Guard
 from runguard.core.events import ModelCall, RunInfo
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

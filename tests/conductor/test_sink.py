@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import runguard
-from runguard.conductor.guard import Guard
-from runguard.conductor.sink import Decided
 from runguard.core.decision import Action
-from runguard.outlets.telemetry import SAMPLE
+from runguard.engine.decide import Decided
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
+from runguard.reporting.telemetry import SAMPLE
 from tests.kit.driver import Driver
 
 SOURCE = Path(runguard.__file__).parent
-WRITER = SOURCE / "conductor" / "stopping.py"
+WRITER = SOURCE / "engine" / "runs.py"
 RULES: dict[str, Any] = {"rules": {"repetition": {"nudge": 2, "block": 4, "stop": 5}}}
 LOOP = ["nudge", "block", "stop"]
 

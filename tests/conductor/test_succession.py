@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from runguard.conductor.guard import Guard
-from runguard.conductor.succession import retire
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.engine.guard import Guard
+from runguard.engine.resume import retire
 from runguard.policy import Policy
 
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard import Budget, PolicyError, ToolRule
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

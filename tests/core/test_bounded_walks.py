@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
 from runguard.core.identity import LEVELS, answer_text, copy_of, size_of, stored_attributes
+from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 
 ENOUGH = 1_000_000

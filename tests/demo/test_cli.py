@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from runguard import __version__
 from runguard.cli.main import main
-from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import RULES
 
 
 @pytest.fixture(autouse=True)
@@ -216,7 +216,7 @@ def test_check_for_machines(tmp_path: Path) -> None:
 
 
 def test_the_schema_knows_every_setting() -> None:
-    from runguard.policy.policy_file import PolicyFile
+    from runguard.policy.settings import PolicyFile
 
     ran = runguard("check", "--schema")
     assert ran.exit_code == 0

@@ -27,7 +27,7 @@ from google.genai import types
 import runguard
 from runguard import Budget, BudgetPlugin, BudgetPolicy, ToolRule
 from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, TerminationPlugin, patching, terminate
-from runguard.conductor.guard import Guard
+from runguard.engine.guard import Guard
 from runguard.termination import (
     CostTermination,
     ExternalTermination,

@@ -26,8 +26,8 @@ from google.genai import types
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.engine.guard import Guard
 from runguard.ledger import remote
 from runguard.ledger import write_queue as fact_writer
 from runguard.policy import Policy

@@ -17,8 +17,8 @@ from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 
 from runguard.adk import RunGuardPlugin
-from runguard.conductor.guard import Guard
 from runguard.core.events import RunInfo
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.testing import ScriptedModel, call, text
 
@@ -32,7 +32,7 @@ SLACK = {"memory": 16_384, "sqlite": 65_536}
 @pytest.fixture(autouse=True)
 def _full_history(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures of runs that are over are kept in a bounded number. Here it is reached early."""
-    monkeypatch.setattr("runguard.accounting.spending._HISTORY_KEPT", 8)
+    monkeypatch.setattr("runguard.engine.spending._HISTORY_KEPT", 8)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -152,8 +152,8 @@ async def test_many_runs_at_once_leave_nothing_behind(store: str, is_long: bool)
 
 @pytest.mark.timeout(900)
 async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runguard.conductor.paused.WAITING_KEPT", 5)
-    monkeypatch.setattr("runguard.conductor.session_growth.SESSIONS_KEPT", 5)
+    monkeypatch.setattr("runguard.engine.resume.WAITING_KEPT", 5)
+    monkeypatch.setattr("runguard.engine.runs.SESSIONS_KEPT", 5)
 
     def ask(question: str) -> None:
         """A person answers later."""

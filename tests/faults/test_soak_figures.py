@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runguard.conductor.guard import Guard
 from runguard.core.events import RunInfo
+from runguard.engine.guard import Guard
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
 

@@ -21,7 +21,7 @@ from google.genai import types
 from pydantic import BaseModel, PrivateAttr
 
 from runguard.adk import RunGuardPlugin, TerminationPlugin
-from runguard.conductor.controls import Controls
+from runguard.engine.guard import Controls
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 
 _ids = itertools.count(1)

@@ -15,7 +15,7 @@ from langchain_core.tools import StructuredTool
 from langgraph.checkpoint.memory import InMemorySaver
 from pydantic import BaseModel, PrivateAttr
 
-from runguard.conductor.controls import Controls
+from runguard.engine.guard import Controls
 from runguard.langchain import RunGuardMiddleware
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Script, Session, TurnResult
 

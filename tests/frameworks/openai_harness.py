@@ -22,7 +22,7 @@ from openai.types.responses import (
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails, ResponseUsage
 from pydantic import BaseModel
 
-from runguard.conductor.controls import Controls
+from runguard.engine.guard import Controls
 from runguard.openai_agents import AgentGuard
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 

@@ -20,7 +20,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.usage import RequestUsage, UsageLimits
 
-from runguard.conductor.controls import Controls
+from runguard.engine.guard import Controls
 from runguard.pydantic_ai import RunGuard
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 

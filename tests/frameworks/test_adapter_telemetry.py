@@ -12,7 +12,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from runguard.core.money import Budget
-from runguard.outlets import span_cost, telemetry
+from runguard.reporting import telemetry
+from runguard.reporting import telemetry as span_cost
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness

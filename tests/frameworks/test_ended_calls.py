@@ -9,7 +9,7 @@ import pytest
 
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.model_calls import ModelRequest, Permission
-from runguard.conductor.guard import Guard
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 
 SEEN: ContextVar[str] = ContextVar("SEEN", default="")

@@ -9,7 +9,7 @@ from langchain_core.messages import HumanMessage
 from runguard import RunStoppedError, ToolRule
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.tool_calls import ToolUse
-from runguard.conductor.guard import Guard
+from runguard.engine.guard import Guard
 from runguard.langchain import GuardedChatModel
 from runguard.policy import Policy
 from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply

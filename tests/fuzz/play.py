@@ -107,7 +107,7 @@ def guided(name: str, seed: int, seconds: float, most: int) -> None:
     import atheris  # type: ignore[import-untyped, import-not-found, unused-ignore]
 
     with atheris.instrument_imports(
-        include=["runguard.core", "runguard.providers", "runguard.replay", "runguard.outlets"]
+        include=["runguard.core", "runguard.providers", "runguard.replay", "runguard.reporting"]
     ):
         from .targets import TARGETS
     from .values import Mutator

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 import runguard
 from runguard import Budget, Threshold, ToolRule
 from runguard.policy import Policy
-from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import RULES
 
 SOURCE = Path(runguard.__file__).parent
 PUBLIC = (

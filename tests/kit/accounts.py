@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from runguard.accounting.charges import Charge
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.money import Budget, BudgetStatus
+from runguard.engine.charges import Charge
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.waiting import PATIENCE_S

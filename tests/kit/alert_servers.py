@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from runguard import background
-from runguard.alerts import (
-    Alert,
-    Alerts,
-    AlertSettings,
-    sending,
-)
+from runguard.alerts import Alert, Alerts, AlertSettings
+from runguard.reporting import delivery as sending
 
 CANARY = "canary0secret0value0"
 

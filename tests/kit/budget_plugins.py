@@ -3,9 +3,8 @@
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from runguard.accounting.cumulative import BudgetMonitor
-from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk.budget_plugin import BudgetPlugin
+from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 
 CALL = 1_250  # what one call of a scripted model costs
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision
 from runguard.core.events import (
     ROOT_LANE,
@@ -17,6 +16,7 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 

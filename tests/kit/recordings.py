@@ -6,7 +6,7 @@ from typing import Any
 
 from runguard.core.decision import Rungs
 from runguard.policy import Policy
-from runguard.policy.rule_defaults import RULES
+from runguard.policy.settings import RULES
 
 FIXTURES = Path(__file__).parents[1] / "replay" / "recorded"
 EARLY = {"rules": {"repetition": {"nudge": 3, "block": 4, "stop": 5}}}  # short recordings are enough to see every rung

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from runguard.core.decision import Action, Decision, Finding
 from runguard.core.events import RunInfo
-from runguard.outlets.telemetry import Telemetry
+from runguard.reporting.telemetry import Telemetry
 
 INFO = RunInfo("run-canary", app="shop", user="user-canary", session="session-canary", labels={"team": "label-canary"})
 

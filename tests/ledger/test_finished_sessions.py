@@ -14,10 +14,10 @@ from unittest import mock
 import pytest
 
 from runguard import Budget
-from runguard.accounting import spending
-from runguard.conductor import session_growth
-from runguard.conductor.guard import Guard
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
+from runguard.engine import runs as session_growth
+from runguard.engine import spending
+from runguard.engine.guard import Guard
 from runguard.ledger import memory, remote
 from runguard.ledger import remote as stored_account
 from runguard.policy import Policy

@@ -10,9 +10,9 @@ from unittest import mock
 import pytest
 
 from runguard import Budget, Threshold
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo, ToolCall
+from runguard.engine.guard import Guard
 from runguard.ledger import remote
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.accounting import spending as spending_module
-from runguard.accounting.figures import Entry, add_tally
-from runguard.accounting.spending import History, Spending
 from runguard.core.money import NOTHING, UNLIMITED
+from runguard.engine import spending as spending_module
+from runguard.engine.charges import Entry, add_tally
+from runguard.engine.spending import History, Spending
 from runguard.ledger import memory as memory_module
 from runguard.ledger.ledger import Account, Hold
 from runguard.ledger.memory import MemoryLedger, PackedAccounts, Shared, can_be_packed, read_numbers, write_numbers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runguard.outlets import telemetry
+from runguard.reporting import telemetry
 from tests.kit.scripts import ROOT
 
 FOLDER = ROOT / "examples" / "monitoring"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runguard.outlets import telemetry
+from runguard.reporting import telemetry
 from tests.kit.telemetry import Sdk
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runguard import background
-from runguard.outlets.callbacks import Outbox
+from runguard.reporting.telemetry import Outbox
 from tests.kit.waiting import until
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from runguard.adk import RunGuardPlugin
-from runguard.outlets.span_cost import SpanCosts
+from runguard.reporting.telemetry import SpanCosts
 from tests.kit.telemetry import Sdk
 
 VARIABLE = "OTEL_SEMCONV_STABILITY_OPT_IN"

@@ -9,9 +9,9 @@ import pytest
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import Budget
-from runguard.outlets.telemetry import Telemetry
 from runguard.pricing.book import Price
 from runguard.pricing.rates import Usage
+from runguard.reporting.telemetry import Telemetry
 from tests.kit.driver import Driver
 from tests.kit.optional import present
 from tests.kit.telemetry import INFO, Sdk, loop, report, stop_of

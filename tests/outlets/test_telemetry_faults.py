@@ -17,8 +17,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import runguard
 from runguard.core.money import Budget
-from runguard.outlets import telemetry
-from runguard.outlets.telemetry import Telemetry
+from runguard.reporting import telemetry
+from runguard.reporting.telemetry import Telemetry
 from tests.kit.driver import Driver
 from tests.kit.telemetry import INFO, Sdk, loop, report, stop_of
 
@@ -126,9 +126,9 @@ def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing: str
     said = in_a_process(f"""
         import sys
         sys.modules[{missing!r}] = None
-        from runguard.conductor.guard import Guard
+        from runguard.engine.guard import Guard
         from runguard.policy import Policy
-        from runguard.outlets.telemetry import Telemetry
+        from runguard.reporting.telemetry import Telemetry
         print(Telemetry.of(Guard(Policy())))
     """)
     assert said == "None\n"
@@ -138,11 +138,11 @@ def test_without_the_logs_api_the_rest_works() -> None:
     said = in_a_process("""
         import sys
         sys.modules["opentelemetry._logs"] = None
-        from runguard.conductor.guard import Guard
+        from runguard.engine.guard import Guard
         from runguard.core.decision import Action, Decision, Finding
         from runguard.core.events import RunInfo
         from runguard.policy import Policy
-        from runguard.outlets.telemetry import Telemetry
+        from runguard.reporting.telemetry import Telemetry
         told = Telemetry.of(Guard(Policy()))
         told.decided(Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures")), RunInfo("r"), "a", None)
         print(told.flush())
@@ -153,7 +153,7 @@ def test_without_the_logs_api_the_rest_works() -> None:
 def test_importing_the_module_does_not_import_opentelemetry() -> None:
     said = in_a_process("""
         import sys
-        import runguard.outlets.telemetry
+        import runguard.reporting.telemetry
         print([name for name in sys.modules if name.startswith("opentelemetry")])
     """)
     assert said == "[]\n"
@@ -166,12 +166,12 @@ def test_providers_may_be_set_after_the_guard_was_made() -> None:
     said = in_a_process("""
         import sys
         from runguard.core.money import Budget
-        from runguard.conductor.guard import Guard
+        from runguard.engine.guard import Guard
         from runguard.core.decision import Action, Decision, Finding
         from runguard.core.events import ModelCall, RunInfo
         from runguard.policy import Policy
         from runguard.pricing.rates import Usage
-        from runguard.outlets.telemetry import Telemetry
+        from runguard.reporting.telemetry import Telemetry
         guard = Guard(Policy(budgets=(Budget(tokens=100, per="app"),)))
         told = Telemetry.of(guard)
         stop = Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures"))

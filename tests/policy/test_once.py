@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from runguard.policy.once import Each, Fields, once_identity
+from runguard.policy.tools import Each, Fields, once_identity
 
 PAY = Fields(
     {"invoice": None, "amount": int, "rate": float, "express": bool},
@@ -260,7 +260,7 @@ def test_foreign_code_of_an_argument_is_not_run() -> None:
 
 def test_every_process_finds_the_same_identity() -> None:
     args = {"invoice": "Ä\u200b1", "lines": [{"n": 1.5}, {"n": 10**30}, None, True], "tags": {"b": 1, "a": 2}}
-    script = f"from runguard.policy.once import once_identity; print(once_identity('pay', {args!r}).hex())"
+    script = f"from runguard.policy.tools import once_identity; print(once_identity('pay', {args!r}).hex())"
     found = {
         subprocess.run(
             [sys.executable, "-c", script],

@@ -16,10 +16,15 @@ from runguard.core.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy, ToolRule, tool
-from runguard.policy.files import find_policy_file, load_policy_file
-from runguard.policy.policy_file import _MEANT, PolicyFile, policy_schema
-from runguard.policy.rule_defaults import RULES
-from runguard.policy.tool_rules import declared_rule
+from runguard.policy.settings import (
+    _MEANT,
+    RULES,
+    PolicyFile,
+    declared_rule,
+    find_policy_file,
+    load_policy_file,
+    policy_schema,
+)
 from tests.kit.optional import present
 
 LADDER = ("warn", "nudge", "block", "stop")

@@ -12,7 +12,7 @@ import pytest
 import runguard
 from runguard import Budget, BudgetMonitor, BudgetPolicy, ModelLimits, PolicyError, Price, Threshold, ToolRule, guard
 from runguard.policy import Policy
-from runguard.policy.tool_rules import declared_rule
+from runguard.policy.settings import declared_rule
 
 
 def fault(**keywords: Any) -> str:

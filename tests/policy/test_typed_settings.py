@@ -8,8 +8,9 @@ import pytest
 
 from runguard.functions.keywords import _NOT_HERE, _PLACES
 from runguard.functions.wrappers import _OWN
-from runguard.policy import Policy, typed_settings
-from runguard.policy.typed_settings import CommonSettings, FunctionSettings, PolicySettings
+from runguard.policy import Policy
+from runguard.policy import settings as typed_settings
+from runguard.policy.settings import CommonSettings, FunctionSettings, PolicySettings
 
 
 def descriptions() -> Mapping[str, str]:

@@ -15,8 +15,8 @@ import pytest
 from genai_prices.data_snapshot import DataSnapshot, get_snapshot, set_custom_snapshot
 from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 
-from runguard.conductor.guard import Guard
 from runguard.core.money import NANO
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.pricing.book import (
     PriceTable,

@@ -24,15 +24,15 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from runguard.accounting.charges import OWNERS
 from runguard.adapters.ending_conditions import EndingConditions
 from runguard.adapters.layers import OUTERMOST, Layer, child_layer, current_place, end_layers, notice_kept
 from runguard.adapters.model_calls import ModelRequest, Permission, Reply, cheaper_request, last_permission
 from runguard.adapters.run_tools import BATCHES, RunTools
 from runguard.adapters.without_loop import drive_layers, in_event_loop
-from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, RunInfo, ToolResults
+from runguard.engine.charges import OWNERS
+from runguard.engine.guard import Guard
 from runguard.termination.condition import TerminationCondition
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
-from runguard.accounting.charges import OWNERS
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
+from runguard.engine.charges import OWNERS
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
 from runguard.functions.run_context import SURROUNDINGS
 
 

@@ -6,12 +6,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from runguard.accounting.charges import OWNERS, Charge
 from runguard.adapters.layers import Layer
 from runguard.adapters.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.identity import words_name
+from runguard.engine.charges import OWNERS, Charge
 from runguard.pricing.rates import Usage
 from runguard.providers.errors import was_unbilled
 from runguard.providers.usage import LIKELY, UPPER, measure, tokens_in

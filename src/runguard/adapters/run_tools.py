@@ -14,9 +14,9 @@ from runguard.adapters.ending_conditions import EndingConditions
 from runguard.adapters.layers import InsideTool, Layer, Place, paid_around
 from runguard.adapters.tool_calls import NOT_EXECUTED, OpenCall, ToolUse, left_out
 from runguard.adapters.without_loop import drive_layers, in_event_loop
-from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.events import Outcome, ToolCall
+from runguard.engine.guard import Guard
 
 BATCHES: Final = itertools.count(1)
 

@@ -31,8 +31,6 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.accounting.cumulative import BudgetMonitor
-from runguard.accounting.cumulative_policy import BudgetPolicy
 from runguard.adk import patching
 from runguard.adk.estimate import project
 from runguard.adk.hooks import hook
@@ -43,6 +41,7 @@ from runguard.adk.stream import halt
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
 from runguard.core.errors import CheckedABC, PolicyError
 from runguard.core.identity import Newest
+from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 
 _log: Final = logging.getLogger("runguard")
 _SESSIONS_KEPT: Final = 10_000

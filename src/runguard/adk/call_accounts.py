@@ -7,13 +7,13 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.accounting.charges import OWNERS, Charge
 from runguard.adk.invocation_state import Invocation, ModelInFlight
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelResult
+from runguard.engine.charges import OWNERS, Charge
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
 from runguard.providers.errors import was_unbilled
 from runguard.providers.usage import CallBill, CallUsage
 

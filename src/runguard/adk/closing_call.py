@@ -11,9 +11,9 @@ from google.genai import types
 from pydantic import BaseModel
 
 from runguard.adk.estimate import count_tokens, project
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
 from runguard.core.events import ModelCall
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
 
 
 async def ask_for_last_answer(guard: Guard, run: Run, event: ModelCall, agent: Any, request: LlmRequest) -> bool:

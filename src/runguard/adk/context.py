@@ -8,7 +8,7 @@ task sets reaches the work inside it and nothing else. RunGuard has five, and a 
   around the running code, in one immutable record.
 - ``ANNOUNCED`` (this file): model calls that a hook admitted and that have not reached their model yet.
 - ``adk/budget_plugin.py``: the run whose token budget pays.
-- ``accounting/charges.py`` ``OWNERS``: the charges around a call, so that nested guards do not hold money twice.
+- ``engine/charges.py`` ``OWNERS``: the charges around a call, so that nested guards do not hold money twice.
 - ``functions/run_context.py``: the run of ``runguard.run``, the guarded function around a call, and the tool call of
   another framework.
 
@@ -34,8 +34,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runguard.adk.invocation_state import Invocation, ModelInFlight
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
+from runguard.engine.guard import Guard
 
 if TYPE_CHECKING:
     from runguard.adk.invocations import Invocations

@@ -26,12 +26,12 @@ from runguard.adk.lanes import lane_of
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.resubmissions import REFUSED, Resubmissions
 from runguard.adk.tool_hooks import error_text
-from runguard.conductor.runs import Run
 from runguard.core.breaker import BreakerState
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.rules.limits import Growth
+from runguard.engine.runs import Run
 from runguard.providers.messages import TRANSFER
 
 _COUNTS_KEPT: Final = 10_000

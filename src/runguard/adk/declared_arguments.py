@@ -18,7 +18,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.function_tool import FunctionTool
 from pydantic import BaseModel, RootModel
 
-from runguard.policy.once import Each, Fields, Kind
+from runguard.policy.tools import Each, Fields, Kind
 
 _INJECTED: Final = ("tool_context", "input_stream")
 _EMPTY: Final[tuple[Any, ...]] = (list, dict, set, tuple, str)  # factories of defaults that are always the same

@@ -18,10 +18,10 @@ from runguard.adk.lanes import lane_of
 from runguard.adk.stop_events import left_out, refusal, with_notice
 from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
-from runguard.conductor.guard import Guard
 from runguard.core.decision import ALLOW, NOTICE_KEY, PART_STOPPED, Action
 from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, StateChanged, ToolResults
 from runguard.core.identity import answer_text, words_name
+from runguard.engine.guard import Guard
 from runguard.providers.messages import FRAMEWORK_TOOLS, REQUESTS
 from runguard.providers.usage import CallUsage
 

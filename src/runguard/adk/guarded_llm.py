@@ -26,14 +26,12 @@ from runguard.adk.context import HERE, ModelLayer, RunnerStream
 from runguard.adk.invocation_state import Invocation
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.stop_events import stop_response
-from runguard.conductor.controls import Controls
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
 from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import PolicySettings
+from runguard.engine.guard import Controls, Guard
+from runguard.engine.runs import Run
+from runguard.policy.settings import Policy, PolicySettings
 from runguard.providers.messages import TRANSFER
 
 _UNNAMED: Final = "(model)"

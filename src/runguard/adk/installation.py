@@ -11,11 +11,10 @@ from runguard.adk.patching import IN_USE
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.runner_wrappers import guards_in, is_installed
 from runguard.adk.termination import LOOP_TERMINATION
-from runguard.conductor.guard import Guard
-from runguard.conductor.succession import retire
 from runguard.core.errors import InstallError
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import PolicySettings
+from runguard.engine.guard import Guard
+from runguard.engine.resume import retire
+from runguard.policy.settings import Policy, PolicySettings
 
 _log: Final = logging.getLogger("runguard")
 _place = ("", 0)  # file and line of the install() in force

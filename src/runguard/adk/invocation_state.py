@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.accounting.charges import Charge
 from runguard.adk.estimate import PromptProjection
-from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, Outcome
+from runguard.engine.charges import Charge
+from runguard.engine.runs import Run
 from runguard.providers.usage import CallUsage
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from google.adk.agents.invocation_context import InvocationContext
 
 from runguard.adk.context import HERE
 from runguard.adk.invocation_state import Invocation, ModelInFlight
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
 from runguard.core.decision import Trip
 from runguard.core.identity import Newest
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
 
 _INVOCATIONS_KEPT: Final = 10_000
 _GAVE_UP_KEPT: Final = 1_000

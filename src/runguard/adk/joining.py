@@ -12,7 +12,6 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from runguard.accounting.charges import OWNERS
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.adk.call_accounts import call_off
@@ -22,6 +21,7 @@ from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import stop_response
 from runguard.adk.unannounced_calls import announced_accounts
 from runguard.core.decision import METADATA_KEY, Trip
+from runguard.engine.charges import OWNERS
 from runguard.providers.usage import CallUsage
 from runguard.termination.ended import KEY, Ended
 

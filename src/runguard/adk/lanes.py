@@ -13,8 +13,8 @@ from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
 
 from runguard.adk.context import HERE, EnclosingTool
 from runguard.adk.invocation_state import Invocation
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import parallel_part
+from runguard.engine.guard import Guard
+from runguard.engine.runs import parallel_part
 
 _KEPT: Final = 4_096
 

@@ -17,7 +17,6 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.accounting.charges import OWNERS
 from runguard.adapters.layers import is_inside_tool
 from runguard.adk.call_accounts import (
     CallAccount,
@@ -36,10 +35,11 @@ from runguard.adk.model_refusals import refuse, refuse_barely
 from runguard.adk.stop_events import stop_response
 from runguard.adk.termination_calls import asked_first
 from runguard.adk.unannounced_calls import announced_accounts, callers
-from runguard.conductor.guard import Guard
 from runguard.core.decision import STOP_CODE, Action
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, ModelCall
+from runguard.engine.charges import OWNERS
+from runguard.engine.guard import Guard
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK

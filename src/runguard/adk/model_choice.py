@@ -14,8 +14,8 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from runguard.adk.invocation_state import Invocation
-from runguard.conductor.downgrades import Downgrades
 from runguard.core.events import ModelCall
+from runguard.engine.downgrade import Downgrades
 
 
 def choose_model(

@@ -22,12 +22,12 @@ from runguard.adk.prompt_hash import prompt_hash
 from runguard.adk.prompt_parts import read_parts
 from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
-from runguard.conductor.downgrades import Downgrades
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Lane
 from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.identity import words_name
+from runguard.engine.downgrade import Downgrades
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Lane
 
 _LIMITS_KEPT: Final = 64
 _STOP: Final = Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line

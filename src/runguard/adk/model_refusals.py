@@ -10,9 +10,9 @@ from runguard.adk.call_accounts import CallAccount, call_off
 from runguard.adk.context import HERE
 from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import Halt, refused_response
-from runguard.conductor.guard import Guard
 from runguard.core.decision import STOP_CODE, Trip, text_for_user
 from runguard.core.errors import RunStoppedError
+from runguard.engine.guard import Guard
 
 # Rounds in which a stopped run may ask for a model before it is ended: a long list of documents is not an endless loop.
 _SPINS: Final = 1_000

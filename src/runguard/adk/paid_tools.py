@@ -10,12 +10,12 @@ from typing import Any, Final
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
-from runguard.accounting.charges import OWNERS
 from runguard.adk.context import HERE
 from runguard.adk.invocation_state import Invocation, OpenToolCall
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Decision
 from runguard.core.events import ToolCall
+from runguard.engine.charges import OWNERS
+from runguard.engine.guard import Guard
 
 _MARK: Final = "_runguard_priced"
 

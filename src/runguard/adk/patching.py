@@ -16,7 +16,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 
-from runguard.conductor.guard import Guard
+from runguard.engine.guard import Guard
 
 if TYPE_CHECKING:
     from runguard.adk.invocations import Invocations

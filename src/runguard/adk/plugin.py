@@ -33,13 +33,11 @@ from runguard.adk.remote_agents import RemoteCalls, is_remote
 from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_hooks import ToolHooks
-from runguard.conductor.controls import Controls
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import PolicySettings
+from runguard.engine.guard import Controls, Guard
+from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.book import preload
 
 _log: Final = logging.getLogger("runguard")

@@ -10,7 +10,7 @@ from typing import Any, Final
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from runguard.conductor.cached_prompts import PromptParts
+from runguard.engine.downgrade import PromptParts
 
 _CONTENTS: Final = 512  # a change further behind loses little of the cache
 _VALUES: Final = 32

@@ -12,18 +12,18 @@ from google.adk.agents import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 
-from runguard.accounting.budget_groups import Ceiling
 from runguard.adk import remote_budgets
 from runguard.adk.invocation_state import Invocation
 from runguard.adk.invocations import Invocations
 from runguard.adk.lanes import lane_of
 from runguard.adk.stop_events import mark_stop
 from runguard.adk.stop_owners import announce
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision, Finding, Trip, printable
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import UNLIMITED, to_nano
-from runguard.policy.remote_agent_rules import RemoteAgent, reserved_for
+from runguard.engine.charges import Ceiling
+from runguard.engine.guard import Guard
+from runguard.policy.settings import RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
 from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 

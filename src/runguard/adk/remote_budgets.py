@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from google.adk.agents import BaseAgent
 
-from runguard.accounting.budget_groups import Ceiling, lower_ceiling
 from runguard.core.decision import METADATA_KEY
 from runguard.core.errors import PolicyError
 from runguard.core.identity import Newest
 from runguard.core.money import to_count, to_nano, to_usd
+from runguard.engine.charges import Ceiling, lower_ceiling
 from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")

@@ -13,13 +13,11 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.genai import types
 
-from runguard.accounting.charges import Denied
-from runguard.accounting.refusals import finding_of
-from runguard.conductor.guard import Guard
-from runguard.conductor.lifting import review_stops
-from runguard.conductor.paused import run_name
-from runguard.conductor.runs import Run
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.engine.charges import Denied, finding_of
+from runguard.engine.guard import Guard
+from runguard.engine.resume import review_stops, run_name
+from runguard.engine.runs import Run
 from runguard.ledger.ledger import StoreError, StoreOutage
 
 _log: Final = logging.getLogger("runguard")

@@ -10,9 +10,9 @@ from runguard.adk.lanes import open_child
 from runguard.adk.remote_budgets import remote_budget
 from runguard.adk.resuming import history_of, run_of
 from runguard.adk.run_options import run_options
-from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY
 from runguard.core.events import RunInfo
+from runguard.engine.guard import Guard
 
 
 class RunStarter:

@@ -20,9 +20,9 @@ from runguard.adk.live import stored_once
 from runguard.adk.paid_work import until_done
 from runguard.adk.stop_events import Halt, mark_stop, may_escalate, refusal, stop_content, stop_response
 from runguard.adk.stop_owners import announce
-from runguard.conductor.guard import Guard
-from runguard.conductor.trips import guard_error_trip
 from runguard.core.decision import STOP_CODE, STOPPED, Trip
+from runguard.engine.decide import guard_error_trip
+from runguard.engine.guard import Guard
 
 _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside

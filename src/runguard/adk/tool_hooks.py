@@ -21,11 +21,11 @@ from runguard.adk.stop_events import refusal
 from runguard.adk.stop_owners import announce
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_deadlines import limit_time, timed_out
-from runguard.conductor.guard import Guard
 from runguard.core.decision import PART_STOPPED, STOPPED, Action
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, Outcome, ToolCall
 from runguard.core.outcomes import says_missing, was_done
+from runguard.engine.guard import Guard
 from runguard.providers.messages import FRAMEWORK_TOOLS, TRANSFER
 
 _BLOCK: Final = Action.BLOCK

@@ -8,7 +8,7 @@ from google.adk.models.llm_request import LlmRequest
 from runguard.adk.call_accounts import CallAccount
 from runguard.adk.context import ANNOUNCED, HERE
 from runguard.adk.invocation_state import Invocation
-from runguard.conductor.guard import Guard
+from runguard.engine.guard import Guard
 
 _DIRECT: Final = "(direct)"  # the agent of a call that no agent's hook announced
 _AGENT_LABEL: Final = "adk_agent_name"

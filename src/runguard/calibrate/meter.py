@@ -8,11 +8,10 @@ from math import isnan, nan
 from typing import Any, Final, NamedTuple
 
 from runguard.calibrate.policy_values import changed
-from runguard.conductor.adapter import Question, Result
 from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.core.identity import size_of
-from runguard.policy.rule_defaults import RULES
-from runguard.policy.settings import Policy
+from runguard.engine.guard import Question, Result
+from runguard.policy.settings import RULES, Policy
 from runguard.pricing.rates import Usage
 from runguard.replay.engine import Judge
 from runguard.replay.player import Player

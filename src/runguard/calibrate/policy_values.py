@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from runguard.core.errors import PolicyError
 from runguard.core.money import DEFAULT_THRESHOLDS, UNITS, Budget
-from runguard.policy.policy_file import PolicyFile
-from runguard.policy.settings import Policy
+from runguard.policy.settings import Policy, PolicyFile
 
 SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens
 

@@ -1,1 +1,1 @@
-"""Decides: the guard, the state of its runs and lanes, breakers and side effects that happen once."""
+"""The guard at work: it decides, counts the money of every call, and keeps the state of runs and lanes."""

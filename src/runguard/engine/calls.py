@@ -1,31 +1,480 @@
-"""What a model call took: booked on the budgets, counted for the run, written to the store.
+"""Permission and bill of one model call: slots and reservations, settlements, and waits that a provider asks for."""
 
-Money comes first. A fault in anything else leaves no reservation behind and does not reach the caller.
-"""
-
+import asyncio
 import json
+import logging
+import math
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from runguard.accounting.accounts import Accounts
-from runguard.accounting.charges import Charge, Fired
-from runguard.accounting.figures import Entry
-from runguard.accounting.refusals import finding_of
-from runguard.accounting.spending import Earlier, record_of, usd_of
-from runguard.conductor.cached_prompts import CacheWatch
-from runguard.conductor.deciding import Deciding
-from runguard.conductor.own_faults import OwnFaults
-from runguard.conductor.provider_waits import ProviderWaits
-from runguard.conductor.runs import Run
-from runguard.core.decision import Action, Finding, Money
-from runguard.core.events import ModelCall, ModelResult
-from runguard.core.money import NOTHING, to_usd
-from runguard.outlets.alarms import Alarms, burn_words
-from runguard.outlets.callbacks import Outbox
-from runguard.outlets.span_cost import SpanCosts
-from runguard.pricing.rates import Usage
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Money, Trip
+from runguard.core.events import ROOT_LANE, ModelCall, ModelResult
+from runguard.core.money import NOTHING, UNITS, edge, to_usd
+from runguard.core.outcomes import provider_status
+from runguard.core.rules.limits import Deadline
+from runguard.engine.charges import Charge, Denied, Entry, Fired, finding_of
+from runguard.engine.decide import Alarms, Deciding, GuardFaults, OwnFaults, burn_words, stop_in_force
+from runguard.engine.downgrade import CacheWatch
+from runguard.engine.final_answer import LastAnswers
+from runguard.engine.money import Accounts, StepOut
+from runguard.engine.runs import Lane, Run
+from runguard.engine.spending import Earlier, record_of, usd_of
+from runguard.engine.waiting import Opening, Visit
+from runguard.policy.settings import Policy
+from runguard.pricing.rates import Usage, normalise
+from runguard.providers.errors import retry_after
+from runguard.reporting.telemetry import Outbox, SpanCosts
+
+# ---- The waiting calls of the runs of one guard: how long they may wait, who waits for what, and the report of it.
+
+_log: Final = logging.getLogger("runguard")
+
+
+class RunWaits:
+    """Listens to the accounts. A fault here ends no wait and no run."""
+
+    def __init__(
+        self, clock: Callable[[], float], runs: dict[str, Run], deciding: Deciding, faults: GuardFaults
+    ) -> None:
+        self._clock, self._runs, self._deciding, self._faults = clock, runs, deciding, faults
+        self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
+        self.calls = 0
+
+    def seconds_left(self, charge: Charge) -> float:
+        run = self._runs.get(charge.run_costs.info.run)
+        return self.left_of(run) if run is not None else math.inf
+
+    def left_of(self, run: Run) -> float:
+        """The time until the deadline of a run."""
+        if run.deadline is None:
+            return math.inf
+        return run.deadline.started + run.deadline.seconds - self._clock()
+
+    def began(self, visit: Visit) -> None:
+        run = self._runs.get(visit.charge.run_costs.info.run)
+        if run is not None:
+            run.visits[visit] = None
+            if visit.opening is not None:
+                self._faults.attempt("reporting a wait", self._report, run, visit.charge, visit.opening, "waits")
+
+    def ended(self, visit: Visit, seconds: float) -> None:
+        charge, opening = visit.charge, visit.opening
+        run = self._runs.get(charge.run_costs.info.run)
+        if run is not None:
+            run.visits.pop(visit, None)
+        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
+
+    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
+        """Count and log a call that has waited."""
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
+        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
+
+    def skipped(self, charge: Charge, opening: Opening) -> None:
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
+        run = self._runs.get(charge.run_costs.info.run)
+        if run is not None:
+            run.skipped_waits_s += opening.seconds
+            self._faults.attempt("reporting a wait", self._report, run, charge, opening, "would wait")
+
+    def _report(self, run: Run, charge: Charge, opening: Opening, verb: str) -> None:
+        """Once per run and account."""
+        account, unit = opening.account, opening.unit
+        detail = f"a call {verb} up to {opening.seconds:.0f} s for {opening.text}"
+        spent, held = to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd)
+        money = Money(account.scope.partition(":")[0], account.scope, spent, held, account.ends)
+        observed, limit = edge(unit, account.spent[unit]), edge(unit, account.caps[unit])
+        facts = (observed, limit, UNITS[unit], "run", "", f"wait:{account.meter}", detail)
+        finding = Finding("budget", Action.WARN, *facts, money=money)
+        lane = run.lane(charge.lane)
+        event = ModelCall(run.info.run, lane.key, charge.agent, self._clock(), charge.model)
+        self._deciding.decide(run, lane, event, finding)
+
+
+# ---- A provider that asks to wait: calls to that model wait in this process, and one probe goes first.
+#
+# ::
+#
+#     free ──429 with Retry-After──▶ waiting ──time is over──▶ one probe ──it succeeds──▶ free
+#                                       ▲                          │
+#                                       └──── 429 again ───────────┘
+#
+# A call that has waited for ``max_wait_seconds``, or that would have to wait longer, is made at once. The provider then
+# answers or refuses it.
+
+_LOOKS_S: Final = 1.0
+_MODELS_KEPT: Final = 1_000
+
+
+class ProviderVisit:
+    """One call that waits for a provider."""
+
+    __slots__ = ("_loop", "_woken", "scope", "until")
+
+    def __init__(self, model: str) -> None:
+        self.scope = f"provider:{model}"
+        self.until: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self._woken: asyncio.Future[None] = self._loop.create_future()
+
+    async def sleep(self, seconds: float) -> None:
+        if self._woken.done():
+            self._woken = self._loop.create_future()
+        await asyncio.wait((self._woken,), timeout=seconds)
+
+    def wake(self) -> None:
+        """Look now. From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._resolve)
+        except RuntimeError:  # its loop is closed: nothing waits there any more
+            return
+
+    def _resolve(self) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)
+
+
+class _Gate:
+    """One model that asked to wait."""
+
+    __slots__ = ("is_probed", "until", "waiting")
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.is_probed = False  # the probe is on its way
+        self.waiting: dict[ProviderVisit, None] = {}  # in the order of arrival
+
+
+class ProviderWaits:
+    """The models that asked one guard's calls to wait. Empty, it costs nothing."""
+
+    def __init__(self, policy: Policy, waits: RunWaits) -> None:
+        self._patience, self._waits = policy.max_wait_seconds, waits
+        self._is_on, self._enforces = policy.waits_for_provider, policy.mode == "enforce"
+        self.now: Callable[[], float] = time.monotonic
+        self.gates: dict[str, _Gate] = {}
+        self._lock = threading.Lock()
+
+    def share(self, other: "ProviderWaits") -> None:
+        """Wait for the same models as another guard."""
+        self.gates, self._lock, self.now = other.gates, other._lock, other.now
+
+    def seconds_left(self) -> dict[str, float]:
+        """By model, for those who look in."""
+        now = self.now()
+        return {model: round(max(gate.until - now, 0.0), 3) for model, gate in list(self.gates.items())}
+
+    async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> bool:
+        """Wait while the provider of a call asks for it. Return whether the call is the probe."""
+        model = _key(event)
+        gate = self.gates.get(model)
+        if gate is None or event.no_wait or event.is_tool:
+            return False
+        if not self._enforces:
+            if (seconds := gate.until - self.now()) > 0:
+                what = f"the provider of '{model}', which asked to wait"
+                self._waits.note(event.agent, seconds, what, "would have waited")
+            return False
+        if event.no_loop:
+            await StepOut()
+        visit, began = ProviderVisit(model), asyncio.get_running_loop().time()
+        try:
+            while not stopped():
+                left = began + self._patience - asyncio.get_running_loop().time()
+                left = min(left, self._waits.left_of(run))
+                with self._lock:
+                    gate = self.gates.get(model)
+                    seconds = gate.until - self.now() if gate is not None else 0.0
+                    if gate is None or left <= 0 or seconds > left:
+                        return False
+                    is_next = not gate.is_probed and next(iter(gate.waiting), visit) is visit
+                    if seconds <= 0 and is_next:
+                        gate.is_probed = True
+                        return True
+                    gate.waiting[visit] = None
+                run.visits[visit] = None
+                await visit.sleep(min(left, _LOOKS_S if seconds <= 0 else min(seconds, _LOOKS_S)))
+            return False
+        finally:
+            self._leave(model, visit)
+            if run.visits.pop(visit, visit) is None:
+                waited = asyncio.get_running_loop().time() - began
+                self._waits.note(event.agent, waited, f"the provider of '{model}', which asked to wait")
+
+    def failed(self, charge: Charge, error: BaseException | None) -> None:
+        """A call raised. Find out whether the provider asks to wait."""
+        seconds = retry_after(error) if self._is_on else None
+        if seconds is None:
+            if charge.is_probe and _says_nothing(error):
+                self.ended(charge, is_success=False)
+            return
+        model, was_probe, charge.is_probe = _key(charge), charge.is_probe, False
+        with self._lock:
+            if model not in self.gates and len(self.gates) >= _MODELS_KEPT:
+                return
+            gate, now = self.gates.setdefault(model, _Gate()), self.now()
+            is_new = gate.until <= now
+            gate.until = max(gate.until, now + seconds)
+            if was_probe:
+                gate.is_probed = False
+        if is_new:
+            waits = "its calls wait here, then one goes first" if self._enforces else "enforcing, its calls would wait"
+            _log.warning("runguard.provider_busy: '%s' asks to wait %.1f s: %s", model, seconds, waits)
+
+    def ended(self, charge: Charge, *, is_success: bool) -> None:
+        """The probe has come back: free the model, or let another call try."""
+        charge.is_probe = False
+        self._come_back(_key(charge), is_success)
+
+    def not_made(self, event: ModelCall) -> None:
+        """The call that was to be the probe is not made: another call tries."""
+        self._come_back(_key(event), False)
+
+    def _come_back(self, model: str, is_success: bool) -> None:
+        with self._lock:
+            gate = self.gates.get(model)
+            if gate is None:
+                return
+            gate.is_probed = False
+            if is_success:
+                del self.gates[model]
+            woken = list(gate.waiting) if is_success else list(gate.waiting)[:1]
+        for visit in woken:
+            visit.wake()
+
+    def _leave(self, model: str, visit: ProviderVisit) -> None:
+        with self._lock:
+            gate = self.gates.get(model)
+            if gate is None or gate.waiting.pop(visit, visit) is not None:
+                return
+            first = next(iter(gate.waiting), None)
+        if first is not None:
+            first.wake()
+
+
+def _key(call: ModelCall | Charge) -> str:
+    """The model, or the callable where its model is unknown."""
+    return normalise(call.model) if call.model else call.agent
+
+
+def _says_nothing(error: BaseException | None) -> bool:
+    """Whether a failure leaves open if the provider takes calls again: it was cancelled, lost, or is overloaded."""
+    status = provider_status(error) if isinstance(error, Exception) else None
+    return status is None or status == 429 or status >= 500
+
+
+# ---- Permission for one model call: a slot among the calls in flight, and the call's worst case on every budget.
+
+_WARN, _STOP = Action.WARN, Action.STOP
+_Task = asyncio.Task[Any]
+
+
+class Reserving:
+    """Gives permission for the model calls of one guard, or refuses it."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        clock: Callable[[], float],
+        runs: dict[str, Run],
+        accounts: Accounts,
+        deciding: Deciding,
+        release: Callable[[Charge], None],
+        last_answers: LastAnswers | None,
+        provider: ProviderWaits,
+    ) -> None:
+        self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
+        self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
+        self._last_answers, self._provider = last_answers, provider
+
+    def reserve_now(self, event: ModelCall) -> bool:
+        """Permission without a slot and without waiting, where that is possible. False: await ``reserve``."""
+        if self._last_answers is not None or self._provider.gates:
+            return False
+        run = self._runs[event.run]
+        event.charge = charge = self._accounts.open_now(run.run_costs, event)
+        if charge is not None:
+            charge.number, charge.journal = event.number, run.journal
+        return charge is not None
+
+    async def reserve(self, event: ModelCall, *, slot: bool = True, task: _Task | None = None) -> Decision:
+        """Wait for permission to make a model call. Await this right before the call.
+
+        On permission ``event.charge`` is the account of the call: settle, release or abandon it. ``slot=False``: the
+        call takes no slot of its own, because it runs inside of another call or outside of the agents. ``task``: the
+        current one, where the caller knows it.
+        """
+        run = self._runs[event.run]
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        task = (task or asyncio.current_task()) if slot else None
+        decision, is_probe = ALLOW, False
+        run.waiting += 1
+        try:
+            if task is not None and not run.slots.take(task):
+                decision = await self._wait_for_slot(run, lane, event, task)
+                if decision.action is _STOP and decision.enforced:
+                    return decision
+            if self._provider.gates:
+                is_probe = await self._provider.enter(run, event, lambda: _stop_meanwhile(run, lane) is not None)
+                event.at = max(event.at, self._clock())
+                if not is_probe and (stopped := _stop_meanwhile(run, lane)) is not None:
+                    self._give_back(run, event, task)
+                    return stop_in_force(stopped)
+            denied = None
+            if self._last_answers is not None:
+                denied = await self._last_answers.hold(run, event, lambda: _stop_meanwhile(run, lane) is not None)
+            # once the accounts of a call of this run were found: a cap function is not asked twice
+            is_known = denied is None and bool(run.run_costs.lines)
+            charge = self._accounts.open_now(run.run_costs, event) if is_known else None
+            if charge is None and (denied is None or not self._enforces):
+                charge, refused = await self._accounts.open(
+                    run.run_costs, event, self._enforces, lambda: _stop_meanwhile(run, lane) is not None
+                )
+                denied = denied or refused
+        except BaseException:  # cancelled while it waited, or the ledger failed
+            if is_probe:
+                self._provider.not_made(event)
+            self._give_back(run, event, task)
+            raise
+        finally:
+            run.waiting -= 1
+        event.charge = charge
+        try:
+            late = None
+            if run.deadline is not None and charge is not None and self._enforces:
+                late = self._too_late(run.deadline, event)
+            is_plain = charge is not None and denied is None and late is None and not charge.lowered  # most calls
+            if charge is not None:
+                charge.number, charge.journal = event.number, run.journal
+            if not is_plain:
+                decision = self._answer(run, lane, event, task, charge, denied, late, decision)
+            if is_probe:
+                self._send_probe(event)
+            return decision
+        except BaseException:  # a fault of the guard: free what was reserved
+            event.charge = None
+            if is_probe:
+                self._provider.not_made(event)
+            if charge is not None and not charge.over:
+                self._release(charge)
+                self.unspent(event.run, event)
+            if task is not None:
+                run.slots.give_back(task)
+            raise
+
+    def _send_probe(self, event: ModelCall) -> None:
+        if event.charge is None:
+            self._provider.not_made(event)
+        else:
+            event.charge.is_probe = True
+
+    def free_slot(self, run_id: str, task: _Task | None = None) -> None:
+        """Give back the slot that ``reserve`` took. ``task``: the one that awaited ``reserve``, by default the current
+        one. Without a slot nothing happens.
+        """
+        run, holder = self._runs.get(run_id), task or asyncio.current_task()
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
+    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
+        """Do not count a model call that was allowed and then not made: it was refused, or a cache answered it.
+
+        ``denied``: a budget refused it.
+        """
+        run = self._runs.get(run_id)
+        if run is None:
+            return
+        run.spend.model_calls -= 1
+        if run.journal is not None:
+            run.journal.add({"k": "unspent", "n": event.number if event is not None else 0, "denied": denied})
+        if run.model_calls is not None:
+            run.model_calls.forget()
+
+    def _give_back(self, run: Run, event: ModelCall, task: _Task | None, *, denied: bool = False) -> None:
+        if task is not None:
+            run.slots.give_back(task)
+        self.unspent(event.run, event, denied=denied)
+
+    def _answer(
+        self,
+        run: Run,
+        lane: Lane,
+        event: ModelCall,
+        task: _Task | None,
+        charge: Charge | None,
+        denied: Denied | None,
+        late: Finding | None,
+        decision: Decision,
+    ) -> Decision:
+        """What follows from the answer of the accounts, and from a time that was over when it came."""
+        decide = self._deciding.decide
+        if charge is not None and late is not None:
+            event.charge = None
+            self._accounts.release(charge)
+            self._give_back(run, event, task)
+            return decide(run, lane, event, late)
+        if denied is None:
+            if charge is not None and charge.lowered:
+                return decide(run, lane, event, lowered(event, charge)) or decision
+            return decision
+        if charge is None:
+            stopped = _stop_meanwhile(run, lane)
+            self._give_back(run, event, task, denied=stopped is None)
+            if stopped is not None:
+                return stop_in_force(stopped)
+        return decide(run, lane, event, finding_of(denied, event, self._accounts.ledger.name))
+
+    def _too_late(self, deadline: Deadline, event: ModelCall) -> Finding | None:
+        """Whether the time of the run is over after the call has waited for money."""
+        event.at = max(event.at, self._clock())
+        return deadline.observe(event)
+
+    async def _wait_for_slot(self, run: Run, lane: Lane, event: ModelCall, task: _Task) -> Decision:
+        if self._policy.queues:
+            if not self._enforces:
+                return ALLOW
+            await run.slots.wait(task)
+            event.at = self._clock()
+            stopped = _stop_meanwhile(run, lane)
+            late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
+            if stopped is None and late is None:
+                return ALLOW
+            self._give_back(run, event, task)
+            return self._deciding.decide(run, lane, event, late) if late is not None else stop_in_force(stopped)
+        at_once = len(run.slots) + 1
+        if run.journal is not None:
+            entry = {"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": at_once}
+            run.journal.add(entry)
+        decision = self._deciding.decide(run, lane, event, surplus(event, at_once, run.slots.limit))
+        if decision.enforced:
+            self.unspent(event.run, event)
+        return decision
+
+
+def _stop_meanwhile(run: Run, lane: Lane) -> Trip | None:
+    """A stop that came while a call waited. Not the limit on calls: this one was counted and is within it."""
+    stopped = run.stopped or lane.stop_in_force()
+    return None if stopped is not None and stopped.rule == "model_calls" else stopped
+
+
+def surplus(event: ModelCall, at_once: int, limit: int) -> Finding:
+    """More model calls at once than the policy allows."""
+    about = f"agent {event.agent}"
+    return Finding("fan_out", _STOP, at_once, limit, "model calls at once", "lane", "", "in flight", about)
+
+
+def lowered(event: ModelCall, charge: Charge) -> Finding:
+    """The limit on the answer was lowered to what the rest of a budget can pay. Reported once per agent."""
+    left, key = charge.max_output, f"lowered:{event.agent}"
+    return Finding("budget", _WARN, left, left, "output tokens left", "lane", "", key, f"agent {event.agent}")
+
+
+# ---- What a model call took: booked on the budgets, counted for the run, written to the store.
+#
+# Money comes first. A fault in anything else leaves no reservation behind and does not reach the caller.
 
 
 class Settling:

@@ -1,22 +1,555 @@
-"""What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away, breakers,
-the kill switch.
-
-Each is sent once per rule, scope and period, over all workers that share a store. An alert is also sent when the cause
-is over, so that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers of tools.
+"""From a finding to a decision and its reports: what follows in this mode, breakers, and faults of the guard
+itself.
 """
 
-from collections.abc import Callable
+import json
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
-from runguard.accounting.charges import Burn, Fired
-from runguard.alerts.alert import Alert, AlertKind, Fact
-from runguard.alerts.alert_settings import AlertSettings
-from runguard.alerts.sending import Alerts
-from runguard.core.decision import Finding, Trip
-from runguard.core.events import RunInfo
-from runguard.core.money import BudgetStatus, nanos, usd_text
-from runguard.ledger.ledger import Ledger, Stop, StoreOutage, StoreReplacedError, StoreSession
+from runguard.core.breaker import Breaker, BreakerState, Permit
+from runguard.core.decision import (
+    ALLOW,
+    Action,
+    Decision,
+    Finding,
+    Trip,
+    against_limit,
+    printable,
+    text_for_model,
+    text_for_operator,
+)
+from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo
+from runguard.core.identity import Newest
+from runguard.core.money import BudgetStatus, nanos, to_usd, usd_text
+from runguard.engine.charges import Burn, Fired
+from runguard.engine.money import Accounts
+from runguard.engine.runs import Lane, Run
+from runguard.ledger.ledger import (
+    Ledger,
+    Stop,
+    StoreError,
+    StoreOutage,
+    StoreReplacedError,
+    StoreSession,
+    change_document,
+)
+from runguard.policy.settings import Policy
+from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
+from runguard.reporting.delivery import Alerts
+from runguard.reporting.telemetry import Outbox, Telemetry
+
+# ---- A finding as the record that outlives its run.
+
+# Which setting to change when a rule was too strict, for the operator's "how to resume".
+_RESUME: Final = {
+    "policy_error": "correct the policy file and start the process again",
+    "context": (
+        "the next turn begins with the same history: start a new session, compact its events, or raise "
+        "max_context_tokens"
+    ),
+    "growth": (
+        "the next turn begins with the same history: start a new session, compact its events, or raise "
+        "max_event_cost_ratio"
+    ),
+    "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
+}
+_SETTINGS: Final = {
+    "model_calls": "max_model_calls",
+    "tool_calls": "max_tool_calls",
+    "tool_limit": "tools.<name>.max_calls",
+    "fan_out": "max_fan_out or max_concurrent_agents",
+    "deadline": "max_seconds",
+    "depth": "max_delegation_depth",
+    "result_size": "max_tool_result_chars",
+    "reentry": "max_reentries",
+    "context": "max_context_tokens",
+}
+
+
+def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy, advice: Mapping[str, str]) -> Trip:
+    """Describes a finding; stops nothing by itself.
+
+    ``advice``: how to go on after a stop, by rule, where the settings have other names.
+    """
+    enforced = policy.mode == "enforce"
+    owner = lane.owner(finding) if finding.scope == "lane" else None
+    info, spend = run.info, run.spend
+    path = (*lane.path, event.agent) if event.agent else lane.path
+    if finding.rule in ("handoff", "reentry"):
+        path = (*lane.path, *finding.detail.split("→"))
+    scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
+    run_costs, money, made = run.run_costs, finding.money, spend.model_calls - run.waiting
+    if money is not None:
+        scope, scope_id = money.kind, money.scope
+    setting = _SETTINGS.get(finding.rule, f"rules.{finding.rule}.stop")
+    return Trip(
+        id=secrets.token_hex(8),
+        rule=finding.rule,
+        action=finding.action.word,
+        scope=scope,
+        scope_id=scope_id,
+        unit=finding.unit,
+        app=info.app,
+        user_id=info.user,
+        session_id=info.session,
+        run_id=info.run,
+        invocation_id=info.invocation,
+        message=text_for_operator(
+            finding,
+            path=path,
+            model_calls=made,
+            tool_calls=spend.tool_calls,
+            tokens=spend.tokens,
+            spent=run.spent_text,
+            enforced=enforced,
+        ),
+        resume=(money.resume if money is not None else "")
+        or advice.get(finding.rule)
+        or _RESUME.get(finding.rule)
+        or f"the next user message starts with fresh counters; to allow more, raise {setting}",
+        policy_digest=policy.digest,
+        at=event.at,
+        observed=finding.observed,
+        limit=finding.limit,
+        agent_path=path,
+        branch=owner.key if owner is not None else None,
+        tool=finding.tool or None,
+        model=event.model or None if isinstance(event, ModelCall | ModelResult) else None,
+        evidence=finding.evidence,
+        model_calls=made,
+        tool_calls=spend.tool_calls,
+        tokens=spend.tokens,
+        spent_usd=money.spent_usd if money is not None and money.spent_usd is not None else run_costs.spent_usd,
+        reserved_usd=money.reserved_usd
+        if money is not None and money.reserved_usd is not None
+        else to_usd(run_costs.reserved),
+        enforced=enforced,
+        estimated=bool(run_costs.estimated or run_costs.unpriced),
+    )
+
+
+def guard_error_trip(reason: str, run_id: str, policy: Policy, at: float, **facts: Any) -> Trip:
+    """A stop for the guard's own sake where it knows of no run: it could not begin."""
+    return Trip(
+        id=secrets.token_hex(8),
+        rule="guard_error",
+        action="stop",
+        scope="run",
+        scope_id=run_id,
+        unit="errors",
+        run_id=run_id,
+        message=f"stopped by guard_error: {reason}",
+        resume=_RESUME["guard_error"],
+        policy_digest=policy.digest,
+        at=at,
+        observed=1,
+        limit=0,
+        **{"app": "", "user_id": "", "session_id": "", "invocation_id": "", "agent_path": (), **facts},
+    )
+
+
+# ---- Faults of RunGuard itself: counted, logged, and kept away from the run that it guards.
+
+_log: Final = logging.getLogger("runguard")
+_LOGGED: Final = 10
+
+
+class GuardFaults:
+    """The faults of one guard. The first ones are logged as errors, later ones at DEBUG; all are counted."""
+
+    __slots__ = ("_meaning", "count")
+
+    def __init__(self, on_guard_error: str) -> None:
+        self._meaning, self.count = on_guard_error, 0
+
+    def note(self, where: str, error: BaseException) -> None:
+        self.count += 1
+        level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
+        with suppress(Exception):  # a handler of the log that raises
+            _log.log(
+                level,
+                "runguard.guard_error: %s failed with %s; on_guard_error=%s",
+                where,
+                type(error).__name__,
+                self._meaning,
+                exc_info=error,
+            )
+
+    def attempt(self, where: str, do: Callable[..., Any], *args: Any) -> Any:
+        """Take one step of several that do not depend on each other. A fault is noted, and the result is None then."""
+        try:
+            return do(*args)
+        except Exception as error:
+            self.note(where, error)
+            return None
+
+
+# ---- The one way out for what a guard finds and decides.
+#
+# The journal, the log, callbacks, alerts, telemetry, replay, termination conditions and adapters subscribe here::
+#
+#     guard.sink.on_decided("my adapter", lambda decided: show(decided.decision))
+#     guard.sink.on_trip("my adapter", lambda trip, finding: print(trip))
+#
+# Subscribers run in the order in which they subscribed, on the path of the call, so they must be quick: whatever takes
+# time hands its work to a thread of its own. A subscriber that raises is counted as a fault of the guard. It changes
+# neither the decision nor what the other subscribers receive.
+
+
+@dataclass(slots=True)
+class Decided:
+    """A decision other than "allow", with the event that led to it and where that happened."""
+
+    decision: Decision
+    finding: Finding
+    run: Run
+    lane: Lane
+    event: Event
+
+
+OnFound = Callable[[Finding, Event], None]
+OnDecided = Callable[[Decided], None]
+OnTrip = Callable[[Trip, Finding], None]
+
+
+class Sink:
+    """Passes findings, decisions and trips on to subscribers. Each subscriber gives its name for the log."""
+
+    __slots__ = ("_decided", "_faults", "_found", "_trips", "watches_findings")
+
+    def __init__(self, faults: GuardFaults) -> None:
+        self._faults = faults
+        self._found: list[tuple[str, OnFound]] = []
+        self._decided: list[tuple[str, OnDecided]] = []
+        self._trips: list[tuple[str, OnTrip]] = []
+        self.watches_findings = False
+
+    def on_found(self, name: str, subscriber: OnFound) -> None:
+        """Call ``subscriber`` with every finding of a detector, also with those that decide nothing."""
+        self._found.append((name, subscriber))
+        self.watches_findings = True
+
+    def on_decided(self, name: str, subscriber: OnDecided) -> None:
+        """Call ``subscriber`` with every decision other than "allow", once, where it is made.
+
+        A refusal because of a stop in force is not a new decision.
+        """
+        self._decided.append((name, subscriber))
+
+    def on_trip(self, name: str, subscriber: OnTrip) -> None:
+        """Call ``subscriber`` with every new trip and the finding that it describes, before the decision itself."""
+        self._trips.append((name, subscriber))
+
+    def found(self, finding: Finding, event: Event) -> None:
+        self._publish(self._found, finding, event)
+
+    def decided(self, decided: Decided) -> None:
+        self._publish(self._decided, decided)
+
+    def tripped(self, trip: Trip, finding: Finding) -> None:
+        self._publish(self._trips, trip, finding)
+
+    def _publish(self, subscribers: list[tuple[str, Any]], *facts: Any) -> None:
+        for name, subscriber in subscribers:
+            try:
+                subscriber(*facts)
+            except Exception as error:
+                self._faults.note(name, error)
+
+
+# ---- From a finding to a decision: what follows in this mode, whether it was reported before, and which scope a stop
+#      ends. The only place where anything is decided.
+
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_WARN, _NUDGE, _BLOCK, _STOP = Action.WARN, Action.NUDGE, Action.BLOCK, Action.STOP
+_REPORTED_KEPT: Final = 256
+_STOPPED_TEXT: Final = text_for_model(Finding("stopped", _STOP, 0, 0, ""))
+
+
+class Deciding:
+    """Decides by one policy and publishes every decision on the sink."""
+
+    __slots__ = ("_advice", "_faults", "_policy", "_sink", "_trips", "enforces")
+
+    def __init__(
+        self, policy: Policy, advice: Mapping[str, str], sink: Sink, faults: GuardFaults, trips: deque[Trip]
+    ) -> None:
+        self._policy, self._advice, self._sink, self._faults, self._trips = policy, advice, sink, faults, trips
+        self.enforces = policy.mode == "enforce"
+
+    def stronger(self, before: Finding | None, found: Finding, event: Event) -> Finding:
+        """Publish what one more detector of a lane found. Returns the stronger finding, of two equal ones the first."""
+        if self._sink.watches_findings:
+            self._sink.found(found, event)
+        return found if before is None or found.action > before.action else before
+
+    def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
+        """What follows from a finding. A stop takes effect here."""
+        action = finding.action
+        if action is _STOP and type(event) is ModelCall and event.after_answer:
+            action = _BLOCK  # the run has given its answer: only this call is refused
+        if self._is_old_news(run, lane, finding, action):
+            return ALLOW
+        if action is _NUDGE:
+            run.nudges += 1
+        text = text_for_model(finding) if action >= _NUDGE else ""
+        decision = Decision(action, finding, None, text, self.enforces)
+        if action is _STOP:
+            decision.trip = self._trip(run, lane, event, finding)
+        # The decision holds, whether or not it can be reported.
+        self._faults.attempt("reporting a decision", self._sink.decided, Decided(decision, finding, run, lane, event))
+        return decision
+
+    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action) -> bool:
+        """Whether a finding was reported before, or nothing may follow from it. Remembers it otherwise.
+
+        Warnings and nudges are given once. Refusals and stops that are enforced repeat; in shadow mode each is
+        reported once.
+        """
+        repeats = action > _NUDGE and self.enforces
+        if repeats:
+            return False
+        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
+        if mark in run.noted:
+            return True
+        if action is _WARN and finding.rule == "growth":
+            # once per session, whichever of its runs and agents it is about
+            if run.growth.warned:
+                return True
+            run.growth.warned = True
+        if action is _NUDGE and run.nudges >= self._policy.max_nudges:
+            return True
+        run.noted[mark] = None
+        if len(run.noted) > _REPORTED_KEPT:
+            run.noted.popitem(last=False)
+        return False
+
+    def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        owner = lane.owner(finding) if finding.scope == "lane" else None
+        for earlier in run.trips if finding.rule == "fan_out" else ():
+            if earlier.rule == finding.rule and earlier.unit == finding.unit:
+                # A surplus is one event however many branches it refuses.
+                if owner is not None and self.enforces:
+                    owner.stop(earlier)
+                return earlier
+        trip = self.describe(run, lane, event, finding)
+        if self.enforces:
+            (run if owner is None else owner).stop(trip)
+            for visit in list(run.visits):
+                visit.wake()  # a stopped call does not wait
+        self._faults.attempt("recording a trip", self._record, run, trip, finding)
+        return trip
+
+    def _record(self, run: Run, trip: Trip, finding: Finding) -> None:
+        run.trips.append(trip)
+        self._trips.append(trip)
+        self._sink.tripped(trip, finding)
+
+    def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        """A finding as a trip. Stops nothing and records nothing."""
+        return trip_of(finding, run, lane, event, self._policy, self._advice)
+
+
+def stop_in_force(trip: Trip | None) -> Decision:
+    """The answer within a scope that was stopped before."""
+    return Decision(_STOP, None, trip, _STOPPED_TEXT, enforced=True)
+
+
+# ---- What a fault of the guard itself means for a run: it goes on or stops, as the policy says.
+
+
+class OwnFaults:
+    """Counts the faults of one guard and stops runs where the policy says so."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        clock: Callable[[], float],
+        runs: dict[str, Run],
+        trips: deque[Trip],
+        deciding: Deciding,
+        faults: GuardFaults,
+    ) -> None:
+        self._policy, self._clock, self._runs, self._trips = policy, clock, runs, trips
+        self._deciding, self._faults, self.attempt = deciding, faults, faults.attempt
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Count and log a fault. Stops the run where the policy says so and returns why; None: go on."""
+        self._faults.note(where, error)
+        return self.stop_after(where, error, run_id, agent)
+
+    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
+        """Like ``fault``, for a fault that is already counted."""
+        if self.goes_on_after(error):
+            return None
+        try:
+            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
+        except Exception as second:
+            self._faults.note("stopping", second)
+            return None
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Whether a call is made that could not be judged.
+
+        A fault of the store follows ``on_outage``, any other ``on_guard_error``.
+        """
+        if not self._deciding.enforces:
+            return True
+        if isinstance(error, StoreError | StoreOutage):
+            return self._policy.on_outage == "open"
+        return self._policy.on_guard_error == "allow"
+
+    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Like ``fault``, for a call that is about to be made. It returns a reason to refuse the call even where the
+        run could not begin.
+        """
+        trip = self.fault(where, error, run_id, agent)
+        if trip is None and not self.goes_on_after(error):
+            try:
+                at = self._clock()
+            except Exception as second:  # the call is refused all the same
+                self._faults.note("the clock", second)
+                at = 0.0
+            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self._policy, at)
+            self._trips.append(trip)
+        return trip
+
+    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
+        """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
+        run = self._runs.get(run_id)
+        if run is None or run.stopped is not None:
+            return run.stopped if run else None
+        event = ModelCall(run_id, ROOT_LANE, agent, self._clock())
+        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
+        return self._deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
+
+
+# ---- Breakers of tools, across runs. With a shared store, all workers share them.
+#
+# The copy here answers at once. Changes go to the store in order with everything else, and what other workers changed
+# comes back with the next reservation. Only the one probe of an open breaker is awaited.
+
+_TOOLS_KEPT: Final = 4_096
+
+
+class Breakers:
+    """One breaker per tool, made when the tool first raises or times out."""
+
+    def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float, min_runs: int) -> None:
+        self._ledger, self._threshold, self._reset_after_s, self._min_runs = ledger, threshold, reset_after_s, min_runs
+        self._tools = Newest[str, Breaker](_TOOLS_KEPT)
+        self.get: Callable[[str], Breaker | None] = self._tools.get
+        self._lock = threading.Lock()
+        self.on_change: Callable[[str, bool], None] | None = None  # called when one opens or closes here
+
+    def share(self, other: "Breakers") -> None:
+        """Work on the same breakers as another guard. Those that exist keep their thresholds."""
+        self._tools, self._lock, self.get = other._tools, other._lock, other.get
+
+    def items(self) -> Iterable[tuple[str, Breaker]]:
+        return list(self._tools.items())
+
+    def _made(self, tool: str) -> Breaker:
+        with self._lock:
+            breaker = self._tools.get(tool)
+            if breaker is None:
+                breaker = self._tools[tool] = self._new()
+            return breaker
+
+    def _new(self) -> Breaker:
+        return Breaker(threshold=self._threshold, min_runs=self._min_runs, reset_after_s=self._reset_after_s)
+
+    def load(self, document: dict[str, Any]) -> None:
+        """Take over the breakers of the store's control document: every one that a worker has changed."""
+        for tool, state in (document.get("breakers") or {}).items():
+            self._made(tool).load(state)
+
+    async def claim_probe(self, tool: str, at: float) -> Permit | None:
+        """The one probe across all workers, or None when it is not due or another worker has it."""
+        breaker = self._tools.get(tool)
+        if (
+            breaker is None
+            or not self._ledger.is_shared
+            or breaker.state(self._ledger.now(at)) is not BreakerState.HALF_OPEN
+        ):
+            return None
+        permit: list[Permit | None] = [None]
+        state: dict[str, Any] = {}
+
+        def claim(session: StoreSession) -> None:
+            def change(document: dict[str, Any]) -> None:
+                theirs = self._theirs(document, tool)
+                permit[0] = theirs.admit(session.now())
+                state.update(theirs.dump())
+                if permit[0] is not None:  # else nothing has changed
+                    document["breakers"][tool] = theirs.dump()
+
+            change_document(session, self._ledger.name, change)
+
+        try:
+            await self._ledger.ask(claim)
+        except (StoreOutage, StoreError):
+            return None  # the local breaker decides
+        breaker.load(state)  # what the store decided: no second probe from the copy here
+        return permit[0]
+
+    def report(self, tool: str, permit: Permit, ok: bool, at: float, run: str) -> None:
+        breaker = self._tools.get(tool) if ok else self._made(tool)
+        if breaker is None:
+            return
+        pristine, now = breaker.is_pristine, self._ledger.now(at)
+        before = breaker.state(now)
+        breaker.report(permit, ok, now, run)
+        if (
+            self.on_change is not None
+            and (after := breaker.state(now)) is not before
+            and BreakerState.HALF_OPEN is not after
+        ):
+            self.on_change(tool, after is not BreakerState.CLOSED)
+        if self._ledger.is_shared and not (ok and pristine):
+            self._share(
+                tool, lambda theirs, now: theirs.report(permit if permit.probe else theirs.permit(), ok, now, run)
+            )
+
+    def release(self, tool: str, permit: Permit) -> None:
+        breaker = self._tools.get(tool)
+        if breaker is None:
+            return
+        breaker.release(permit)
+        if self._ledger.is_shared and permit.probe:
+            self._share(tool, lambda theirs, _: theirs.release(permit))
+
+    def _share(self, tool: str, change: Callable[[Breaker, float], None]) -> None:
+        def send(session: StoreSession) -> None:
+            def both(document: dict[str, Any]) -> None:
+                theirs = self._theirs(document, tool)
+                change(theirs, session.now())
+                document["breakers"][tool] = theirs.dump()
+
+            change_document(session, self._ledger.name, both)
+
+        self._ledger.tell(send)
+
+    def _theirs(self, document: dict[str, Any], tool: str) -> Breaker:
+        breaker = self._new()
+        breaker.load(document.setdefault("breakers", {}).get(tool) or {})
+        return breaker
+
+
+# ---- What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away,
+#      breakers, the kill switch.
+#
+# Each is sent once per rule, scope and period, over all workers that share a store. An alert is also sent when the
+# cause
+# is over, so that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers of
+# tools.
 
 _HOUR: Final = 3_600.0
 _DAY: Final = 86_400.0
@@ -293,3 +826,159 @@ def _facts_of(status: BudgetStatus) -> dict[str, Fact]:
         "unit": status.unit,
         "window": status.window,
     }
+
+
+# ---- Refused summaries: the framework wanted to compact a session's history after a run, and the guard refused that
+#      model call.
+#
+# The run has given its answer, so nothing is stopped. But the history stays as long as it is, and every later call pays
+# for it. Frameworks try again after each run, so a refusal is reported once per session.
+
+_SESSIONS_KEPT: Final = 10_000
+
+
+class RefusedSummaries:
+    """Which sessions were reported. Safe to use from many threads."""
+
+    def __init__(self, alarms: Alarms | None) -> None:
+        self._alarms = alarms
+        # by a hash of the session: names of any length take the same space
+        self._reported = Newest[int, None](_SESSIONS_KEPT)
+        self._lock = threading.Lock()
+
+    def share(self, other: "RefusedSummaries") -> None:
+        """Know what another guard has reported."""
+        self._reported, self._lock = other._reported, other._lock
+
+    def refused(self, info: RunInfo, decision: Decision) -> None:
+        """Report a refusal, unless the session was reported before."""
+        finding = decision.finding
+        if finding is None or not self._is_first(info):
+            return
+        verb = "was not" if decision.enforced else "would not have been"
+        limit = finding.detail
+        if finding.money is None:
+            limit = against_limit(finding.observed, finding.unit, finding.limit)
+        _log.warning(
+            "runguard.compaction_refused: the history of session %s/%s/%s %s compacted: %s, %s. Runs go on "
+            "with the full history, which makes their calls more "
+            "expensive. Raise the limit, or compact with a cheaper model; further refusals for this session "
+            "are not reported",
+            *(info.app, info.user, info.session, verb, finding.rule, limit),
+        )
+        if self._alarms is not None:
+            self._alarms.compaction(info, finding, enforced=decision.enforced)
+
+    def _is_first(self, info: RunInfo) -> bool:
+        key = hash((info.app, info.user, info.session))
+        with self._lock:
+            if key in self._reported:
+                return False
+            self._reported[key] = None
+            return True
+
+
+# ---- Which outlets receive the decisions and trips of a guard: the journal of the run, the log, callbacks, alerts,
+#      telemetry and the store.
+
+_LOUD_RULES: Final = ("budget", "context", "growth")
+
+
+class Reporting:
+    """Connects the outlets of one guard to its sink."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        outbox: Outbox,
+        alarms: Alarms | None,
+        telemetry: Telemetry | None,
+        summaries: RefusedSummaries,
+    ) -> None:
+        self._policy, self._ledger, self._outbox = policy, ledger, outbox
+        self._alarms, self._telemetry, self._summaries = alarms, telemetry, summaries
+
+    def connect(self, sink: Sink) -> None:
+        if self._ledger.is_shared:
+            sink.on_trip("storing a trip", self._store)
+        sink.on_trip("logging a trip", _log_trip)
+        if self._policy.on_trip is not None:
+            sink.on_trip("on_trip", self._call_on_trip)
+        if self._alarms is not None:
+            sink.on_trip("alerting", self._alarms.tripped)
+        sink.on_decided("writing the journal", _write_journal)
+        sink.on_decided("logging a decision", _log_decision)
+        if self._policy.on_decision is not None:
+            sink.on_decided("on_decision", self._call_on_decision)
+        sink.on_decided("reporting a refused summary", self._report_summary)
+        if self._alarms is not None:
+            sink.on_decided("alerting", self._alert_growth)
+        if self._telemetry is not None:
+            sink.on_decided("telemetry", self._trace)
+
+    def _store(self, trip: Trip, finding: Finding) -> None:
+        text = json.dumps(trip.to_dict())
+        self._ledger.tell(lambda session: session.append("trip", trip.id, text))
+
+    def _call_on_trip(self, trip: Trip, finding: Finding) -> None:
+        if self._policy.on_trip is not None:
+            self._outbox.send(self._policy.on_trip, trip)
+
+    def _call_on_decision(self, decided: Decided) -> None:
+        if self._policy.on_decision is not None:
+            self._outbox.send(self._policy.on_decision, decided.decision)
+
+    def _report_summary(self, decided: Decided) -> None:
+        event = decided.event
+        if decided.finding.action is Action.STOP and isinstance(event, ModelCall) and event.after_answer:
+            self._summaries.refused(decided.run.info, decided.decision)
+
+    def _alert_growth(self, decided: Decided) -> None:
+        finding, event = decided.finding, decided.event
+        if self._alarms is not None and finding.rule == "growth" and decided.decision.action is Action.WARN:
+            self._alarms.grown(finding, decided.run.info, event.agent, event.at)
+
+    def _trace(self, decided: Decided) -> None:
+        event = decided.event
+        model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
+        if self._telemetry is not None:
+            self._telemetry.decided(decided.decision, decided.run.info, event.agent, model)
+
+
+def connect_alarms(alarms: Alarms, accounts: Accounts, breakers: Breakers) -> None:
+    """Alert on what happens beside runs: the store goes away, a budget is extended, a cap function fails, a breaker
+    opens.
+    """
+    accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
+    accounts.cap_functions.on_change = alarms.cap
+    breakers.on_change = alarms.breaker
+
+
+def _write_journal(decided: Decided) -> None:
+    journal, event = decided.run.journal, decided.event
+    if journal is not None:
+        journal.decided(decided.decision, decided.lane.key, event.agent, event.at)
+
+
+def _log_trip(trip: Trip, finding: Finding) -> None:
+    _log.warning("runguard.trip: %s", trip.message, extra={"runguard_trip": trip.id, "runguard_rule": trip.rule})
+
+
+def _log_decision(decided: Decided) -> None:
+    """Findings about money and context are warnings. All others are logged at INFO. Trips have a line of their own."""
+    finding, action = decided.finding, decided.decision.action
+    if action is Action.STOP:
+        return
+    if finding.rule == "prompt_cache":
+        _log.warning("runguard.prompt_cache: %s", printable(finding.detail))
+        return
+    if finding.rule == "downgrade":
+        _log.warning("runguard.model_switch: %s", printable(finding.detail))
+        return
+    level = logging.WARNING if action is Action.WARN and finding.rule in _LOUD_RULES else logging.INFO
+    if finding.money is not None:
+        _log.log(level, "runguard.%s: %s", action.word, finding.detail)
+        return
+    about = printable(finding.tool or finding.detail)
+    _log.log(level, "runguard.%s: %s, %s %s of %s", action.word, finding.rule, finding.observed, finding.unit, about)

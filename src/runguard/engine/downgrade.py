@@ -1,27 +1,28 @@
-"""A switch to a cheaper model: made when a budget reaches a ``Threshold(model=…)``, taken back when it no longer is
-beyond it, because its next window began or it was extended.
-
-An adapter calls ``choose`` before it checks and reserves a model call, so that everything after it is about the model
-that will answer. The switch is made at a safe point only: the new model's window fits the prompt, the call costs less
-with it, the lost prompt cache included, and the adapter sees no obstacle, such as an open tool call.
+"""Cheaper models and prompt caches: switch when a budget reaches a threshold, and watch what a change of prompts
+costs.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from runguard.accounting.accounts import Accounts
-from runguard.accounting.budget_groups import BudgetGroup
-from runguard.accounting.charges import status_of
-from runguard.accounting.switch_costs import switch_costs
-from runguard.conductor.deciding import Deciding
-from runguard.conductor.runs import Run
 from runguard.core.decision import Action, Finding, Money
-from runguard.core.events import ModelCall
+from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
+from runguard.engine.charges import BudgetGroup, Charge, status_of
+from runguard.engine.decide import Deciding
+from runguard.engine.money import Accounts
+from runguard.engine.runs import Run
 from runguard.ledger.ledger import Account
-from runguard.pricing.rates import Rates, normalise
+from runguard.pricing.rates import Rates, Usage, normalise
+
+# ---- A switch to a cheaper model: made when a budget reaches a ``Threshold(model=…)``, taken back when it no longer
+#      is beyond it, because its next window began or it was extended.
+#
+# An adapter calls ``choose`` before it checks and reserves a model call, so that everything after it is about the model
+# that will answer. The switch is made at a safe point only: the new model's window fits the prompt, the call costs less
+# with it, the lost prompt cache included, and the adapter sees no obstacle, such as an open tool call.
 
 RULE: Final = "downgrade"
 _AGENTS_KEPT: Final = 1_024
@@ -172,3 +173,207 @@ class Downgrades:
             spent, limit, unit = status.spent, status.limit, status.unit
         finding = Finding(RULE, Action.WARN, spent, limit, unit, "run", "", key, about, money=money)
         self._deciding.decide(run, run.lane(event.lane), event, finding)
+
+
+# ---- What the next call of an agent would cost on its own model and on a cheaper one, in whole nano-USD.
+#
+# A switch loses the prompt cache of the model that is left: what was read from it is paid in full on the other model,
+# at
+# its price for writing a cache where it has one.
+
+
+@dataclass(slots=True)
+class CachedPrompt:
+    """The last prompt of one agent in one lane, as its model reported it."""
+
+    model: str
+    input: int
+    cached: int  # of input: read from a cache
+    cache_write: int  # of input: written to a cache
+
+
+class SwitchCosts(NamedTuple):
+    """The expected cost of one call in nano-USD: with the present model, and after a switch."""
+
+    stay: int
+    switch: int
+    cached: int  # tokens of the prompt that the present model would read from its cache
+
+    @property
+    def saves(self) -> bool:
+        return self.switch < self.stay
+
+
+def switch_costs(
+    present: Rates, other: Rates, prompt: int, output: int, last: CachedPrompt | None = None
+) -> SwitchCosts:
+    """``prompt`` and ``output``: expected tokens. ``last``: what the present model had in its cache, None: nothing."""
+    cached = write = 0
+    if last is not None and last.input > 0:
+        cached = min(prompt * last.cached // last.input, prompt)
+        write = min(prompt * last.cache_write // last.input, prompt - cached)
+    stay = present.cost(Usage(input=prompt, output=output, cached=cached, cache_write=write))
+    switch = other.cost(Usage(input=prompt, output=output, cache_write=cached + write))
+    return SwitchCosts(stay, switch, cached)
+
+
+# ---- Watches the prompt caches of models, per agent and lane of a run.
+#
+# Providers cache the beginning of a prompt: where tools, instruction or history change near it, everything behind the
+# change is paid in full again. When most of what was cached before is no longer read from the cache in two calls in a
+# row, the guard warns once per run, names what changed and says what it cost. It never stops anything.
+#
+# These are not collapses: the first call of an agent, a call after a pause of more than five minutes (caches expire), a
+# call to another model, and a history that became shorter (compaction). They begin a new comparison.
+
+CACHE_RULE: Final = "prompt_cache"
+LEAST_TOKENS: Final = 2_000  # cached before and not any more
+_IN_A_ROW: Final = 2
+_PAUSE_S: Final = 300.0  # providers keep an unused cache for about five minutes
+_KEPT: Final = 1_024  # agents of one run
+
+
+class PromptParts(NamedTuple):
+    """Digests of one request, valid within this process."""
+
+    tools: int
+    instruction: int
+    history: int  # of all its contents
+    contents: int  # how many
+    beginning: int  # of as many contents as the request before had
+
+
+# Reads the parts of a request; ``contents``: how many contents the request before had. None: they cannot be known.
+ReadParts = Callable[[Any, int], PromptParts | None]
+
+
+@dataclass(slots=True)
+class WatchedPrompt:
+    """The last prompt of one agent in one lane, and the collapse that may have begun."""
+
+    last: CachedPrompt
+    at: float
+    charge: Charge  # its call: a later report about it is not a new prompt
+    parts: PromptParts | None
+    cached: int  # tokens that were read from the cache before the collapse
+    misses: int = 0  # calls in a row
+    nano: int | None = 0  # what they cost more; None: the price is not known
+    lost: int = 0  # tokens
+    changed: list[set[str]] = field(default_factory=list)  # parts, per miss
+
+
+class PromptCaches:
+    """What is known of the prompt caches of one run."""
+
+    __slots__ = ("by_agent", "warning")
+
+    def __init__(self) -> None:
+        self.by_agent: dict[tuple[str, str], WatchedPrompt] = {}  # by lane and agent
+        self.warning = ""
+
+    def last(self, lane: str, agent: str) -> CachedPrompt | None:
+        watched = self.by_agent.get((lane, agent))
+        return watched.last if watched is not None else None
+
+
+class CacheWatch:
+    """Learns from the settled calls of one guard. ``warns`` is False where nothing is reported."""
+
+    def __init__(self, accounts: Accounts, deciding: Deciding, clock: Callable[[], float], *, warns: bool) -> None:
+        self._accounts, self._deciding, self._clock, self._warns = accounts, deciding, clock, warns
+        self.read_parts: ReadParts | None = None  # set by an adapter that keeps the request on the charge
+
+    def settled(self, run: Run, charge: Charge, usage: Usage, model: str) -> None:
+        """A model reported the usage of a call. Only called once some call of the run has read from a cache."""
+        if charge.is_tool or not usage.input:
+            return
+        caches: PromptCaches = run.caches or PromptCaches()
+        run.caches = caches
+        key = charge.lane, charge.agent
+        before = caches.by_agent.get(key)
+        last = CachedPrompt(charge.model, usage.input, usage.cached, usage.cache_write)
+        if before is not None and before.charge is charge:
+            before.last = last
+            return
+        if before is None and len(caches.by_agent) >= _KEPT:
+            caches.by_agent.clear()
+        parts = None
+        if self._warns and not caches.warning and self.read_parts is not None and charge.request is not None:
+            parts = self.read_parts(charge.request(), before.parts.contents if before and before.parts else 0)
+        now = WatchedPrompt(last, self._clock(), charge, parts, usage.cached)
+        caches.by_agent[key] = now
+        if before is not None and self._warns and not caches.warning and self._is_miss(before, now):
+            self._missed(run, caches, before, now, usage, model)
+
+    def _is_miss(self, before: WatchedPrompt, now: WatchedPrompt) -> bool:
+        if now.last.model != before.last.model or now.at - before.at > _PAUSE_S:
+            return False
+        if self.read_parts is not None and now.charge.request is None:
+            return False  # a call outside of the conversation, such as a summary
+        if now.parts is not None and before.parts is not None:
+            is_other = now.parts.beginning != before.parts.history
+            is_shorter = now.parts.contents < before.parts.contents or now.last.input < before.last.input
+        else:
+            is_other, is_shorter = True, now.last.input < before.last.input
+        if is_other and is_shorter:
+            return False  # compacted, or another conversation
+        lost = before.cached - now.last.cached
+        return lost >= LEAST_TOKENS and now.last.cached * 2 < before.cached
+
+    def _missed(
+        self, run: Run, caches: PromptCaches, before: WatchedPrompt, now: WatchedPrompt, usage: Usage, model: str
+    ) -> None:
+        expected = min(before.cached, usage.input)
+        now.cached, now.misses = before.cached, before.misses + 1
+        now.lost = before.lost + expected - usage.cached
+        now.changed = [*before.changed, changed_parts(before.parts, now.parts)]
+        rates = self._accounts.rates_of(now.charge, model)
+        more = None
+        if isinstance(rates, Rates):
+            cheap = Usage(usage.input, usage.output, expected, audio=usage.audio, audio_output=usage.audio_output)
+            more = max(rates.cost(usage) - rates.cost(cheap), 0)
+        now.nano = None if before.nano is None or more is None else before.nano + more
+        if now.misses >= _IN_A_ROW:
+            self._warn(run, caches, now)
+
+    def _warn(self, run: Run, caches: PromptCaches, now: WatchedPrompt) -> None:
+        charge, every = now.charge, set.intersection(*now.changed) or set.union(*now.changed)
+        cost = "at an unknown price" if now.nano is None else f"which cost {usd_text(now.nano)} more"
+        if every:
+            cause = f"changed: {', '.join(sorted(every))}"
+        elif now.parts is not None:
+            cause = "tools, instruction and history are the same, so the provider may have dropped its cache"
+        else:
+            cause = "which part of the prompt changed is not known"
+        caches.warning = (
+            f"agent {charge.agent}: {now.lost:,} prompt tokens of its last {now.misses} calls to {charge.model} were "
+            f"no longer read from the prompt cache, {cost}; {cause}"
+        )
+        usd = None if now.nano is None else str(to_usd(now.nano))
+        evidence = ({"usd": usd or "unknown", "changed": ", ".join(sorted(every))},)
+        finding = Finding(
+            CACHE_RULE,
+            Action.WARN,
+            now.lost,
+            LEAST_TOKENS,
+            "cached tokens lost",
+            "run",
+            "",
+            CACHE_RULE,
+            caches.warning,
+            evidence,
+        )
+        event = ModelResult(run.info.run, charge.lane, charge.agent, now.at, model=charge.model)
+        self._deciding.decide(run, run.lane(charge.lane), event, finding)
+
+
+def changed_parts(before: PromptParts | None, now: PromptParts | None) -> set[str]:
+    """The parts of a prompt that differ from those of the prompt before. New contents at its end change nothing."""
+    if before is None or now is None:
+        return set()
+    pairs = {
+        "tools": (before.tools, now.tools),
+        "instruction": (before.instruction, now.instruction),
+        "history": (before.history, now.beginning),
+    }
+    return {name for name, (old, new) in pairs.items() if old != new}

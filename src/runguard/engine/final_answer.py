@@ -13,14 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from runguard.accounting.accounts import Accounts
-from runguard.accounting.charges import Charge, Denied, worst_of
-from runguard.conductor.deciding import Deciding
-from runguard.conductor.runs import Lane, Run
-from runguard.conductor.sink import Decided
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.money import NOTHING, Amount, usd_text
+from runguard.engine.charges import Charge, Denied, worst_of
+from runguard.engine.decide import Decided, Deciding
+from runguard.engine.money import Accounts
+from runguard.engine.runs import Lane, Run
 from runguard.pricing.rates import Rates
 
 _log: Final = logging.getLogger("runguard")

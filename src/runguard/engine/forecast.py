@@ -1,8 +1,4 @@
-"""Forecasts: how many calls still fit, and when a budget is used up. All figures are estimates.
-
-Pure functions over the last calls of a run and over the account of a budget. Amounts are whole numbers; only times are
-floats. ``benchmarks/forecast.py`` measures the error on recorded runs.
-"""
+"""Forecasts: how many calls still fit, and when a budget is used up. All figures are estimates."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,59 +1,262 @@
-"""The guard: takes events, asks the rules, answers with decisions. Its parts live in the other files of this package.
-
-``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is awaited
-between them: it takes a slot among the calls in flight and reserves the worst case of the call on every budget;
-``settle`` books what the call took. ``end`` forgets everything of a run but its trips and its figures.
-``runguard.conductor.adapter`` says who calls what, and in which order.
+"""The guard: takes events, asks the rules, answers with decisions. First the interface that adapters use, with the
+order of its calls; then the guard, its controls and the kill switch.
 """
 
+import asyncio
+import json
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from runguard.accounting.accounts import Accounts
-from runguard.conductor.adapter import Question, Result
-from runguard.conductor.answers import Answers
-from runguard.conductor.breakers import Breakers
-from runguard.conductor.cached_prompts import CacheWatch
-from runguard.conductor.deciding import Deciding, stop_in_force
-from runguard.conductor.dispatch import NO_OBSERVERS
-from runguard.conductor.downgrades import Downgrades
-from runguard.conductor.faults import GuardFaults
-from runguard.conductor.lane_rules import LaneRules
-from runguard.conductor.lanes import LaneKeeper
-from runguard.conductor.last_answer import INSTRUCTION, LastAnswers
-from runguard.conductor.looking_in import snapshot_of
-from runguard.conductor.operator_stops import OperatorStops
-from runguard.conductor.own_faults import OwnFaults
-from runguard.conductor.paused import Pauses
-from runguard.conductor.provider_waits import ProviderWaits
-from runguard.conductor.reporting import Reporting, connect_alarms
-from runguard.conductor.reserving import Reserving
-from runguard.conductor.run_records import RunRecords
-from runguard.conductor.run_waits import RunWaits
-from runguard.conductor.runs import Run
-from runguard.conductor.session_growth import SessionGrowths
-from runguard.conductor.settling import Settling
-from runguard.conductor.side_effects import Once
-from runguard.conductor.sink import Sink
-from runguard.conductor.succession import alarms_of, take_over
-from runguard.conductor.summaries import RefusedSummaries
-from runguard.conductor.tool_calls import ToolGate
-from runguard.conductor.tool_prices import ToolPrices
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
 from runguard.core.errors import PolicyError
-from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo, ToolCall, ToolResults
-from runguard.ledger.ledger import StoreError
-from runguard.outlets.callbacks import Outbox
-from runguard.outlets.journal import KIND, Journal
-from runguard.outlets.span_cost import SpanCosts
-from runguard.outlets.telemetry import SAMPLE, Telemetry
-from runguard.policy.model_switches import switching
-from runguard.policy.settings import Policy
+from runguard.core.events import (
+    ROOT_LANE,
+    AgentEntered,
+    Event,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    RunInfo,
+    StateChanged,
+    ToolCall,
+    ToolResults,
+)
+from runguard.core.money import BudgetStatus
+from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
+from runguard.engine.charges import Charge, finding_of_stop, scopes_of
+from runguard.engine.decide import (
+    Alarms,
+    Breakers,
+    Deciding,
+    GuardFaults,
+    OwnFaults,
+    RefusedSummaries,
+    Reporting,
+    Sink,
+    connect_alarms,
+    stop_in_force,
+)
+from runguard.engine.downgrade import CacheWatch, Downgrades
+from runguard.engine.final_answer import INSTRUCTION, LastAnswers
+from runguard.engine.money import Accounts
+from runguard.engine.resume import Pauses, RunRecords, alarms_of, run_facts, take_over
+from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths, parallel_part
+from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
+from runguard.ledger.ledger import Stop, StoreError, check_actor, check_reason, check_scope, read_stops, with_stops
+from runguard.policy.settings import Policy, ToolRule, switching
 from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Usage
+from runguard.reporting.journal import KIND, Journal
+from runguard.reporting.telemetry import SAMPLE, Outbox, SpanCosts, Telemetry
+
+# ---- What a framework adapter asks of a guard. ADK, guarded functions and replay use this, and nothing else to
+#      decide.
+#
+# An adapter translates: it builds events (``runguard.core.events``) from what its framework is about to do, asks the
+# guard, and carries out the answer. It decides nothing itself. The order of the calls::
+#
+#     run = guard.start(RunInfo(...))                one root run: one user turn and everything nested in it
+#
+#         decision = guard.check(AgentEntered(...))  before an agent works, and before it starts parallel branches
+#         decision = guard.check(HandOff(...))       before one agent passes the work to another
+#
+#         decision = guard.check(ModelCall(...))     before a model call
+#         decision = await guard.reserve(call)       right before it is sent; then ``call.charge`` is set
+#             ...send the request...
+#         guard.settle(call.charge, usage)           or release, or abandon: exactly one of them, see below
+#         guard.free_slot(run.info.run)              the call is over: the next one in the queue may go
+#         decision = guard.after(ModelResult(...))   what the model answered
+#
+#         await guard.prepare_tool(...)              before a tool call, where ``check`` must know what other workers
+# did
+#         decision = guard.check(ToolCall(...))      before each tool call of a model response
+#         decision = await guard.reserve_tool(...)   then, for the price of the tool; at once where it has none
+#             ...run the tools...
+#         guard.settle_tool(...)                     for each tool that was executed; release_tool for one that was not
+#         guard.report_failure(...)                  for each tool that raised or timed out
+#         decision = guard.after(ToolResults(...))   all answers to one model response together
+#
+#         guard.open_lane(...), guard.close_lane(...)  around a parallel branch, and around an agent called as a tool
+#
+#     guard.end(run.info.run)                        always, also after an exception
+#
+# **A decision** says what to do: nothing (``ALLOW`` is falsy), or its ``action``. ``WARN``: go on, the guard has
+# reported
+# it. ``NUDGE``: go on, and give ``for_model`` to the model with the answer of the tool or with the next request.
+# ``BLOCK``: do not make this one call and answer it with ``for_model``. ``STOP``: end what ``trip`` names, its
+# ``branch``
+# or the whole run, so that the session stays usable: every open call gets an answer, and paid work of other branches is
+# kept. Carry a decision out only if ``enforced`` is true. In shadow mode it is not.
+#
+# **Who closes a charge.** The code that sends the request, in a ``finally``, so that nothing stays reserved:
+#
+# - ``settle``: the call reported its usage, completely or in part. Settle again when a later figure arrives.
+# - ``release``: the request was never sent. Call ``unspent`` too, because ``check`` has counted the call.
+# - ``abandon``: the request was sent, and no usage came back: an error, a cancellation, an abandoned stream.
+#   ``refused=True`` where the provider refused it or could not be reached, so that it cost nothing.
+#
+# **Lanes.** Events of one lane happen one after another. Without lanes the calls of parallel branches would look like
+# one
+# loop. The root lane is ``ROOT_LANE``; a lane that is not open counts as the root lane.
+#
+# **Faults.** An exception of the guard must not reach the run. Wrap each hook, pass the exception to ``fault``, and go
+# on
+# as if the guard had answered "allow", unless ``fault`` returns a trip.
+
+Question = AgentEntered | HandOff | ModelCall | ToolCall
+Result = ModelResult | StateChanged | ToolResults
+
+
+class Conductor(Protocol):
+    """The interface of ``Guard`` for adapters. The docstring of this module says in which order to call it."""
+
+    @property
+    def policy(self) -> Policy:
+        """The settings."""
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds. Every event carries its time: ``at=guard.clock()``."""
+
+    @property
+    def runs(self) -> Mapping[str, Run]:
+        """The runs that have started and not ended, by name."""
+
+    @property
+    def sink(self) -> Sink:
+        """Subscribe here to receive every decision and trip."""
+
+    # ---- runs and lanes ---------------------------------------------------------------------------------------------
+
+    def start(self, info: RunInfo) -> Run:
+        """Begin a root run. A run of the same name is reset."""
+
+    def end(self, run_id: str, /) -> None:
+        """Forget a run. What it still holds is given back."""
+
+    def open_lane(
+        self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = ""
+    ) -> Lane:
+        """Begin a lane below ``parent``. ``concurrent``: it runs beside its siblings, so a stop ends it alone.
+
+        ``path``: the agents above it. ``delegate``: the agent that a model has called here.
+        """
+
+    def close_lane(self, run: Run, key: str) -> None:
+        """End a lane."""
+
+    # ---- before and after -------------------------------------------------------------------------------------------
+
+    def check(self, event: Question) -> Decision:
+        """May this happen? Never waits. After a stop the answer stays no."""
+
+    def after(self, event: Result) -> Decision:
+        """Learn from what happened. A nudge, a refused answer or a stop may follow."""
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    async def reserve(
+        self, event: ModelCall, *, slot: bool = True, task: "asyncio.Task[Any] | None" = None
+    ) -> Decision:
+        """Wait for permission to send a model call. With permission, ``event.charge`` is set: close it."""
+
+    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
+        """How many input tokens a request to a model may have, for ``ModelCall.context_limit``; None: not known, which
+        is logged unless ``quiet``.
+        """
+
+    def reserve_now(self, event: ModelCall) -> bool:
+        """Permission without waiting, for callers without an event loop. False: use ``reserve``."""
+
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+    ) -> None:
+        """Book what a call took."""
+
+    def free_slot(self, run_id: str, task: "asyncio.Task[Any] | None" = None) -> None:
+        """Give back the slot that ``reserve`` took for the current task, or for ``task``."""
+
+    def release(self, charge: Charge) -> None:
+        """Give back the reservation of a call that was never sent."""
+
+    def abandon(
+        self,
+        charge: Charge,
+        streamed_tokens: int = 0,
+        *,
+        streaming: bool = False,
+        refused: bool = False,
+        error: BaseException | None = None,
+    ) -> None:
+        """Book an estimate for a call that was sent and did not report its usage.
+
+        ``error``: what it raised. It may say that the provider asks to wait.
+        """
+
+    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
+        """Do not count a model call that ``check`` has allowed and that was never sent."""
+
+    # ---- tool calls -------------------------------------------------------------------------------------------------
+
+    def fingerprint(self, tool: str, args: object) -> bytes:
+        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``."""
+
+    def tool_rule(self, tool: str) -> ToolRule | None:
+        """What is declared about a tool."""
+
+    async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
+        """Ask a shared store what other workers did, before ``check`` judges a tool call."""
+
+    async def reserve_tool(
+        self, run: Run, event: ToolCall, args: object, *, no_loop: bool = False, no_wait: bool = False
+    ) -> Decision:
+        """Reserve the price of a tool call that ``check`` has allowed. A refusal means: do not execute it."""
+
+    def settle_tool(self, run: Run, call_id: str, args: object, answer: object) -> None:
+        """The tool was executed: book its price. ``answer``: its result, or the exception that it raised.
+
+        Without this, ``after`` books it when the answer arrives.
+        """
+
+    def release_tool(self, run: Run, call_id: str) -> None:
+        """The tool was not executed: its price is not booked."""
+
+    def report_failure(self, run: Run, tool: str, call_id: str) -> None:
+        """A tool raised or timed out. Its answer goes to ``after`` all the same."""
+
+    # ---- findings of the adapter, and faults ------------------------------------------------------------------------
+
+    def found(self, event: Event, finding: Finding) -> Decision:
+        """Decide on something that the adapter itself has noticed."""
+
+    def stop_text(self, trip: Trip) -> str:
+        """What the end user reads after a stop."""
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Report an exception of the guard itself. Returns a trip where the policy stops the run for it."""
+
+
+# ---- The guard: takes events, asks the rules, answers with decisions. Its parts live in the other files of this
+#      package.
+#
+# ``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is
+# awaited
+# between them: it takes a slot among the calls in flight and reserves the worst case of the call on every budget;
+# ``settle`` books what the call took. ``end`` forgets everything of a run but its trips and its figures.
+# ``runguard.engine.guard`` says who calls what, and in which order.
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
@@ -82,7 +285,7 @@ class Guard:
         arguments are not an outage.
 
         ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
-        ``heir_of``: a guard whose policy this one replaces; see ``runguard.conductor.succession``. ``pricing`` and
+        ``heir_of``: a guard whose policy this one replaces; see ``runguard.engine.resume``. ``pricing`` and
         ``lane_rules``: other prices and rules than those of the policy. ``outbox``: the queue of callbacks, where
         several guards share one. ``reports=False``: log, store and send no decision; only those who subscribe to
         ``sink`` receive it. ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
@@ -174,7 +377,7 @@ class Guard:
             clock, self.runs, accounts, self.breakers, deciding, self.alarms, stops_before
         )
 
-        # The interface of ``runguard.conductor.adapter``: each method is that of the part that does the work.
+        # The interface of ``runguard.engine.guard``: each method is that of the part that does the work.
         self.open_lane, self.close_lane = lanes.open_lane, lanes.close_lane
         self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
         self.unspent, self.context_limit = reserving.unspent, accounts.expectations.context_limit
@@ -393,3 +596,299 @@ class Guard:
         jobs += [self.alarms.flush] if self.alarms is not None else []
         jobs += [self.telemetry.flush] if self.telemetry is not None else []
         return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
+
+
+# ---- What a guard does now, as plain data.
+
+
+def snapshot_of(guard: "Guard") -> dict[str, Any]:
+    """The runs with their counts and growth, budgets, breakers and counters of one guard. Runs of guards whose policies
+    it has replaced are included.
+    """
+    now, ledger = guard.clock(), guard.accounts.ledger
+    guards = [*(before for elder in guard.elders if (before := elder()) is not None), guard]
+    return {
+        "mode": guard.policy.mode,
+        "policy": guard.policy.digest,
+        "runs": [run_facts(run, each.accounts, now) for each in guards for run in list(each.runs.values())],
+        "paused": guard.pauses.waiting,
+        "budgets": guard.accounts.budgets(as_known_here=True),
+        "forecasts": guard.accounts.forecasts(),
+        "outages": dict(guard.accounts.outages),
+        "store": ledger.health(),
+        "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in guard.breakers.items()},
+        "provider_waits": guard.provider_waits.seconds_left(),
+        "trips": len(guard.trips),
+        "guard_errors": guard.guard_errors + guard.accounts.cap_functions.errors,
+        "callbacks_dropped": guard.outbox.dropped,
+        "callbacks_failed": guard.outbox.failed,
+        "alerts": guard.alarms.counts if guard.alarms is not None else {},
+    }
+
+
+# ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function.
+
+
+class Controls:
+    """Mixed into whatever has a ``guard``."""
+
+    if TYPE_CHECKING:  # no annotation at run time: a pydantic class that this is mixed into would take it for a field
+        guard: Guard
+
+    @property
+    def _in_charge(self) -> Guard:
+        """The guard that answers here: this one, or the one that has replaced it."""
+        return self.guard
+
+    @property
+    def trips(self) -> list[Trip]:
+        """The last 1,000 trips, oldest first; in shadow mode those that would have been."""
+        return list(self._in_charge.trips)
+
+    def snapshot(self) -> dict[str, Any]:
+        """What runs now: calls, tokens, prompt growth, breakers. Plain data."""
+        return self._in_charge.snapshot()
+
+    def spend(self, scope: str | None = None) -> dict[str, Any]:
+        """What was spent, in all and per agent, model and tool:
+
+        of a scope ("run:…", "session:app/user/id", "user:app/user", "app:…"), or of everything.
+        """
+        return self._in_charge.accounts.spend(scope)
+
+    def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
+        """Every budget as it stands: spent, reserved and limit apart."""
+        return self._in_charge.accounts.budgets(scope)
+
+    def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
+        """Move the caps of a scope:
+
+        ``extend("user:docs/alice", usd=5)``. What was spent stays spent; the next run goes on.
+        """
+        return self._in_charge.accounts.extend(scope, usd, tokens, calls)
+
+    def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None:
+        """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
+
+        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared
+        store, by every worker.
+        """
+        self._in_charge.throw_switch(scope, actor, reason)
+
+    def resume(self, scope: str) -> None:
+        """Take a stop back."""
+        self._in_charge.release_switch(scope)
+
+    def stops(self) -> list[Stop]:
+        """The stops in force."""
+        return self._in_charge.operator_stops.in_force()
+
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Wait, bounded, until everything handed over has left (facts, callbacks, alerts): for tests and shutdown.
+
+        False when something is left, or when a settlement could never be booked; ``snapshot()["store"]`` says how many.
+        """
+        return self._in_charge.flush(seconds)
+
+
+# ---- The kill switch at work: an operator stops a scope, every worker of the store enforces it.
+
+
+class OperatorStops:
+    """Changes the stops in the control document of the store, and applies them to the runs of one guard."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        runs: dict[str, Run],
+        accounts: Accounts,
+        breakers: Breakers,
+        deciding: Deciding,
+        alarms: Alarms | None,
+        before: "OperatorStops | None" = None,
+    ) -> None:
+        """``before``: those of a guard that this one replaces. Both change the document one after the other."""
+        self._clock, self._runs, self._accounts, self._breakers = clock, runs, accounts, breakers
+        self._deciding, self._alarms = deciding, alarms
+        self._changing: threading.Lock = threading.Lock() if before is None else before._changing
+        accounts.switch.listen(self._enforce)
+
+    def throw(self, scope: str, actor: str, reason: str | None) -> None:
+        """Stop a scope: end its calls in flight and refuse later calls and runs, on every worker of the store."""
+        stop = Stop(check_scope(scope), check_actor(actor), check_reason(reason), self._clock())
+        self.change(lambda stops: {**stops, scope: stop})
+        if self._alarms is not None:
+            self._alarms.switched(scope, stop)
+
+    def release(self, scope: str) -> None:
+        """Let a scope run again."""
+        check_scope(scope)
+        self.change(lambda stops: {name: stop for name, stop in stops.items() if name != scope})
+        if self._alarms is not None:
+            self._alarms.switched(scope, None)
+
+    def change(self, change: Callable[[dict[str, Stop]], dict[str, Stop]]) -> None:
+        ledger = self._accounts.ledger
+        with self._changing:  # the document and the copy here change as one
+            text = ledger.change_control(lambda text: with_stops(text, change(read_stops(text))))
+            if not ledger.is_shared:  # a shared one calls ``on_control``, in order
+                self._accounts.switch.load(text)
+
+    def in_force(self) -> list[Stop]:
+        """The stops of the store as it is now."""
+        self._accounts.ledger.refresh_now()
+        return list(self._accounts.switch.stops.values())
+
+    def on_control(self, text: str) -> None:
+        """The control document of the store has changed: read its stops and breakers."""
+        self._accounts.switch.load(text)
+        self._breakers.load(json.loads(text or "{}"))
+
+    def _enforce(self) -> None:
+        """The list of stops has changed. Called from any thread."""
+        stopped: list[Run] = []
+        for run in list(self._runs.values()):
+            stop = self._accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None
+            if stop is not None:
+                event = ModelCall(run.info.run, ROOT_LANE, "", self._clock())
+                self._deciding.decide(run, run.lanes[ROOT_LANE], event, finding_of_stop(stop))
+                stopped.append(run)
+        if not self._deciding.enforces:
+            return
+        for run in stopped:  # all are marked by now: no run takes what another one gives back
+            for end in list(run.in_flight):
+                end()
+
+
+# ---- Which lane of a run an ADK event belongs to, as far as events show it: by its branch, its isolation scope and
+#      the calls that are open.
+#
+# ``runguard.adk.lanes`` names the same lanes from hooks, which see more.
+
+_KEPT: Final = 4_096
+
+
+@dataclass(slots=True)
+class UnansweredCall:
+    """A call that has no answer yet."""
+
+    tool: str
+    args: object
+    fingerprint: bytes
+    lane: str
+    batch: str
+    agent: str
+    once: bytes = b""  # identity of its side effect
+
+
+class EventLanes:
+    """The lanes of one run, found by the calls that are open in it."""
+
+    def __init__(self, guard: Conductor, run: Run) -> None:
+        self._guard, self._run = guard, run
+        self.calls: dict[str, UnansweredCall] = {}
+        self.delegations: set[str] = set()  # calls by which a task was delegated
+        self._known: dict[tuple[str, str], str] = {}
+        # the id of the delegating call -> its lane, that of the caller, the agent
+        self._tasks: dict[str, tuple[str, str, str]] = {}
+
+    def add(self, call_id: str, call: UnansweredCall) -> None:
+        if len(self.calls) >= _KEPT:
+            del self.calls[next(iter(self.calls))]
+        self.calls[call_id] = call
+
+    def close(self, call_id: str) -> UnansweredCall | None:
+        """A call was answered: so are the agents that worked on it."""
+        call = self.calls.pop(call_id, None)
+        if call is not None and len(self._run.lanes) > 1:
+            self._guard.close_lane(self._run, f"{call.lane}/{call.tool}@{call_id}")
+        return call
+
+    def of(self, branch: str, scope: str = "") -> str:
+        if not branch and not scope:
+            return ROOT_LANE
+        key = self._known.get((branch, scope))
+        if key is None or key not in self._run.lanes:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            key = self._known[branch, scope] = self._open(branch, scope)
+        return key
+
+    def _open(self, branch: str, scope: str) -> str:
+        if scope in self.calls:
+            self.delegations.add(scope)
+        called = self._called_in(branch)
+        lane = self._lane_of_call(called) if called else ""
+        task = self._task(branch, scope) if scope else None
+        if task is not None and (not called or task[0].startswith(f"{lane}/")):
+            if task[0] not in self._run.lanes:
+                self._open_lane(task[0], task[1], concurrent=False, delegate=task[2])
+            parallel = parallel_part(branch)
+            return self._open_branch(parallel, task[0]) if parallel else task[0]
+        if called:
+            if lane not in self._run.lanes:
+                call = self.calls[called]
+                beside = sum(other.batch == call.batch for other in self.calls.values())
+                self._open_lane(lane, call.lane, concurrent=beside > 1, delegate=call.tool)
+            return lane
+        return self._open_branch(branch, ROOT_LANE) if branch else ROOT_LANE
+
+    def _called_in(self, branch: str) -> str:
+        """The innermost open call of an agent as a tool that this branch is inside of.
+
+        Older ADK numbers such branches.
+        """
+        found = lane = ""
+        for part in branch.split("."):
+            name, _, opened_by = part.partition("@")
+            if opened_by.isdigit():
+                opened_by = next(
+                    (i for i, call in self.calls.items() if call.tool == name and (not found or call.lane == lane)), ""
+                )
+            if opened_by in self.calls and opened_by not in self.delegations:
+                found, lane = opened_by, self._lane_of_call(opened_by)
+        return found
+
+    def _lane_of_call(self, call_id: str) -> str:
+        call = self.calls[call_id]
+        return f"{call.lane}/{call.tool}@{call_id}"
+
+    def _task(self, branch: str, scope: str) -> tuple[str, str, str] | None:
+        task = self._tasks.get(scope)
+        if task is None:
+            call = self.calls.get(scope)
+            if call is not None:
+                task = (self._lane_of_call(scope), call.lane, call.tool)
+            elif f"@{scope}" in branch:  # delegated in an earlier turn
+                agent = branch.partition(f"@{scope}")[0].rpartition(".")[2]
+                task = (f"/{agent}@{scope}", ROOT_LANE, agent)
+            else:
+                return None
+            if len(self._tasks) >= _KEPT:
+                del self._tasks[next(iter(self._tasks))]
+            self._tasks[scope] = task
+        return task
+
+    def _open_branch(self, branch: str, base: str) -> str:
+        key = f"{base}/{branch}"
+        if key not in self._run.lanes:
+            self._open_lane(key, self._above(branch, base), concurrent=branch.rpartition("@")[2] not in self.calls)
+        return key
+
+    def _above(self, branch: str, base: str) -> str:
+        while "." in branch:
+            branch = branch.rpartition(".")[0]
+            if f"{base}/{branch}" in self._run.lanes:
+                return f"{base}/{branch}"
+        return base
+
+    def _open_lane(self, key: str, parent: str, *, concurrent: bool, delegate: str = "") -> None:
+        above = self._run.lanes.get(parent)
+        self._guard.open_lane(
+            self._run,
+            key,
+            parent,
+            concurrent=concurrent,
+            path=above.path if above is not None else (),
+            delegate=delegate,
+        )

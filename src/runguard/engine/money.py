@@ -1,40 +1,702 @@
-"""A call from its reservation to its price, and what the budgets say to it.
+"""The money of a call from reservation to price: what to expect of a model, holds, settlement and thresholds."""
 
-``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took; ``release``
-undoes a call that was never sent. What each run spent is kept per agent, model and tool, with or without a budget.
-"""
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from copy import copy
+from functools import partial
+from itertools import chain
+from typing import Any, Final
 
-from collections.abc import Callable, Coroutine
-from typing import Any
-
-from runguard.accounting.budget_groups import scopes_of
-from runguard.accounting.burn_rate import BurnWatch
-from runguard.accounting.charges import (
-    OWNERS,
-    AccountLines,
-    Charge,
-    Denied,
-    RunCosts,
-    UnknownCap,
-    statuses_of,
-    worst_of,
-)
-from runguard.accounting.expectations import Expectations
-from runguard.accounting.forecast import forecasts_of
-from runguard.accounting.lookup import AccountFinder
-from runguard.accounting.nested_guards import cover, layers_around, not_held_by, stricter_than, uncover
-from runguard.accounting.reservation import Reserver, UnknownCapError
-from runguard.accounting.settlement import Settlement
-from runguard.accounting.spending import Spending
-from runguard.accounting.waiting_calls import RoomWaits
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, RunInfo
-from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, BudgetStatus, to_count, to_nano
-from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, Switch
+from runguard.core.money import (
+    NOTHING,
+    UNITS,
+    UNLIMITED,
+    Amount,
+    BudgetStatus,
+    share_of,
+    to_count,
+    to_nano,
+    unit_reached,
+)
+from runguard.engine.charges import (
+    NO_LIMIT,
+    OWNERS,
+    AccountFinder,
+    AccountLines,
+    BudgetGroup,
+    Charge,
+    Denied,
+    Entry,
+    Fired,
+    RunCosts,
+    UnknownCap,
+    cover,
+    held_for_long,
+    layers_around,
+    not_held_by,
+    scopes_of,
+    status_of,
+    statuses_of,
+    stricter_than,
+    uncover,
+    worst_of,
+)
+from runguard.engine.forecast import forecasts_of
+from runguard.engine.spending import BurnWatch, Earlier, Spending, record_of
+from runguard.engine.waiting import Opening, RoomWaits, Visit
+from runguard.ledger.ledger import (
+    Account,
+    Hold,
+    Ledger,
+    Record,
+    Refusal,
+    Stale,
+    StoreError,
+    StoreOutage,
+    StoreReplacedError,
+    Switch,
+)
 from runguard.ledger.memory import open_ledger
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
-from runguard.pricing.rates import Rates
+from runguard.pricing.rates import Rates, Unpriced, Usage
+
+# ---- What to expect of a model: its context window, its longest answer, its typical answer.
+
+_log: Final = logging.getLogger("runguard")
+ASSUMED_OUTPUT: Final = 65_536  # of a model whose limit is unknown
+_TYPICAL_OUTPUT: Final = 1_024  # of a call that was cut off, before any of its kind was seen to end
+_MODELS_KEPT: Final = 1_024
+
+
+class Expectations:
+    """Limits from the policy and the price book, and what was learned from the answers so far."""
+
+    def __init__(self, policy: Policy, pricing: Pricing) -> None:
+        self._policy, self._pricing = policy, pricing
+        self._typical: dict[str, int] = {}
+        self._logged: set[str] = set()
+
+    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
+        """How many input tokens a request may have: the policy's limit, or the model's window; None if unknown.
+
+        ``quiet``: do not log that it is unknown.
+        """
+        headroom = self._policy.context_headroom
+        if self._policy.max_context_tokens is not None:
+            return self._policy.max_context_tokens - headroom
+        window = self._pricing.limits(model)[0]
+        if window is not None:
+            return max(window - headroom, 1)
+        if not quiet:
+            self._log_once(
+                logging.INFO,
+                f"window:{model}",
+                "runguard.unknown_window: the context window of '%s' is unknown; "
+                "set models={'%s': {'context_window': …}}",
+                model,
+            )
+        return None
+
+    def max_output(self, model: str) -> int:
+        """How many tokens a model can answer with at most."""
+        limit = self._pricing.limits(model)[1]
+        if limit is not None:
+            return limit
+        self._log_once(
+            logging.WARNING,
+            f"output:{model}",
+            "runguard.unknown_output_limit: the output limit of '%s' is unknown, assuming 65,536 tokens; "
+            "set models={'%s': {'max_output_tokens': …}}",
+            model,
+        )
+        return ASSUMED_OUTPUT
+
+    def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
+        """An estimate for a call that was sent and never reported its usage: its prompt, and a typical answer."""
+        output = streamed_tokens
+        if not streaming:
+            output = max(output, self.typical(charge.model))
+        if charge.max_output:
+            output = min(output, charge.max_output * charge.candidates)
+        return Usage(input=charge.input, output=output, audio=charge.audio)
+
+    def typical(self, model: str, limit: int | None = None) -> int:
+        """The mean size of recent answers of a model, at most ``limit``."""
+        output = self._typical.get(model, _TYPICAL_OUTPUT)
+        return output if limit is None else min(output, limit)
+
+    def learn(self, model: str, output: int) -> None:
+        """Remember the size of a model's answers: the mean of recent ones."""
+        typical = self._typical.get(model)
+        if typical is None and len(self._typical) >= _MODELS_KEPT:
+            return
+        self._typical[model] = output if typical is None else (typical * 7 + output) // 8
+
+    def _log_once(self, level: int, mark: str, message: str, model: str) -> None:
+        if mark not in self._logged and len(self._logged) < _MODELS_KEPT:
+            self._logged.add(mark)
+            _log.log(level, message, model, model)
+
+
+# ---- Which thresholds of a call's budgets are reached: those that stop it, and those that what it took makes fire.
+
+
+def over_threshold(lines: AccountLines) -> Denied | None:
+    """A budget that has reached a threshold which stops."""
+    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
+        for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.stops else ():
+            for threshold in thresholds:
+                if threshold.action != "stop":
+                    continue
+                unit = unit_reached(account.spent, share_of(limit, account.granted, threshold.percent))
+                if unit is not None:
+                    return Denied(Refusal(account, unit, NOTHING, account.room), group, fraction=threshold.percent)
+    return None
+
+
+def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:
+    """The thresholds that fire now."""
+    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
+        alert_usd, alert_tokens, alert_calls = account.alert
+        if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+            yield from _fire(ledger, account, group, limits)
+
+
+def _fire(ledger: Ledger, account: Account, group: BudgetGroup, limits: list[Amount]) -> Iterator[Fired]:
+    """The thresholds that are reached, each against its own budget; and when to look again."""
+    following, granted = list(NO_LIMIT), account.granted
+    # read once: while the store is asked below, the late reply of an earlier call may set the account back
+    spent = account.spent
+    for number, (thresholds, limit) in enumerate(zip(group.thresholds, limits, strict=False)):
+        for position, threshold in enumerate(thresholds):
+            needed = share_of(limit, granted, threshold.percent)
+            unit = unit_reached(spent, needed)
+            if unit is None:
+                following = [min(now, need) for now, need in zip(following, needed, strict=True)]
+                continue
+            if threshold.recurring:
+                following = [0, 0, 0]
+            mark = f"{number}.{position}:{threshold.percent}:{threshold.action}"
+            is_first = threshold.recurring or ledger.first(account, mark, threshold.percent, limit)
+            if is_first is None:  # the store was away: look again with the next settlement
+                following = [0, 0, 0]
+            elif is_first:
+                yield Fired(
+                    account,
+                    group,
+                    threshold,
+                    status_of(account, unit, limit[unit] + account.granted[unit], spent[unit]),
+                )
+    account.alert = (following[0], following[1], following[2])
+    if account.granted != granted:  # extended meanwhile: what was re-armed must be found
+        account.alert = NOTHING
+
+
+# ---- Holding the worst case of a call on its budgets: ask the ledger, wait for other calls, ask for less.
+
+_LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
+_FACTS_S: Final = 1.0  # until what was settled has reached a store
+_CLOCK_TRIES: Final = 5
+
+
+class UnknownCapError(Exception):
+    """A cap became unknown while a call waited for its turn. Nothing is held."""
+
+    def __init__(self, unknown: UnknownCap) -> None:
+        super().__init__(unknown.reason)
+        self.unknown = unknown
+
+
+class StepOut:
+    """Awaited before anything is waited for, by a call that was asked for without an event loop: it goes on on one."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class Reserver:
+    """Reserves on one ledger, under one policy."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        finder: AccountFinder,
+        switch: Switch,
+        on_store: Callable[[Exception | None], None],
+        waits: RoomWaits,
+    ) -> None:
+        self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
+        self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
+        self._waits = waits
+        self._is_away = self._is_replaced = False
+        # charges that stay open for as long as their run, by their identity: no call waits for them
+        self.standing: dict[int, Charge] = {}
+
+    async def reserve(
+        self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+    ) -> tuple[Charge | None, Denied | None]:
+        """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
+        lines, rates = charge.lines, charge.rates
+        denied = None
+        if (
+            isinstance(rates, Unpriced)
+            and lines.in_usd
+            and charge.bound is None
+            and self._policy.on_unpriced == "refuse"
+        ):
+            denied = Denied(unpriced=rates)
+        elif lines.may_stop and not self._ledger.is_shared:  # what a shared one says comes with the reservation
+            denied = over_threshold(lines)
+        if denied is not None and enforce:
+            return None, denied
+        # a call that blocks an event loop must not wait
+        visit = Visit(self._waits, charge, stopped) if lines.names and enforce and not event.no_wait else None
+        try:
+            if visit is not None and not visit.place.may_ask:
+                if event.no_loop:
+                    await StepOut()
+                await visit.in_turn()
+                self._find_again(charge, event)
+            result: Hold | Refusal | None = await self._ask(charge, event)
+            if isinstance(result, Refusal):
+                denied = Denied(result)
+                if enforce:
+                    result = await self._wait_or_lower(charge, event, denied, stopped, visit)
+                    if result is None:
+                        if visit is not None:
+                            visit.leave()
+                        denied.group = denied.group or _meter_of(charge, denied)
+                        return None, denied
+                    denied = None
+                else:
+                    result, denied = await self._look_on(charge, event, denied, result)
+        except BaseException:
+            if visit is not None:
+                visit.leave()
+            raise
+        assert isinstance(result, Hold)
+        try:
+            if visit is not None:
+                visit.leave()
+            late = self._denied_meanwhile(charge)
+        except BaseException:
+            self._ledger.release(result)
+            raise
+        if late is not None and enforce:
+            self._ledger.release(result)
+            return None, late
+        charge.hold, charge.held = result, result.amount[0]
+        return charge, late or denied
+
+    async def _look_on(
+        self, charge: Charge, event: ModelCall, denied: Denied, refusal: Refusal
+    ) -> tuple[Hold | Refusal, Denied | None]:
+        """In shadow mode the call is made. Return its hold, and the refusal where an enforcing guard would refuse."""
+        left = self._waits.patience
+        while charge.lines.names and (opening := self._waits.opening(charge.lines, refusal, left)) is not None:
+            if not opening.fits:
+                break
+            self._waits.skip(charge, opening)
+            left -= opening.seconds
+            if self._waits.advance is not None:
+                self._find_again(charge, event)
+                result = await self._ask(charge, event)
+                if isinstance(result, Hold):
+                    return result, None
+                denied.refusal = refusal = result
+                continue
+            return await self._ask(charge, event, force=True), None
+        denied.group = _meter_of(charge, denied)
+        if not would_refuse(charge, event, refusal, self._policy.min_output_tokens):
+            charge.possible_refusal = denied
+            return await self._ask(charge, event, force=True), None
+        return await self._ask(charge, event, force=True), denied
+
+    def _denied_meanwhile(self, charge: Charge) -> Denied | None:
+        """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was
+        thrown.
+        """
+        late = over_threshold(charge.lines) if charge.lines.may_stop else None
+        stop = self._switch.of(scopes_of(charge.run_costs.info)) if self._switch.stops else None
+        return late if stop is None else Denied(stop=stop)
+
+    async def _ask(self, charge: Charge, event: ModelCall, *, force: bool = False) -> Hold | Refusal:
+        """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
+        for _ in range(_CLOCK_TRIES):
+            result = await self._ledger.reserve(
+                charge.lines.accounts, worst_of(charge), force=force, ttl=self._policy.hold_seconds
+            )
+            if not isinstance(result, Stale):
+                if self._is_away:
+                    self._is_back(result)
+                return result
+            charge.run_costs.lines.clear()
+            self._find_again(charge, event)
+        raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
+
+    async def _wait_or_lower(
+        self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool], visit: Visit | None
+    ) -> Hold | None:
+        """Wait while that can help, then cap the answer to what the rest can pay, down to a useful minimum.
+
+        On a budget that waits, a call that fits into a window waits for it; others take what is left, and wait when
+        that is too little.
+        """
+        if event.no_loop:
+            await StepOut()
+        ledger, loop = self._ledger, asyncio.get_running_loop()
+        patience = self._policy.max_wait_seconds
+        if event.no_wait:  # those it would wait for cannot come back; what is on its way to a store can
+            patience = min(patience, _FACTS_S if ledger.is_shared else 0.0)
+        give_up = loop.time() + (patience if visit is None else visit.left())
+        refusal = denied.refusal
+        assert refusal is not None
+        asked = charge.max_output, charge.lowered, charge.limited
+        while not stopped():
+            left = give_up - loop.time()
+            opening = visit.opens(refusal) if visit is not None else None
+            is_open = charge.bound is not None and None in charge.bound  # it takes what is left
+            if visit is not None and opening is None:
+                visit.step_aside(refusal)
+            if visit is not None and opening is not None and opening.fits and not is_open:
+                if await self._for_room(visit, refusal, opening, charge, event, denied):
+                    return None
+            elif (
+                refusal.wait_helps
+                and left > 0
+                and refusal.held[refusal.unit] > held_for_long(refusal, ledger, list(self.standing.values()))
+            ):
+                await ledger.changed(refusal, min(left, _LOOKS_S))
+                if stopped():
+                    break
+                if self._is_over_meanwhile(charge, event, denied):
+                    return None
+            elif charge.bound is not None:
+                if not take_the_rest(charge, event, refusal):
+                    if visit is None or opening is None:
+                        break
+                    if await self._for_room(visit, refusal, opening, charge, event, denied):
+                        return None
+            else:
+                lowered = affordable_output(charge, refusal, self._policy.min_output_tokens)
+                if lowered is None and visit is not None and opening is not None:
+                    if await self._for_room(visit, refusal, opening, charge, event, denied):
+                        return None
+                    charge.max_output, charge.lowered, charge.limited = asked
+                elif lowered is None:
+                    denied.least = (
+                        self._policy.min_output_tokens if self._policy.min_output_tokens < charge.max_output else 0
+                    )
+                    break
+                else:
+                    charge.max_output, charge.lowered, charge.limited = lowered, True, True
+            if stopped():
+                break
+            result = await self._ask(charge, event)
+            if isinstance(result, Hold):
+                return result
+            denied.refusal = refusal = result
+        return None
+
+    async def _for_room(
+        self, visit: Visit, refusal: Refusal, opening: Opening, charge: Charge, event: ModelCall, denied: Denied
+    ) -> bool:
+        """Wait in line. Return whether a threshold that stops was reached meanwhile."""
+        await visit.for_room(refusal, opening)
+        return self._is_over_meanwhile(charge, event, denied)
+
+    def _is_over_meanwhile(self, charge: Charge, event: ModelCall, denied: Denied) -> bool:
+        """After a wait: find the accounts of now. Return whether one of them has reached a threshold that stops."""
+        charge.bound = event.bound
+        self._find_again(charge, event)
+        over = over_threshold(charge.lines)
+        if over is None:
+            return False
+        denied.refusal, denied.group, denied.fraction = over.refusal, over.group, over.fraction
+        return True
+
+    def _find_again(self, charge: Charge, event: ModelCall) -> None:
+        charge.lines = not_held_by(charge.around, self._finder.of_call(charge.run_costs, event, anew=True))
+        if charge.lines.unknown is not None:
+            raise UnknownCapError(charge.lines.unknown)
+
+    def _is_back(self, result: Hold | Refusal) -> None:
+        try:
+            self.store_is(None)
+        except BaseException:
+            if isinstance(result, Hold):
+                self._ledger.release(result)
+            raise
+
+    def store_is(self, error: Exception | None) -> None:
+        """Away, by this error; or back, when there is none.
+
+        A store that is away may turn out to be another one: that is reported, too.
+        """
+        replaced = isinstance(error, StoreReplacedError) or (error is not None and self._is_replaced)
+        if (self._is_away, self._is_replaced) != (error is not None, replaced):
+            self._is_away, self._is_replaced = error is not None, replaced
+            self._on_store(error)
+
+
+def _meter_of(charge: Charge, denied: Denied) -> BudgetGroup:
+    assert denied.refusal is not None
+    lines = charge.lines
+    return next(m for a, m in zip(lines.accounts, lines.groups, strict=True) if a is denied.refusal.account)
+
+
+# ---- a call that does not fit ---------------------------------------------------------------------------------------
+
+
+def affordable_output(charge: Charge, refusal: Refusal, useful: int) -> int | None:
+    """The most output the rest can pay, or None when that is less than is ``useful``."""
+    usd, tokens, calls = refusal.room
+    output = charge.max_output
+    if isinstance(charge.rates, Rates) and charge.lines.in_usd:
+        output = min(output, charge.rates.affordable_output(usd, charge.input, charge.audio) // charge.candidates)
+    output = min(output, (tokens - charge.input) // charge.candidates)
+    least = min(useful, charge.max_output)
+    if calls < 1 or output < least or output >= charge.max_output or output < 1:
+        return None
+    return output
+
+
+def take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
+    """What the call may take is not known, and it asked for the whole cap: what is left will do, if it is as much as
+    the call needs at least.
+    """
+    assert event.bound is not None
+    usd, tokens = event.bound
+    wanted, room = worst_of(charge), refusal.room
+    least_usd, least_tokens = max(event.least[0], 1), max(event.least[1], 1)
+    if (
+        room[2] < 1
+        or (usd is None and wanted[0] > 0 and room[0] < least_usd)
+        or (tokens is None and wanted[1] > 0 and room[1] < least_tokens)
+    ):
+        return False
+    charge.bound = (
+        (min(wanted[0], room[0]) if usd is None else usd),
+        (min(wanted[1], room[1]) if tokens is None else tokens),
+    )
+    return worst_of(charge) != wanted
+
+
+def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int) -> bool:
+    """For a shadow, which cannot wait for other calls' holds nor ask for a shorter answer: what enforcing would come
+    to.
+    """
+    if refusal.wait_helps:
+        return False
+    if charge.bound is not None:
+        return not take_the_rest(copy(charge), event, refusal)
+    return affordable_output(charge, refusal, useful) is None
+
+
+# ---- After a call: its price is booked, its hold is settled or released, and thresholds fire.
+
+OnFired = Callable[[Charge, Fired], None]
+
+
+class Settlement:
+    """Settles on one ledger, with one price book."""
+
+    burn_watch: BurnWatch
+
+    def __init__(self, ledger: Ledger, pricing: Pricing, spending: Spending, expectations: Expectations) -> None:
+        self.ledger, self.pricing, self.spending, self.expectations = ledger, pricing, spending, expectations
+
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+        *,
+        on_fired: OnFired | None = None,
+        on_booked: Callable[[], None] | None = None,
+    ) -> list[Fired]:
+        """Book the usage of a call; a later report replaces the earlier one.
+
+        The model that answered wins over the one that was asked. ``nano``: what it cost, where that is
+        known without the price list.
+        ``free``: the provider refused the call and billed nothing. Thresholds that fire go to ``on_fired``,
+        once the ledger has booked it; without that, those known at once are returned. ``on_booked``: then.
+
+        A fault of ours on the way is raised when nothing is held any more.
+        """
+        booked, lines = charge.booked, charge.lines
+        before = (booked, charge.entry) if booked is not None else None
+        entry: Entry | None = None
+        fault: Exception | None = None
+        fired: list[Fired] = []
+        try:
+            entry = self._entry(charge, usage, model, nano, estimated, free)
+            self.spending.book(charge, entry, model or charge.model)
+        except Exception as error:
+            fault = error
+            self.spending.give_up(charge)
+        hold = charge.hold
+        if hold is not None:
+            amount = (
+                (entry.nano, entry.input + entry.output, entry.calls) if entry is not None else _share(charge, usage)
+            )
+            try:
+                if self.ledger.is_shared:
+                    self.ledger.settle(
+                        hold,
+                        amount,
+                        partial(self._look, charge, fired, on_fired, on_booked),
+                        self._record(charge, before),
+                        may_wait=on_booked is None and not lines.may_burn and not charge.is_tool,
+                    )
+                else:
+                    self.ledger.settle(hold, amount)
+                    if on_booked is not None:
+                        on_booked()
+                    if lines.may_burn or _reaches_alert(lines):
+                        self._look(charge, fired, on_fired)
+            except Exception as error:
+                fault = fault or error
+                self._close_hold(hold, amount)
+        if fault is not None:
+            raise fault
+        if not estimated and not free and usage.output:
+            self.expectations.learn(charge.model, usage.output)
+        return fired
+
+    def _entry(self, charge: Charge, usage: Usage, model: str, nano: int | None, estimated: bool, free: bool) -> Entry:
+        """What a call took, in tokens and at its price."""
+        if charge.is_tool:
+            return Entry(nano=nano or 0, estimated=int(estimated), tool_calls=1, tool_nano=nano or 0)
+        rates = charge.rates
+        if model and model != charge.model:
+            answering = self.pricing.rates(model, charge.at)
+            if isinstance(answering, Rates):
+                rates = answering
+            else:
+                estimated = estimated or isinstance(rates, Rates)  # use the price of the requested model
+        unpriced = search_nano = 0
+        if nano is None:
+            if isinstance(rates, Rates):
+                nano = 0 if free else rates.cost(usage)
+                estimated = estimated or rates.estimated
+                if usage.searches and not free:
+                    search_nano = rates.search.cost(usage.searches)
+            else:
+                nano, unpriced = 0, int(not free)
+        return Entry(
+            1,
+            usage.input,
+            usage.output,
+            usage.cached,
+            usage.thinking,
+            nano,
+            unpriced,
+            int(estimated),
+            searches=usage.searches,
+            search_nano=search_nano,
+        )
+
+    def _record(self, charge: Charge, before: Earlier | None) -> Record | None:
+        """The record of a settlement. A call that a layer around this one owns is recorded there."""
+        if charge.booked is None or charge.around:
+            return None
+        return "call", charge.run_costs.info.run, json.dumps(record_of(charge, before))
+
+    def _close_hold(self, hold: Hold, amount: Amount, record: Record | None = None) -> None:
+        """After a fault: settle once more, or give it back when the ledger cannot settle.
+
+        A hold that stays would keep every later call waiting.
+        """
+        if hold.is_open:
+            try:
+                self.ledger.settle(hold, amount, None, record)
+            except Exception:
+                self.ledger.release(hold)
+
+    def close(self, charge: Charge, usage: Usage | None = None) -> None:
+        """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
+        hold = charge.hold
+        amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
+        taken, before = usage or Usage(input=charge.input), (charge.booked, charge.entry) if charge.booked else None
+        try:
+            if not charge.over:
+                entry = Entry(1, taken.input, taken.output, nano=amount[0], estimated=1)
+                if charge.is_tool:
+                    entry = Entry(nano=amount[0], estimated=1, tool_calls=1, tool_nano=amount[0])
+                self.spending.book(charge, entry, charge.model)
+        finally:
+            self.spending.give_up(charge)
+            if hold is not None:
+                self._close_hold(hold, amount, self._record(charge, before) if self.ledger.is_shared else None)
+
+    def _look(
+        self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
+    ) -> None:
+        """Whether what was booked reaches a threshold, or a budget is spent too fast."""
+        if on_booked is not None:
+            on_booked()
+        burning = self.burn_watch.look(charge.lines) if charge.lines.may_burn else ()
+        for reached in chain(newly_reached(charge.lines, self.ledger), burning):
+            fired.append(reached) if on_fired is None else on_fired(charge, reached)
+
+    def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
+        """Return the model that answered; if it has no price, use the price of the requested one."""
+        if not model or model == charge.model:
+            return charge.rates
+        rates = self.pricing.rates(model, charge.at)
+        return rates if isinstance(rates, Rates) else charge.rates
+
+    def release(self, charge: Charge) -> None:
+        """The call was never sent: nothing was spent."""
+        if charge.over:
+            return
+        try:
+            if charge.hold is not None:
+                self._free(charge.hold)
+        finally:
+            try:
+                self.spending.released(charge)
+            finally:
+                self.spending.give_up(charge)
+
+    def _free(self, hold: Hold) -> None:
+        try:
+            self.ledger.release(hold)
+        except Exception:
+            self.ledger.settle(hold, NOTHING)
+            raise
+
+
+def _reaches_alert(lines: AccountLines) -> bool:
+    """Whether some account has spent as much as its next threshold."""
+    for account in lines.accounts:
+        usd, tokens, calls = account.alert
+        if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
+            return True
+    return False
+
+
+def _share(charge: Charge, usage: Usage) -> Amount:
+    """What a call took of what was held for it, by its tokens alone: for want of a price."""
+    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
+    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 0 if charge.is_tool else 1
+
+
+# ---- A call from its reservation to its price, and what the budgets say to it.
+#
+# ``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took;
+# ``release``
+# undoes a call that was never sent. What each run spent is kept per agent, model and tool, with or without a budget.
 
 
 class Accounts(Settlement):

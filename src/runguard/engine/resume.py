@@ -1,28 +1,48 @@
-"""Runs that may be resumed. One invocation is one run, however often it pauses.
-
-A run that pauses is kept here with everything it has used and seen, so that it goes on where it was. Where a store is
-shared, its record of the run tells other workers what the run has used. The number of runs kept in memory is bounded:
-the oldest are dropped.
+"""Runs that pause and resume: their records in the store, lifted stops, forecasts, and a new policy in a running
+process.
 """
 
 import json
 import logging
 import os
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from dataclasses import astuple, fields
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.accounting.budget_groups import flat_limits, lower_ceiling
-from runguard.conductor import carried
-from runguard.conductor.runs import Run
-from runguard.core.decision import printable
-from runguard.core.events import RunInfo
-from runguard.ledger.ledger import StoreError, StoreSession
+from runguard.core.decision import Action, Trip, printable
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
+from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
+from runguard.engine.charges import (
+    OUTAGES,
+    Entry,
+    RecentCall,
+    Tally,
+    add_tally,
+    finding_of_stop,
+    flat_limits,
+    lower_ceiling,
+    scopes_of,
+)
+from runguard.engine.decide import Alarms
+from runguard.engine.forecast import LEAST_CALLS, Trend, calls_until_size, calls_within, sum_of, trend_of, was_cut
+from runguard.engine.money import Accounts
+from runguard.engine.runs import Run
+from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
+from runguard.pricing.rates import Rates
 
 if TYPE_CHECKING:
-    from runguard.conductor.guard import Guard
+    from runguard.engine.guard import Guard
+
+# ---- Runs that may be resumed. One invocation is one run, however often it pauses.
+#
+# A run that pauses is kept here with everything it has used and seen, so that it goes on where it was. Where a store is
+# shared, its record of the run tells other workers what the run has used. The number of runs kept in memory is bounded:
+# the oldest are dropped.
 
 _log: Final = logging.getLogger("runguard")
 WAITING_KEPT: Final = 1_000  # runs with a question that is open: a confirmation, a sign-in, a long-running call
@@ -97,7 +117,7 @@ class Pauses:
         return written
 
     def _record(self, run: Run) -> "Future[None] | None":
-        return self._guard.records.write_end(run, carried.dump(run)) if self._guard.accounts.ledger.is_shared else None
+        return self._guard.records.write_end(run, dump(run)) if self._guard.accounts.ledger.is_shared else None
 
     def _drop(self, run: Run, waits: bool) -> None:
         guard = self._guard
@@ -146,10 +166,10 @@ class Pauses:
 
         ``record``: the store's last one. Raises ``StoreError`` when it cannot be read.
         """
-        if record is not None and not carried.belongs_to(record, info):
+        if record is not None and not belongs_to(record, info):
             info.run = f"{info.run}@{info.session}"
             return None
-        if record is not None and carried.KEY not in record:
+        if record is not None and KEY not in record:
             self.discard(info)  # another worker has brought it to its end
             return None
         run = self._take(info)
@@ -165,8 +185,8 @@ class Pauses:
         run.go_on(now)
         if record is not None:
             try:
-                if carried.pauses(record) > run.pauses:  # else what is kept here is as new, or has not been written yet
-                    written = carried.load(run, record, now)
+                if pauses(record) > run.pauses:  # else what is kept here is as new, or has not been written yet
+                    written = load(run, record, now)
             except StoreError:
                 self._guard.runs.pop(run.info.run, None)
                 self._guard.accounts.end(run.run_costs)
@@ -211,3 +231,361 @@ def _records(session: StoreSession, run_id: str) -> list[dict[str, Any]]:
         if isinstance(record, dict):
             found.append(record)
     return found
+
+
+# ---- What a run has used, as plain data in the store's record of it: another worker that resumes the run counts on
+#      from there.
+#
+# Limits carry over: model calls, tool calls, calls of each tool, time, nudges, side effects on their way, the stop.
+# What
+# the loop rules remember stays on the worker that saw it.
+
+KEY: Final = "carried"  # in the record of a run
+_VERSION: Final = 1
+_FIGURES: Final = len(fields(Entry))
+
+
+def dump(run: Run) -> dict[str, Any]:
+    """Everything that counts toward the limits of a run and is not in its snapshot. JSON-ready."""
+    info, tally = run.info, dict[tuple[str, str, str], Entry]()
+    add_tally(tally, run.run_costs.inherited)
+    add_tally(tally, run.run_costs.tally)
+    return {
+        "v": _VERSION,
+        "pauses": run.pauses,
+        "counted": {type(d).__name__: d.count for d in run.detectors if isinstance(d, ModelCalls | ToolCalls)},
+        "tools": {
+            tool: counted for d in run.detectors if isinstance(d, CallsPerTool) for tool, counted in d.dump().items()
+        },
+        "noted": [[rule, lane, key, int(action)] for rule, lane, key, action in run.noted],
+        "once": {call.hex(): call_id for call, call_id in run.pending_once.items()},
+        "stop": run.stopped.to_dict() if run.stopped is not None else None,
+        "tally": [[*key, *astuple(entry)] for key, entry in tally.items()],
+        "journal": list(run.journal.written) if run.journal is not None else None,
+        "limits": [info.model_call_limit, info.max_usd, info.max_tokens],
+        "labels": dict(info.labels or {}),
+        **({"ceiling": list(info.ceiling)} if info.ceiling != (None, None) else {}),
+    }
+
+
+def belongs_to(record: Mapping[str, Any], info: RunInfo) -> bool:
+    """Whether a record tells of a run of the same session: clients may send any invocation id."""
+    return (record.get("app"), record.get("user"), record.get("session")) == (info.app, info.user, info.session)
+
+
+def pauses(record: Mapping[str, Any]) -> int:
+    """How often the run had paused when the record was written. ``StoreError`` when that cannot be read."""
+    try:
+        return int(record[KEY]["pauses"])
+    except (KeyError, TypeError, ValueError):
+        raise StoreError("the record of a paused run cannot be read") from None
+
+
+def load(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | None:
+    """Make a run count on from a record: a new one, or one that was here before. Returns where the run's journal ended.
+
+    Raises ``StoreError`` when the record cannot be read.
+    """
+    try:
+        carried = record[KEY]
+        if carried["v"] != _VERSION:
+            raise ValueError(f"version {carried['v']!r}")
+        _load_counts(run, record, carried)
+        run.pauses = int(carried["pauses"])
+        run.started = now - float(record["seconds"])
+        if run.deadline is not None:
+            run.deadline.started = run.started
+        run.run_costs.inherit(_read_tally(carried["tally"]))
+        _load_limits(run, carried)
+        run.lift()
+        if carried["stop"] is not None:
+            trip = Trip.from_dict(carried["stop"])
+            run.stop(trip)
+            run.trips.append(trip)
+        journal = carried["journal"]
+        return (int(journal[0]), int(journal[1])) if journal is not None else None
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(
+            f"the record of the paused run {run.info.run} cannot be read: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _load_counts(run: Run, record: Mapping[str, Any], carried: Mapping[str, Any]) -> None:
+    spend = run.spend
+    spend.model_calls, spend.tool_calls = _count(record["model_calls"]), _count(record["tool_calls"])
+    spend.prompt_tokens, spend.output_tokens = _count(record["prompt_tokens"]), _count(record["output_tokens"])
+    run.nudges = _count(record["nudges"])
+    for detector in run.detectors:
+        if isinstance(detector, ModelCalls | ToolCalls):
+            made = spend.model_calls if isinstance(detector, ModelCalls) else spend.tool_calls
+            # the policy of the other worker may have had no such limit
+            detector.count = _count(carried["counted"].get(type(detector).__name__, made))
+        elif isinstance(detector, CallsPerTool):
+            detector.load(carried["tools"])
+    for rule, lane, key, action in carried["noted"]:
+        run.noted[str(rule), str(lane), str(key), Action(action)] = None
+    run.pending_once = {bytes.fromhex(call): str(call_id) for call, call_id in carried["once"].items()}
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+def _load_limits(run: Run, carried: Mapping[str, Any]) -> None:
+    """A run keeps the limits and labels it began with; those named anew with the resume win."""
+    info = run.info
+    calls, usd, tokens = carried["limits"]
+    info.max_usd = usd if info.max_usd is None else info.max_usd
+    info.max_tokens = tokens if info.max_tokens is None else info.max_tokens
+    info.labels = info.labels or carried["labels"]
+    usd, tokens = carried.get("ceiling") or (None, None)
+    info.ceiling = lower_ceiling(info.ceiling, (usd, tokens))
+    run.run_costs.flat = flat_limits(info)
+    if run.model_calls is not None and run.model_calls.limit == info.model_call_limit and calls:
+        info.model_call_limit = run.model_calls.limit = calls
+
+
+def _read_tally(rows: list[list[Any]]) -> Tally:
+    return {
+        (str(agent), str(model), str(tool)): Entry(*(int(figure) for figure in figures[:_FIGURES]))
+        for agent, model, tool, *figures in rows
+    }
+
+
+# ---- Whether a stopped run that is resumed may go on.
+#
+# It stays stopped until its budget is extended. A stop of the kill switch is lifted when an operator has taken it back,
+# and a stop because of an outage when the store answers again. Every other stop holds for the whole run: the user's
+# next
+# message begins a new one.
+
+
+async def review_stops(guard: "Guard", run: Run) -> None:
+    """A run is resumed: lift the stops whose cause is gone, and stop it when the kill switch was thrown meanwhile."""
+    await guard.accounts.ledger.refresh()
+    for trip in run.stops_in_force():
+        if await _is_over(guard, run, trip):
+            run.lift_stop(trip)
+    stop = guard.accounts.switch.of(scopes_of(run.info))
+    if stop is not None and run.stopped is None:
+        guard.stop(run, ModelCall(run.info.run, ROOT_LANE, "", guard.clock()), finding_of_stop(stop))
+
+
+async def _is_over(guard: "Guard", run: Run, trip: Trip) -> bool:
+    if trip.rule == "kill_switch":
+        return guard.accounts.switch.of(scopes_of(run.info)) is None
+    if trip.unit == OUTAGES:
+        return True  # the next call asks the store again
+    if trip.rule != "budget" or trip.unit not in UNITS:
+        return False
+    unit = UNITS.index(trip.unit)
+    try:
+        return any(edge(unit, caps[unit]) > trip.limit for caps in await _caps_now(guard, run, trip))
+    except Exception as error:  # a store that is away, or a cap function that failed
+        _log.warning(
+            "runguard.still_stopped: whether the budget of a stopped run was extended is not known, so it "
+            "stays stopped: %s",
+            type(error).__name__,
+        )
+        return False
+
+
+async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
+    """The caps in force on the scope that stopped a run: what the policy allows, and what was granted on top."""
+    accounts, ledger = guard.accounts, guard.accounts.ledger
+    agent = trip.agent_path[-1] if trip.agent_path else ""
+    run.run_costs.lines.clear()  # caps may be functions
+    event = ModelCall(run.info.run, ROOT_LANE, agent, guard.clock(), trip.model or "")
+    lines = accounts.account_lines(run.run_costs, event).accounts
+    granted: dict[str, Amount] = {account.key: account.granted for account in lines if account.scope == trip.scope_id}
+    allowed = {account.key: account.caps for account in lines if account.key in granted}
+    if not ledger.is_shared:
+        return list(allowed.values())
+    stored: dict[str, Amount] = {}
+    await ledger.ask(
+        lambda session: stored.update({balance.key: balance.granted for balance in session.read(trip.scope_id)}),
+        again=True,
+    )
+    return [_plus(caps, granted[key], stored.get(key, granted[key])) for key, caps in allowed.items()]
+
+
+def _plus(caps: Amount, known: Amount, stored: Amount) -> Amount:
+    usd, tokens, calls = (cap - before + now for cap, before, now in zip(caps, known, stored, strict=True))
+    return usd, tokens, calls
+
+
+# ---- The store's records of runs: the figures of a run that ended or paused, and signs of life of those that run.
+
+
+class RunRecords:
+    """Writes the records of one guard's runs, where a store is shared."""
+
+    def __init__(self, clock: Callable[[], float], runs: dict[str, Run], accounts: Accounts) -> None:
+        self._clock, self._runs, self._accounts = clock, runs, accounts
+
+    def write_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
+        """Write the figures of a run, and that it is not running any more.
+
+        ``carried``: what another worker needs to resume it. Returns a future that is done when that is written, or
+        None where nothing is written.
+        """
+        ledger = self._accounts.ledger
+        if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
+            return None
+        facts = {**run.snapshot(self._clock()), "in_flight": 0, "spend": self._accounts.spending.of_run(run.run_costs)}
+        figures = json.dumps(facts, default=str)
+        record = figures if carried is None else json.dumps({**facts, KEY: carried}, default=str)
+        written: Future[None] = Future()
+        name = run.info.run  # the fact must not keep the run
+
+        def write(session: StoreSession) -> None:
+            try:
+                session.append("run", name, record)
+                session.beat(name, ledger.worker, figures, ended=True)
+            except StoreOutage:
+                raise  # the ledger tries again
+            except BaseException:
+                written.set_result(None)
+                raise
+            written.set_result(None)
+
+        ledger.tell(write)
+        return written
+
+    def signs_of_life(self) -> Iterator[tuple[str, str]]:
+        """The runs of this process and their figures. After a fork, the parent reports its own runs."""
+        now, here = self._clock(), os.getpid()
+        for run in [run for run in list(self._runs.values()) if run.pid == here]:
+            yield run.info.run, json.dumps(run_facts(run, self._accounts, now), default=str)
+
+
+# ---- When a run reaches its cap, the window of its model, or a higher price: estimated from its last calls.
+#
+# Computed only for those who look: snapshots, the signs of life of a run, and with them ``runguard status`` and the
+# dashboard. ``runguard.engine.forecast`` has the arithmetic.
+
+Facts = dict[str, Any]
+
+
+def run_facts(run: Run, accounts: Accounts, now: float) -> Facts:
+    """The snapshot of a run with its forecast."""
+    return {**run.snapshot(now), "forecast": run_forecast(run, accounts, now)}
+
+
+def run_forecast(run: Run, accounts: Accounts, now: float) -> Facts | None:
+    """The nearest cap, window and price tier of a run, each with the calls that still fit; None for too few calls."""
+    calls = [call for call in accounts.spending.recent_of(run.run_costs) if call[3].calls]
+    if len(calls) < LEAST_CALLS:
+        return None
+    by_agent: dict[tuple[str, str], list[RecentCall]] = {}
+    for call in calls:
+        by_agent.setdefault(call[:2], []).append(call)
+    is_cut = any(was_cut([entry.input for *_, entry in of_one]) for of_one in by_agent.values())
+    sizes = [found for of_one in by_agent.values() for found in _sizes(of_one, accounts, now)]
+    return {
+        "calls": len(calls),
+        "estimated": True,
+        "cap": _nearest(_caps(run, calls, is_flat=is_cut)),
+        "window": _nearest(found for kind, found in sizes if kind == "window"),
+        "tier": _nearest(found for kind, found in sizes if kind == "tier"),
+    }
+
+
+def _nearest(found: Any) -> Facts | None:
+    return min(found, key=lambda facts: facts["calls_left"], default=None)
+
+
+def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts]:
+    """The caps of the run alone: of its budgets, and of its model calls."""
+    cost = _cost_trend(calls, is_flat=is_flat)
+    tokens = trend_of([entry.input + entry.output for *_, entry in calls], is_flat=is_flat)
+    one = Trend(1, 0, 1)
+    own = run.run_costs.own
+    accounts = {a.key: a for lines in list(run.run_costs.lines.values()) for a in lines.accounts if a.scope in own}
+    for account in accounts.values():
+        for unit, (cap, trend) in enumerate(zip(account.caps, (cost, tokens, one), strict=True)):
+            left = calls_within(trend, cap - account.spent[unit]) if trend is not None and cap < UNLIMITED else None
+            if left is not None:
+                yield _facts(left, edge(unit, cap), cost, scope=account.scope, unit=UNITS[unit])
+    limit = run.model_calls
+    if limit is not None:
+        left = max(limit.limit - limit.kept - limit.count, 0)
+        yield _facts(left, limit.limit, cost, scope=f"run:{run.info.run}", unit="calls")
+
+
+def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[tuple[str, Facts]]:
+    """The window and the next higher price of the model of one agent."""
+    _, agent, model, last = calls[-1]
+    prompts = [entry.input for *_, entry in calls]
+    if len(prompts) < LEAST_CALLS:
+        return
+    rates = accounts.pricing.rates(model, now)
+    bands = rates.bands if isinstance(rates, Rates) else ()
+    tier = next((band.above for band in bands[1:] if band.above > last.input), None)
+    cost = _cost_trend(calls, is_flat=was_cut(prompts))
+    for kind, size in (("window", accounts.expectations.context_limit(model, quiet=True)), ("tier", tier)):
+        left = calls_until_size(prompts, size) if size is not None else None
+        if left is not None:
+            yield kind, _facts(left, size, cost, agent=agent, model=model, unit="tokens")
+
+
+def _cost_trend(calls: list[RecentCall], *, is_flat: bool) -> Trend | None:
+    """The cost of calls; None where one has no price."""
+    if any(entry.unpriced for *_, entry in calls):
+        return None
+    return trend_of([entry.nano for *_, entry in calls], is_flat=is_flat)
+
+
+def _facts(left: int, limit: Any, cost: Trend | None, **names: str) -> Facts:
+    usd = to_usd(sum_of(cost, left)) if cost is not None else None
+    return {**names, "limit": limit, "calls_left": left, "usd": usd}
+
+
+# ---- A guard that takes over from another one: its policy was edited and loaded again while the process goes on.
+#
+# What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers.
+# Runs in flight stay with the guard they began with. Both guards work on the same objects.
+
+
+def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
+    """The alarms of a guard. With the same receivers they stay the same, so no alert is sent twice."""
+    policy, ledger = guard.policy, guard.accounts.ledger
+    if not policy.alerts or policy.mode == "off":
+        return None
+    if (
+        before is not None
+        and before.alarms is not None
+        and before.policy.alerts == policy.alerts
+        and before.accounts.ledger is ledger
+    ):
+        return before.alarms
+    return Alarms(policy.alerts, ledger, guard.clock)
+
+
+def take_over(heir: "Guard", before: "Guard") -> None:
+    """Give ``heir`` what ``before`` knows. Changes nothing of ``before``."""
+    heir.pauses.share(before.pauses)
+    heir.breakers.share(before.breakers)
+    heir.once.share(before.once)
+    heir.provider_waits.share(before.provider_waits)
+    heir.growth.share(before.growth)
+    heir.summaries.share(before.summaries)
+    heir.elders = (
+        *(elder for elder in before.elders if (guard := elder()) is not None and guard.runs),
+        weakref.ref(before),
+    )
+
+
+def retire(before: "Guard", heir: "Guard") -> None:
+    """``heir`` is in charge now: the budgets that runs share have the heir's caps, also for the runs that ``before``
+    still has.
+    """
+    if before.accounts.ledger is heir.accounts.ledger:
+        before.accounts.adopt_shared_budgets(heir.accounts)
+    elif before.accounts.switch.stops:  # another store: it does not know the stops
+        stops = before.accounts.switch.stops
+        heir.operator_stops.change(lambda known: {**stops, **known})
+    if before.telemetry is not None:
+        before.telemetry.drop(before)

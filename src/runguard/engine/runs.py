@@ -1,41 +1,232 @@
-"""The state of one running root run, and of each of its lanes. The guard drops it when the run ends."""
+"""The state of running runs and of their lanes, with the rules of each lane. The guard drops it when the run ends."""
 
+import json
 import os
+import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from typing import Any, Final
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
 
-from runguard.accounting.charges import RunCosts
-from runguard.accounting.waiting_calls import Waiter, waiting_for
-from runguard.conductor.dispatch import dispatch
-from runguard.conductor.session_growth import SessionGrowth
-from runguard.conductor.slots import Slots
-from runguard.conductor.stopping import Stoppable
-from runguard.conductor.tool_bills import ToolBills
 from runguard.core.breaker import Permit
-from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Trip
+from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Rungs, Trip
 from runguard.core.events import ROOT_LANE, RunInfo
-from runguard.core.identity import AnswerBook
+from runguard.core.identity import AnswerBook, Newest
 from runguard.core.money import to_usd, usd_text
-from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ToldAgain
-from runguard.core.rules.failures import AskedAgain, CutOff, EmptyAnswers, Stall, ToolFailures
-from runguard.core.rules.limits import CallsPerTool, Context, Deadline, FanOut, Growth, ModelCalls, ToolCalls
+from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ReEntry, Talk, ToldAgain
+from runguard.core.rules.failures import AskedAgain, CutOff, EmptyAnswers, EqualAnswers, Stall, ToolFailures
+from runguard.core.rules.limits import (
+    CallsPerTool,
+    Context,
+    Deadline,
+    FanOut,
+    Growth,
+    ModelCalls,
+    PromptSizes,
+    ResultSize,
+    Sizes,
+    ToolCalls,
+)
 from runguard.core.rules.repetition import (
     Cycle,
     Detector,
+    NearEqualCalls,
     NoNews,
+    OnlyNotes,
     Polling,
     Repetition,
     Rereading,
+    Reworded,
     SameAnswers,
     SameCall,
     SamePair,
 )
-from runguard.outlets.journal import Journal
-from runguard.policy.rule_defaults import ORDERS, TOLD_AGAIN
-from runguard.policy.settings import Policy
+from runguard.engine.charges import Charge, RunCosts
+from runguard.engine.waiting import Slots, Waiter, waiting_for
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
+from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, ORDERS, REWORDED, RULES, TOLD_AGAIN, TRY_AGAIN, Policy
 from runguard.policy.tools import Tools
+from runguard.reporting.journal import Journal
+
+# ---- A run or a lane that a trip can stop. The only place that writes ``stopped``.
+
+
+class Stoppable:
+    """``stopped`` is the trip in force, or None. A stop stays until ``lift``."""
+
+    __slots__ = ("stopped",)
+
+    def __init__(self) -> None:
+        self.stopped: Trip | None = None
+
+    def stop(self, trip: Trip) -> None:
+        """Refuse everything from here on."""
+        self.stopped = trip
+
+    def lift(self) -> None:
+        """Take the stop back, whatever its cause."""
+        self.stopped = None
+
+    def is_stopped_by(self, trip: Trip) -> bool:
+        return self.stopped is not None and self.stopped.id == trip.id
+
+
+# ---- The tool calls of a run that have a price: what is held for each, until it has answered.
+
+
+@dataclass(slots=True)
+class Bill:
+    """A tool call that is being paid: what is held for it, and the price of the rule it began under."""
+
+    charge: Charge
+    tool: str
+    price: Any
+    bound: int  # nano-USD
+
+
+@dataclass(slots=True)
+class ToolBills:
+    """The priced tool calls of one run."""
+
+    open: dict[str, Bill] = field(default_factory=dict)  # by the id of the call
+    refused: dict[str, str] = field(default_factory=dict)  # tool -> the response in which a budget refused it first
+
+
+# ---- How large the prompts of each session are, kept from one run to the next: a user's new message does not make
+#      the history smaller.
+#
+# Bounded: the sessions that were used last are kept. With a shared store, every run adds a record of its session when
+# it
+# ends, and reads the last record when it begins, so that another worker goes on from there. Where the store does not
+# answer, a run goes on with what this process knows.
+
+KIND: Final = "growth"  # of the records
+SESSIONS_KEPT: Final = 1_024
+_VERSION: Final = 1
+_NUMBERS_KEPT: Final = 4_096  # in one record
+
+
+class SessionGrowth:
+    """The prompts of one session, by agent."""
+
+    __slots__ = ("recorded", "sizes", "warned")
+
+    def __init__(self) -> None:
+        self.sizes: Sizes = OrderedDict()
+        self.warned = False  # the growth warning was given
+        self.recorded = ""  # what the store has
+
+    def dump(self, events: int) -> dict[str, Any]:
+        """As plain data. The agents that were used last are kept."""
+        agents = [[place, agent, *sizes.dump()] for (place, agent), sizes in list(self.sizes.items())]
+        return {
+            "v": _VERSION,
+            "events": events,
+            "warned": self.warned,
+            "agents": agents[-max(_NUMBERS_KEPT // events, 1) :],
+        }
+
+    def learn(self, record: Any, events: int) -> None:
+        """Take over what a record knows better than we do.
+
+        One that cannot be read, or counts otherwise, says nothing.
+        """
+        try:
+            if record["v"] != _VERSION or record["events"] != events:
+                return
+            known = {
+                (str(place), str(agent)): PromptSizes.load(events, *sizes) for place, agent, *sizes in record["agents"]
+            }
+            self.warned = self.warned or record["warned"] is True
+        except (KeyError, TypeError, ValueError):
+            return
+        for key, sizes in known.items():
+            mine = self.sizes.get(key)
+            if mine is None or mine.seen < sizes.seen:
+                self.sizes[key] = sizes
+
+
+class SessionGrowths:
+    """The sessions of one guard. Safe to use from many threads."""
+
+    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+        rungs = policy.rungs("growth") or Rungs()
+        self._ledger, self._events, self._stops = ledger, policy.cost_baseline_events, rungs.stop is not None
+        self._is_shared = ledger.is_shared and rungs != Rungs() and policy.mode != "off"
+        self._sessions = Newest[tuple[str, str, str], SessionGrowth](SESSIONS_KEPT)
+        self._lock = threading.Lock()
+
+    def share(self, other: "SessionGrowths") -> None:
+        """Know what another guard knows, unless it counts over another number of prompts."""
+        if self._events == other._events:
+            self._sessions, self._lock = other._sessions, other._lock
+
+    def of(self, info: RunInfo) -> SessionGrowth:
+        """The session of a run. A run without a session is a session of its own."""
+        if not info.session:
+            return SessionGrowth()
+        key = (info.app, info.user, info.session)
+        with self._lock:
+            found = self._sessions.get(key)
+            if found is None:
+                found = self._sessions[key] = SessionGrowth()
+            else:
+                self._sessions.move_to_end(key)
+        return found
+
+    async def recall(self, info: RunInfo) -> None:
+        """A run is about to begin: read what other workers know of its session. Waits for the store only where growth
+        can stop the run.
+        """
+        if not self._is_shared or not info.session:
+            return
+        session, name, events = self.of(info), _name(info), self._events
+
+        def read(store: StoreSession) -> None:
+            for _, text in store.about(KIND, name, last=1):
+                session.recorded = text
+                session.learn(_parsed(text), events)
+
+        if not self._stops:
+            self._ledger.tell(read)
+            return
+        try:
+            await self._ledger.ask(read, again=True)
+        except (StoreOutage, StoreError):
+            return  # the accounts report an outage
+
+    def record(self, info: RunInfo, session: SessionGrowth) -> None:
+        """A run has ended: hand what is known of its session to the store."""
+        if not self._is_shared or not info.session or not (session.sizes or session.recorded):
+            return
+        text, name = json.dumps(session.dump(self._events)), _name(info)
+        if text != session.recorded:
+            session.recorded = text
+            self._ledger.tell(lambda store: store.append(KIND, name, text))
+
+    def forget(self, info: RunInfo) -> None:
+        """Start anew with this session."""
+        session = self.of(info)
+        session.sizes.clear()
+        session.warned = False
+        self.record(info, session)
+
+
+def _name(info: RunInfo) -> str:
+    return json.dumps([info.app, info.user, info.session])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+# ---- The state of one running root run, and of each of its lanes. The guard drops it when the run ends.
 
 
 class Lane(Stoppable):
@@ -345,3 +536,236 @@ def parallel_part(branch: str) -> str:
     while named and "@" not in parts[named - 1]:
         named -= 1
     return ".".join(parts[named:])
+
+
+# ---- Which detectors of a lane are called for an event.
+
+Observe = Callable[[Any], Finding | None]
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class Observers(NamedTuple):
+    """The detectors that see one kind of event, in their order."""
+
+    every: Sequence[Observe] = ()
+    # For a plain event: those that do not rest, and the records of the others. While these are empty, they rest.
+    awake: Sequence[Observe] = ()
+    records: Sequence[Sized] = ()
+
+
+NO_OBSERVERS: Final = Observers()
+_PLANS_KEPT: Final = 256
+_plans: Final[dict[tuple[type, ...], list[tuple[type, _Pick, _Pick, _Pick]]]] = {}  # policies are few
+
+
+def dispatch(detectors: Sequence[Detector]) -> dict[type, Observers]:
+    """By kind of event, the detectors that see it."""
+    kinds = tuple([type(detector) for detector in detectors])
+    plan = _plans.get(kinds)
+    if plan is None:
+        if len(_plans) >= _PLANS_KEPT:
+            _plans.clear()
+        plan = _plans[kinds] = [*_planned(kinds)]
+    observes = [detector.observe for detector in detectors]
+    records = [getattr(detector, "record", ()) for detector in detectors]
+    return {event: Observers(every(observes), awake(observes), kept(records)) for event, every, awake, kept in plan}
+
+
+def _planned(kinds: Sequence[type[Detector]]) -> Iterator[tuple[type, _Pick, _Pick, _Pick]]:
+    places: dict[type, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        for event in kind.sees:
+            places.setdefault(event, []).append(place)
+    for event, every in places.items():
+        resting = [place for place in every if event in getattr(kinds[place], "rests", ())]
+        # a record that belongs to the class is always empty
+        kept = [place for place in resting if getattr(kinds[place], "record", None) != ()]
+        yield event, _pick(every), _pick([place for place in every if place not in resting]), _pick(kept)
+
+
+def _pick(places: list[int]) -> _Pick:
+    # of fewer than two places ``itemgetter`` would not give a sequence
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
+
+
+# ---- The detectors of one lane, as a policy sets them.
+
+
+def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
+    """The rungs of the rules that look at one lane, without rules that have none."""
+    names = (
+        "repetition",
+        "no_news",
+        "same_call",
+        "cycle",
+        "stall",
+        "tool_failures",
+        "empty",
+        "handoff",
+        "talk",
+        "growth",
+        "polling",
+        "context",
+    )
+    return {name: rungs for name in names if (rungs := policy.rungs(name)) is not None and rungs != Rungs()}
+
+
+class LaneRules:
+    """Which detectors a lane has under one policy. Nothing about the policy is asked again when a lane begins.
+
+    ``rungs``: other rungs than those of the policy.
+    """
+
+    def __init__(self, policy: Policy, rungs: Mapping[str, Rungs] | None = None) -> None:
+        rungs = lane_rungs_of(policy) if rungs is None else rungs
+        # limits that the user sets hold for answers of any length
+        self.watches_orders = policy.rungs("no_news") == RULES["no_news"][0]
+        self._at_top = _makers(policy, rungs, is_nested=False)
+        self._nested = _makers(policy, rungs, is_nested=True)
+        self._growth, self._events = rungs.get("growth"), policy.cost_baseline_events
+        self._polling = rungs.get("polling")
+        self._last: list[Callable[[], Detector]] = []
+        if "context" in rungs:
+            self._last.append(partial(Context, rungs["context"].warn))
+        if policy.max_tool_result_chars:
+            self._last.append(partial(ResultSize, policy.max_tool_result_chars))
+
+    def detectors(
+        self, is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = ""
+    ) -> list[Detector]:
+        """One detector of each rule in force.
+
+        ``known``: the prompt sizes of the session. ``place``: the name of the lane in them.
+        """
+        made = [make() for make in (self._nested if "@" in place else self._at_top)]
+        if self._growth is not None:
+            made.append(Growth(self._growth, self._events, known, place))
+        if self._polling is not None:
+            made.append(Polling(self._polling, is_polling))
+        for make in self._last:
+            made.append(make())  # noqa: PERF401 - a lane begins often, and most have one of them
+        return made
+
+
+def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> list[Callable[[], Detector]]:
+    """How to make the detectors that need to know nothing of their lane but whether a call opened it."""
+    made: list[Callable[[], Detector]] = []
+    if "repetition" in rungs:
+        made.append(partial(Repetition, rungs["repetition"]))
+    if "stall" in rungs:
+        if rungs["stall"].nudge is not None:
+            made.append(CutOff)
+        made.append(partial(Stall, rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
+        made.append(partial(AskedAgain, _try_again_rungs(rungs["stall"])))
+    if policy.max_identical_tool_results is not None:
+        made.append(partial(EqualAnswers, policy.max_identical_tool_results))
+    if "tool_failures" in rungs:
+        made.append(partial(ToolFailures, rungs["tool_failures"]))
+    if "no_news" in rungs:
+        made.append(partial(NoNews, rungs["no_news"], patient=not policy.is_explicit("no_news")))
+        if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
+            made += [partial(Rereading, LONG_ANSWERS), partial(Reworded, REWORDED)]
+            made += [SameAnswers, SamePair, OnlyNotes, NearEqualCalls]
+    if "same_call" in rungs:
+        made.append(partial(SameCall, rungs["same_call"], look_from=2 if policy.store != "memory" else None))
+    if "empty" in rungs:
+        made.append(partial(EmptyAnswers, rungs["empty"]))
+    if "cycle" in rungs:
+        made.append(partial(Cycle, rungs["cycle"], policy.max_cycle_len or 4))
+        made.append(partial(HandOffRounds, rungs["cycle"], policy.max_cycle_len or 4))
+    if "handoff" in rungs:
+        # a delegate that hands its work back is called inside of itself: that goes deeper each time
+        patient = not is_nested and not policy.is_explicit("handoff")
+        patient = patient and rungs.get("no_news") == RULES["no_news"][0]
+        made.append(partial(HandOffCycle, rungs["handoff"], patient=patient))
+    if "talk" in rungs:
+        made.append(partial(Talk, rungs["talk"], patient=not policy.is_explicit("talk")))
+    if policy.max_reentries is not None:
+        made.append(partial(ReEntry, policy.max_reentries))
+    return made
+
+
+def _try_again_rungs(stall: Rungs) -> Rungs:
+    """Higher limits of ``stall`` also raise the limits of answers that ask to try again."""
+    nudge = max(TRY_AGAIN.nudge or 0, stall.nudge or 0)
+    return Rungs(nudge=nudge, stop=None if stall.stop is None else max(TRY_AGAIN.stop or 0, stall.stop))
+
+
+# ---- Opens and closes the lanes of a run: parallel branches, and agents that a model has called.
+
+_LANES_KEPT: Final = 4_096  # open at once in one run
+_NAMES_KEPT: Final = 256  # of closed lanes
+_BOOKS_KEPT: Final = 16  # of closed lanes
+
+
+class LaneKeeper:
+    """Keeps the lanes of every run of one guard."""
+
+    def __init__(self, rules: LaneRules, tools: Tools) -> None:
+        self.rules, self._tools = rules, tools
+
+    def open_root(self, run: Run) -> Lane:
+        """The lane in which a run begins."""
+        run.lanes[ROOT_LANE] = root = self._new(run, ROOT_LANE, None, concurrent=False, path=())
+        return root
+
+    def open_lane(
+        self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = ""
+    ) -> Lane:
+        """Begin a lane: a parallel branch, or the agent ``delegate`` that a model has called.
+
+        ``concurrent``: it runs beside its siblings, so a stop ends it alone. The failures of the last lane of this
+        name carry on, and so does its stop. Its answers keep their names, but all of them are news again.
+        """
+        above = run.lane(parent)
+        lane = self._new(run, key, above, concurrent=concurrent, path=path, delegate=delegate)
+        name = retired_name(key)
+        if (earlier := run.cut_off.get(name)) is not None:
+            lane.stop(earlier)
+        if (inherited := run.retired.get(name)) is not None:
+            lane.use([*inherited, *(d for d in lane.detectors if type(d) not in {type(i) for i in inherited})])
+        if not concurrent and (book := run.books.pop(name, None)) is not None:
+            book.forget_pairs()
+            lane.book = book
+        if delegate:
+            lane.follow_agent()
+        if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many has ended most of them without closing them
+            self.close_lane(run, next(k for k in run.lanes if k != ROOT_LANE))
+        run.lanes[key] = lane
+        if run.journal is not None:
+            called = {"agent": delegate} if delegate else {}
+            run.journal.add({"k": "lane", "l": key, "of": above.key, "concurrent": concurrent, "path": path, **called})
+        return lane
+
+    def close_lane(self, run: Run, key: str) -> None:
+        """End a lane. Its memory goes; its failure streaks stay for the next lane of the same name."""
+        lane = run.lanes.pop(key, None)
+        if lane is None:
+            return
+        if run.journal is not None:
+            run.journal.add({"k": "lane_end", "l": key})
+        name = retired_name(key)
+        if lane.stopped is None:
+            run.cut_off[name] = None  # one of this name ended well: no later one is refused for a sibling's sake
+        elif name not in run.cut_off:
+            run.cut_off[name] = lane.stopped
+        if len(run.cut_off) > _NAMES_KEPT:
+            run.cut_off.popitem(last=False)
+        if lane.concurrent:
+            return
+        run.books[name] = lane.book
+        if len(run.books) > _BOOKS_KEPT:
+            run.books.popitem(last=False)
+        run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall)]
+        if len(run.retired) > _NAMES_KEPT:
+            run.retired.popitem(last=False)
+
+    def _new(
+        self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = ""
+    ) -> Lane:
+        known = run.growth.sizes if is_lasting(key) else None
+        own = self.rules.detectors(self._tools.is_polling, known, key)
+        made = run.detectors + own  # those of the whole run first, shared by all its lanes
+        return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)

@@ -8,15 +8,85 @@ anything with ``usage_metadata``, ``content`` and, when streamed, ``partial``.
 import inspect
 import logging
 import threading
+import weakref
 from bisect import insort
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
-from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
-from runguard.accounting.cumulative_calls import Checkpoint, CountedCall, CountedCalls
+from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.errors import Checked, InvalidValueError
+from runguard.core.identity import Newest
 from runguard.core.money import Threshold, ThresholdAction
+from runguard.providers.usage import CallUsage
+
+# ---- The model calls that a token budget counts. Chunks of one call report its usage again and again.
+
+_STREAMS_KEPT: Final = 10_000  # calls that are being streamed
+_ENDED_KEPT: Final = 64  # calls that have ended: a second whole response may follow at once
+
+
+@dataclass(slots=True, eq=False)
+class Checkpoint:
+    """A threshold in one monitor.
+
+    What has fired is kept here, so neither order nor sharing of thresholds can mix it up.
+    """
+
+    threshold: Threshold
+    fired: bool = False
+    stopping: bool = False
+    nudging: bool = False
+
+    def rearm(self) -> None:
+        self.fired = self.stopping = self.nudging = False
+
+
+@dataclass(slots=True, eq=False)
+class CountedCall:
+    """One model call. Its chunks report usage again and again: figures only grow, and they are not added up."""
+
+    key: Callable[[], object | None] = lambda: None
+    tokens: int | None = None
+    usage: CallUsage = field(default_factory=CallUsage)
+    estimated: bool = False
+    fired: set[Checkpoint] = field(default_factory=set)  # recurring thresholds that have fired for it
+
+
+class CountedCalls:
+    """The calls under way, and those that ended lately. Not safe for threads: the monitor has a lock."""
+
+    def __init__(self) -> None:
+        self._streams = Newest[int, CountedCall](_STREAMS_KEPT)
+        self._ended = Newest[int, CountedCall](_ENDED_KEPT)
+        self._nameless: CountedCall | None = None
+
+    def of(self, key: object | None, whole: bool) -> CountedCall:
+        if key is None:
+            call = self._nameless or CountedCall()
+            self._nameless = None if whole else call
+            return call
+        number = id(key)
+        found = self._ended.get(number) or self._streams.get(number)
+        if found is None or found.key() is not key:  # the number of an object that is gone may be given again
+            found = CountedCall(_weak(key))
+            self._ended.pop(number, None)
+            self._streams[number] = found
+        if whole and number not in self._ended:
+            self._streams.pop(number, None)
+            self._ended[number] = found
+        return found
+
+
+def _weak(key: object) -> Callable[[], object | None]:
+    try:
+        return weakref.ref(key)
+    except TypeError:  # some objects cannot be referred to weakly; a few are held
+        return lambda: key
+
+
+# ---- A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share
+#      of it.
 
 _log: Final = logging.getLogger("runguard")
 _NUDGE: Final = (
@@ -353,3 +423,67 @@ def whole_number(value: object, name: str, *, least: int = 0) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise InvalidValueError(f"{name} must be a whole number from {least} on, not {value!r}")
     return value
+
+
+# ---- A cumulative token budget as a value: ``BudgetPolicy`` describes it, ``BudgetMonitor`` counts.
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetPolicy(metaclass=Checked):
+    """A token budget as a value: hashable, comparable, safe to share. Each ``build_monitor()`` counts for itself.
+
+    It describes a ``BudgetMonitor``. To refuse calls before they are made, in dollars, tokens or calls per user and
+    window, use ``Budget``.
+    """
+
+    max_tokens: int = 200_000
+    thresholds: tuple[Threshold, ...] = ()
+
+    def __post_init__(self) -> None:
+        whole_number(self.max_tokens, "max_tokens", least=1)
+        object.__setattr__(self, "thresholds", tuple(self.thresholds))  # a list would make it unhashable
+        for threshold in self.thresholds:
+            if not isinstance(threshold, Threshold):
+                raise InvalidValueError(f"thresholds must be Threshold objects, not {threshold!r}")
+            if threshold.model is not None:
+                raise InvalidValueError("Threshold(model=…) belongs to a Budget: a BudgetPolicy only counts tokens")
+
+    def build_monitor(self) -> BudgetMonitor:
+        """A fresh count under this policy."""
+        monitor = BudgetMonitor(self.max_tokens)
+        for threshold in self.thresholds:
+            monitor.add_threshold(threshold)
+        return monitor
+
+    def with_threshold(
+        self,
+        percent: float,
+        callback: Callable[[Any], Any] | None = None,
+        *,
+        recurring: bool = False,
+        action: ThresholdAction = "warn",
+    ) -> "BudgetPolicy":
+        """A copy with one threshold more."""
+        return replace(self, thresholds=(*self.thresholds, Threshold(percent, callback, recurring, action)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data. Callbacks become import paths; a lambda or closure has none and is a ValueError."""
+        return {"max_tokens": self.max_tokens, "thresholds": [threshold.to_dict() for threshold in self.thresholds]}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The way back. It imports the modules that callbacks name: read only data that you trust."""
+        if not isinstance(data, Mapping):
+            raise InvalidValueError(f"a budget policy must be a mapping, not {data!r}")
+        if unknown := sorted(str(key) for key in data if key not in ("max_tokens", "thresholds")):
+            raise InvalidValueError(f"unknown in a budget policy: {', '.join(unknown)}")
+        listed = data.get("thresholds") or ()
+        if not isinstance(listed, list | tuple):
+            raise InvalidValueError(f"thresholds must be a list, not {listed!r}")
+        thresholds = []
+        for number, entry in enumerate(listed):
+            try:
+                thresholds.append(Threshold.from_dict(entry))
+            except ValueError as error:
+                raise InvalidValueError(f"thresholds[{number}]: {error}") from error
+        return cls(data.get("max_tokens", 200_000), tuple(thresholds))

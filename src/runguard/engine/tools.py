@@ -1,32 +1,407 @@
-"""The price of a tool call: reserved before the tool runs, settled when it has answered.
+"""Tool calls: whether one may run, what its answer means, side effects that happen once, and prices of tools."""
 
-A fixed price is booked as it is, also when the tool raised: the call was made. A price that is a function is reserved
-at its ``price_bound`` and settled at what the function returns for the arguments and the answer; a tool that raised
-shows it the exception. A call that was not executed costs nothing.
-"""
-
+import asyncio
 import logging
+import re
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.accounting.accounts import Accounts
-from runguard.accounting.charges import Charge, Denied
-from runguard.accounting.refusals import finding_of
-from runguard.conductor.deciding import Deciding, stop_in_force
-from runguard.conductor.runs import Lane, Run
-from runguard.conductor.settling import Settling
-from runguard.conductor.tool_bills import Bill, ToolBills
+from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
-from runguard.core.events import Answer, Outcome, ToolCall, ToolPayment
-from runguard.core.money import NANO, UNLIMITED, fault_of_dollars
-from runguard.policy.tool_rules import ToolRule
+from runguard.core.events import FAILURES, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
+from runguard.core.identity import Newest, answer_text, digest, mask, size_of
+from runguard.core.money import NANO, UNLIMITED, fault_of_dollars, scope_part
+from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
+from runguard.core.rules.failures import lacks_arguments
+from runguard.engine.calls import Settling
+from runguard.engine.charges import Charge, Denied, finding_of
+from runguard.engine.decide import Breakers, Deciding, stop_in_force
+from runguard.engine.money import Accounts
+from runguard.engine.runs import Bill, Lane, Run, ToolBills
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
+from runguard.policy.settings import Policy, ToolRule
 from runguard.policy.tools import Tools
 from runguard.pricing.rates import Usage
 
+# ---- What the answers of tools mean: which are failures, which are news, which count.
+
 _log: Final = logging.getLogger("runguard")
-_BLOCK: Final = Action.BLOCK
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_OK, _EMPTY, _FAILED, _ERROR, _REFUSED_ANSWER = (
+    Outcome.OK,
+    Outcome.EMPTY,
+    Outcome.FAILED,
+    Outcome.ERROR,
+    Outcome.REFUSED,
+)
+# Tools by which an agent writes to itself, answered by a short "noted". They are not work: a thought between two
+# failures is not progress.
+_NOTES: Final = re.compile(
+    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?"
+    r"|(?:update|write|set|save)_?plan",
+    re.IGNORECASE,
+)
+_NOTE_BYTES: Final = 194
+_STATUS_BYTES: Final = 194  # a longer answer is more than a status
+
+
+class Answers:
+    """Reads answers by a policy.
+
+    ``report`` is called when a call that holds a permit of a breaker has an answer, ``settle_once`` when a call of a
+    ``once`` tool has ended, ``close_price`` when a call of a tool with a price has an answer.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        tools: Tools,
+        report: Callable[[Run, Answer, float], None],
+        settle_once: Callable[[Run, bytes, bool], None],
+        close_price: Callable[[Run, Answer], None],
+    ) -> None:
+        self._policy, self._tools = policy, tools
+        self._report_answer, self._settle_once, self._close_price = report, settle_once, close_price
+        self._max_chars = policy.max_tool_result_chars or 0
+        self._normalizes = bool(policy.tool_result_normalizer)
+        self._counts_unfinished = policy.max_identical_tool_results is not None
+
+    def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
+        """What each answer means and whether it is news."""
+        kept: list[Answer] = []
+        pairs: list[tuple[bytes, int]] = []
+        calls: list[bytes] = []
+        agent, context, known = event.agent, lane.context, self._tools.known
+        is_plain = True
+        for a in event.answers:
+            tool = a.tool
+            rule = known[tool] if tool in known else self._tools.rule(tool)
+            if run.permits:
+                self._report_answer(run, a, event.at)
+            if run.bills is not None:
+                self._close_price(run, a)
+            if rule is not None and rule.exempt:
+                # a refused call claimed nothing: the claim belongs to another one
+                if rule.once and a.outcome is not _REFUSED_ANSWER:
+                    self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
+                continue
+            kept.append(a)
+            if a.outcome is _REFUSED_ANSWER:
+                is_plain = False
+                if a.counted:
+                    calls.append(a.call)
+                continue
+            if self._max_chars:
+                a.chars = size_of(a.value, 2 * self._max_chars)
+            raw = a.value
+            if rule is not None or self._normalizes:
+                a.value = self._normalized(a, rule)
+            value = a.value
+            outcome: Outcome | None = a.outcome
+            if outcome is None:
+                outcome, a.failure = classify(raw)
+                a.outcome = outcome
+            elif outcome is _ERROR and type(raw) is str and says_missing(raw):
+                outcome, a.failure = _EMPTY, MISSING  # raised or answered: an item that was looked up is missing
+                a.outcome = outcome
+            missing = outcome is _EMPTY and a.failure == MISSING
+            if missing:
+                a.failure = ""
+            if outcome in FAILURES:
+                event.failures = True
+                a.lacks_arguments = lacks_arguments(a.args, answer_text(raw))
+                if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
+                    a.failure = failure_class(answer_text(value))
+                if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
+                    a.failure = f"{a.failure}\0{items}"
+            a.answer, new = lane.book.name(a.call, value, agent)
+            size = lane.book.size
+            a.size = size if value is raw else 0
+            # an answer with fewer characters than the window has tokens needs no second look
+            if (
+                context is not None
+                and (size < 0 or (0 < context.limit < size and size > context.suspicious_chars))
+                and not a.chars
+            ):
+                a.chars = size_of(raw, 8 * context.limit)
+            good = outcome is _OK or outcome is _EMPTY
+            if self._counts_unfinished and good and (outcome is _EMPTY or a.failure or is_unfinished(raw)):
+                a.unfinished = digest(mask(answer_text(value))).hex()
+            if rule is not None:
+                self._apply_rule(run, lane, event, a, rule, good and not missing)
+            if new and good and size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
+                a.counted = new = False  # neither news nor a step
+                a.is_note = True
+            if a.counted:
+                calls.append(a.call)
+                pairs.append((a.call, a.answer))
+                a.is_long = not 0 <= size <= _STATUS_BYTES and not is_unfinished(raw)
+            if outcome is not _OK or a.failure or a.chars or not a.counted:
+                is_plain = False
+            if new:
+                event.news = True
+                event.progress = event.progress or (good and not a.hands_over and not a.failure)
+        event.answers, event.is_plain = kept, is_plain and event.progress
+        event.pairs = frozenset(pairs)
+        event.calls = frozenset(calls)
+
+    def settle_effects(self, run: Run, event: ToolResults) -> None:
+        """Answers from a journal, whose outcome is known: which side effects were done."""
+        for a in event.answers:
+            if run.bills is not None:
+                self._close_price(run, a)
+            effect = self._tools.effect_of(a)
+            if effect and a.outcome is not _REFUSED_ANSWER:
+                self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
+
+    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
+        a.counted = not (rule.polling or rule.paging)
+        if rule.once:
+            self._settle_once(run, a.once or a.call, good)
+        if good and rule.writes:
+            lane.book.forget_pairs()
+            event.news = event.progress = True
+
+    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
+        normalizer = self._policy.tool_result_normalizer.get(a.tool)
+        value = a.value
+        if normalizer is not None:
+            try:
+                value = normalizer(value)
+            except Exception:  # the user's function failed on this answer: the answer itself still identifies
+                _log.warning(
+                    "runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared",
+                    a.tool,
+                    exc_info=True,
+                )
+        if rule is None:
+            return value
+        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
+            a.outcome = _FAILED
+        if rule.volatile and type(value) is dict:
+            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
+        return value
+
+
+def _declared_failure(failed: Any, value: object) -> bool:
+    if callable(failed):
+        try:
+            return bool(failed(value))
+        except Exception:
+            _log.warning(
+                "runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it",
+                exc_info=True,
+            )
+            return False
+    if type(value) is not dict:
+        return False
+    for key, wanted in failed.items():
+        actual = value.get(key)
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if type(actual) in (str, int, float, bool) and actual in options:
+            return True
+    return False
+
+
+# ---- Side effects that happen once per session. With a shared store, once over all workers.
+#
+# What this process has done is known at once. The claim of a side effect in a shared store is awaited.
+
+_SESSIONS_KEPT: Final = 10_000
+_ONCE_PER_SESSION: Final = 1_000
+_FINISH_S: Final = 5.0
+
+
+class Once:
+    """The side effects that were done in each session."""
+
+    def __init__(self, ledger: Ledger, claim_seconds: float) -> None:
+        self._ledger, self._claim_seconds = ledger, claim_seconds
+        self._finishing: dict[str, Future[None]] = {}  # not written to the store yet
+        self._done = Newest[tuple[str, str, str], Newest[bytes, None]](_SESSIONS_KEPT)
+        self._lock = threading.Lock()
+
+    def share(self, other: "Once") -> None:
+        """Know what another guard knows."""
+        self._done, self._lock, self._finishing = other._done, other._lock, other._finishing
+
+    def is_done(self, info: RunInfo, call: bytes) -> bool:
+        return call in self._done.get((info.app, info.user, info.session), ())
+
+    async def claim(self, info: RunInfo, call: bytes) -> bool | None:
+        """Whether this worker may do it; None when the store does not answer."""
+        if not self._ledger.is_shared:
+            return True
+        answer: list[str] = []
+        last = self._finishing.get(_claim_key(info, call))
+        if last is not None:  # the last attempt here is over: the store must learn that first
+            await asyncio.wait((asyncio.wrap_future(last),), timeout=_FINISH_S)
+        try:
+            await self._ledger.ask(
+                lambda session: answer.append(session.claim(_claim_key(info, call), self._claim_seconds)), again=True
+            )
+        except (StoreOutage, StoreError):
+            _log.warning(
+                "runguard.once_unsure: the store does not answer, so a side effect may have been made by another worker"
+            )
+            return None
+        if answer == ["done"]:
+            self._remember(info, call)
+        return answer == ["yes"]
+
+    def settle(self, info: RunInfo, call: bytes, done: bool) -> None:
+        if done:
+            self._remember(info, call)
+        if not self._ledger.is_shared:
+            return
+        key, written = _claim_key(info, call), Future[None]()
+        self._finishing[key] = written
+
+        def write(session: StoreSession) -> None:
+            try:
+                session.finish(key, done)
+            except StoreOutage:
+                raise  # the ledger tries again
+            except BaseException:
+                self._finished(key, written)
+                raise
+            self._finished(key, written)
+
+        self._ledger.tell(write)
+
+    def _finished(self, key: str, written: "Future[None]") -> None:
+        if self._finishing.get(key) is written:
+            del self._finishing[key]
+        written.set_result(None)
+
+    def _remember(self, info: RunInfo, call: bytes) -> None:
+        key = (info.app, info.user, info.session)
+        with self._lock:
+            done = self._done.setdefault(key, Newest(_ONCE_PER_SESSION))
+            self._done.move_to_end(key)
+            done[call] = None
+
+
+def _claim_key(info: RunInfo, call: bytes) -> str:
+    return f"{scope_part(info.app)}/{scope_part(info.user)}/{scope_part(info.session)}/{call.hex()}"
+
+
+# ---- Whether one tool call may run: its side effect happens once, and the breaker of the tool is closed.
+
+_BLOCK, _REFUSED = Action.BLOCK, Outcome.REFUSED
+
+
+class ToolGate:
+    """Decides what runs share about tools: breakers, and side effects that happen once per session."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        ledger: Ledger,
+        tools: Tools,
+        breakers: Breakers,
+        once: Once,
+        deciding: Deciding,
+        *,
+        on_outage: str,
+    ) -> None:
+        self._clock, self._ledger, self._tools, self._breakers = clock, ledger, tools, breakers
+        self._once, self._deciding, self._goes_on_in_outage = once, deciding, on_outage == "open"
+
+    async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
+        """Ask the store before ``check`` judges a tool call: for the probe of an open breaker, and for the claim of
+        the side effect ``effect``, if the call has one.
+        """
+        if not self._ledger.is_shared:
+            return
+        permit = await self._breakers.claim_probe(tool, self._clock())
+        if permit is not None:
+            run.permits[call_id] = (tool, permit)
+        if not effect:
+            return
+        run.claimed_elsewhere.discard(effect)  # the other worker may have failed
+        run.unchecked_once.discard(effect)
+        if effect in run.pending_once or self._once.is_done(run.info, effect):
+            return
+        # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
+        run.pending_once[effect] = call_id
+        try:
+            mine = await self._once.claim(run.info, effect)
+        except BaseException:  # cancelled while it asked: give back whatever was claimed
+            self.settle_once(run, effect, False)
+            raise
+        if mine is None and self._goes_on_in_outage:
+            mine = True
+        if not mine:
+            run.pending_once.pop(effect, None)
+            (run.unchecked_once if mine is None else run.claimed_elsewhere).add(effect)
+
+    def check(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
+        known, tool = self._tools.known, event.tool
+        rule = known[tool] if tool in known else self._tools.rule(tool)
+        effect = self._tools.effect_of(event) if rule is not None and rule.once else b""
+        if effect:
+            taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
+            if taken or self._once.is_done(run.info, effect):
+                done = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex())
+                return self._deciding.decide(run, lane, event, done)
+            if effect in run.unchecked_once:
+                unsure = Finding("once_unsure", _BLOCK, 1, 0, "outages", "call", event.tool, effect.hex())
+                return self._deciding.decide(run, lane, event, unsure)
+            run.pending_once[effect] = event.id
+        breaker = self._breakers.get(tool)
+        if breaker is None or event.id in run.permits:  # none, or its probe was claimed for this call
+            return ALLOW
+        now = self._ledger.now(event.at)
+        permit = breaker.admit(now)
+        if permit is not None:
+            run.permits[event.id] = (event.tool, permit)
+            return ALLOW
+        failures = breaker.threshold
+        found = Finding("breaker", _BLOCK, failures, failures, "failures across runs", "call", tool, tool)
+        decision = self._deciding.decide(run, lane, event, found)
+        if decision:
+            decision.retry_after = breaker.retry_after(now)
+        return decision
+
+    def give_up(self, run: Run, event: ToolCall) -> None:
+        """A call that was refused was not done: its side effect may be tried again."""
+        effect = self._tools.effect_of(event)
+        if effect and run.pending_once.get(effect) == event.id:
+            self.settle_once(run, effect, False)
+
+    def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
+        """A call of a ``once`` tool has ended: done, or free to be tried again."""
+        run.pending_once.pop(effect, None)
+        self._once.settle(run.info, effect, done)
+
+    def report_answer(self, run: Run, answer: Answer, now: float) -> None:
+        """Any answer shows that the tool works. Exceptions go to ``report_failure``; a refusal shows nothing."""
+        held = run.permits.pop(answer.id, None)
+        if held is None:
+            return
+        if answer.outcome is _REFUSED:
+            self._breakers.release(answer.tool, held[1])
+        else:
+            self._breakers.report(answer.tool, held[1], True, now, run.info.run)
+
+    def report_failure(self, run: Run, tool: str, call_id: str) -> None:
+        """A tool raised or timed out. Nothing else opens its breaker across runs."""
+        held = run.permits.pop(call_id, None)
+        permit = held[1] if held is not None else Permit(0)  # begun before the breaker existed
+        self._breakers.report(tool, permit, False, self._clock(), run.info.run)
+
+
+# ---- The price of a tool call: reserved before the tool runs, settled when it has answered.
+#
+# A fixed price is booked as it is, also when the tool raised: the call was made. A price that is a function is reserved
+# at its ``price_bound`` and settled at what the function returns for the arguments and the answer; a tool that raised
+# shows it the exception. A call that was not executed costs nothing.
+
 _NOT_EXECUTED: Final = frozenset({Outcome.REFUSED, Outcome.UNKNOWN_TOOL})
 
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from runguard.accounting.charges import OWNERS, Charge
+from runguard.engine.charges import OWNERS, Charge
 from runguard.functions.booking import never_left
 from runguard.functions.call_queue import Admission, may_start
 from runguard.functions.caller import Caller, GuardedCall, open_ones

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from enum import Enum, auto
 from typing import Any
 
-from runguard.accounting.charges import Charge
+from runguard.engine.charges import Charge
 
 
 class Admission(Enum):

@@ -9,16 +9,14 @@ import threading
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from runguard.accounting.budget_groups import scopes_of
-from runguard.accounting.charges import OWNERS, Charge
-from runguard.conductor.controls import Controls
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
 from runguard.core.decision import Finding, Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.money import BudgetStatus, shown
+from runguard.engine.charges import OWNERS, Charge, scopes_of
+from runguard.engine.guard import Controls, Guard
+from runguard.engine.runs import Run
 from runguard.functions.call_queue import Admission, CallQueue, Ticket
 from runguard.functions.costs import Costs
 from runguard.functions.dropped import DROPPED

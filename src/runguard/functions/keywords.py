@@ -12,8 +12,7 @@ from typing import Any, Final
 
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import Budget, nanos
-from runguard.policy.rule_defaults import RULES
-from runguard.policy.settings import Policy
+from runguard.policy.settings import RULES, Policy
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
 _WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}

@@ -4,12 +4,12 @@ import asyncio
 from decimal import Decimal
 from typing import Final
 
-from runguard.accounting.budget_groups import scopes_of
-from runguard.conductor.runs import Run
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.engine.charges import scopes_of
+from runguard.engine.runs import Run
 from runguard.functions.call_queue import Admission, Ticket
 from runguard.functions.caller import WAITED_FOR, Caller, GuardedCall
 from runguard.functions.run_context import RunState

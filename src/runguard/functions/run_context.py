@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from runguard.conductor.runs import Run
+from runguard.engine.runs import Run
 from runguard.functions.no_progress import NoProgress
 
 if TYPE_CHECKING:

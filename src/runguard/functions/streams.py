@@ -11,8 +11,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
-from runguard.accounting.charges import OWNERS
 from runguard.core.errors import PolicyError, RunStoppedError
+from runguard.engine.charges import OWNERS
 from runguard.functions.booking import done, drop_all, failed, never_left
 from runguard.functions.caller import Caller, GuardedCall, open_ones
 from runguard.functions.dropped import DROPPED

@@ -14,8 +14,8 @@ from functools import update_wrapper
 from types import CoroutineType
 from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
 
-from runguard.accounting.charges import OWNERS
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
+from runguard.engine.charges import OWNERS
 from runguard.functions.booking import done, drop_all, fail_all
 from runguard.functions.call_layers import is_inner_call, open_layers, open_layers_async, take_back
 from runguard.functions.caller import Caller, GuardedCall
@@ -25,8 +25,7 @@ from runguard.functions.run_context import SURROUNDINGS, RunContext
 from runguard.functions.stream_managers import Pending, is_manager, manage
 from runguard.functions.streams import AsyncGuardedStream, GuardedStream
 from runguard.functions.sync import awaited
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import FunctionSettings
+from runguard.policy.settings import FunctionSettings, Policy
 from runguard.providers.messages import Reading, earlier_in, read
 
 _P = ParamSpec("_P")

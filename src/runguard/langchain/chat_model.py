@@ -16,10 +16,9 @@ from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.ending_conditions import fitting
 from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
-from runguard.conductor.controls import Controls
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError
+from runguard.engine.guard import Controls, Guard
 from runguard.langchain.messages import (
     answer_size,
     answered_by,
@@ -31,8 +30,7 @@ from runguard.langchain.messages import (
     request_of,
     usage_of,
 )
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import PolicySettings
+from runguard.policy.settings import Policy, PolicySettings
 from runguard.termination.condition import TerminationCondition
 from runguard.termination.ended import Ended
 

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from runguard.adapters.model_calls import ModelRequest
 from runguard.adapters.tool_calls import ToolUse
-from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY, Trip
+from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
 from runguard.termination.ended import Ended

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final, Protocol
 
-from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
+from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.breaker import Breaker
 from runguard.core.errors import PolicyError, RunGuardError
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_nano

@@ -12,14 +12,12 @@ from agents.run_context import TContext
 
 from runguard.adapters.ending_conditions import fitting
 from runguard.adapters.tool_calls import ToolUse
-from runguard.conductor.controls import Controls
-from runguard.conductor.guard import Guard
 from runguard.core.errors import PolicyError
+from runguard.engine.guard import Controls, Guard
 from runguard.openai_agents.model import GuardedModel
 from runguard.openai_agents.replaced_models import report, watch
 from runguard.openai_agents.runs import Runs
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import PolicySettings
+from runguard.policy.settings import Policy, PolicySettings
 from runguard.providers.messages import arguments
 from runguard.termination.condition import TerminationCondition
 

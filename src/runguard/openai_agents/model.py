@@ -16,8 +16,8 @@ from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.ending_conditions import error_of
 from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.adapters.tool_calls import ToolUse
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Trip
+from runguard.engine.guard import Guard
 from runguard.openai_agents.runs import Runs
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search

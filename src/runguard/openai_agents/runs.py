@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from runguard.adapters.agent_run import AgentRun
 from runguard.adapters.layers import current_place
-from runguard.conductor.guard import Guard
 from runguard.core.identity import Newest
+from runguard.engine.guard import Guard
 
 _REQUESTS_KEPT: Final = 4_096
 

@@ -5,22 +5,28 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.policy.files import find_policy_file, load_policy_file
-    from runguard.policy.policy_file import PolicyFile, policy_schema
-    from runguard.policy.rule_defaults import RULES
-    from runguard.policy.settings import Policy
-    from runguard.policy.tool_rules import ToolRule, declared_rule, tool
+    from runguard.policy.settings import (
+        RULES,
+        Policy,
+        PolicyFile,
+        ToolRule,
+        declared_rule,
+        find_policy_file,
+        load_policy_file,
+        policy_schema,
+        tool,
+    )
 
 _HOMES = {
-    "find_policy_file": "runguard.policy.files",
-    "load_policy_file": "runguard.policy.files",
-    "PolicyFile": "runguard.policy.policy_file",
-    "policy_schema": "runguard.policy.policy_file",
-    "RULES": "runguard.policy.rule_defaults",
+    "find_policy_file": "runguard.policy.settings",
+    "load_policy_file": "runguard.policy.settings",
+    "PolicyFile": "runguard.policy.settings",
+    "policy_schema": "runguard.policy.settings",
+    "RULES": "runguard.policy.settings",
     "Policy": "runguard.policy.settings",
-    "ToolRule": "runguard.policy.tool_rules",
-    "declared_rule": "runguard.policy.tool_rules",
-    "tool": "runguard.policy.tool_rules",
+    "ToolRule": "runguard.policy.settings",
+    "declared_rule": "runguard.policy.settings",
+    "tool": "runguard.policy.settings",
 }
 
 __all__ = [

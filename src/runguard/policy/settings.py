@@ -1,20 +1,475 @@
-"""Everything that a ``runguard.toml`` may say, with units, limits and defaults. Keywords have the same names."""
+"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a
+run.
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else
+the first ``runguard.toml`` (or ``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
+"""
 
-from pydantic import BaseModel, Field, field_validator, model_validator
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from stat import S_ISDIR, S_ISLNK, S_ISREG
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypedDict, TypeVar
+from urllib.parse import quote
 
-from runguard.alerts.alert_settings import AlertSettings
-from runguard.core.errors import PolicyError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    ValidationError,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from runguard import background  # noqa: F401 - its filter keeps every log line on one line
+from runguard.core.decision import Rungs
+from runguard.core.errors import PolicyError, nearest
+from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
 from runguard.ledger.memory import check_store
-from runguard.policy.model_switches import fault_of_switches
-from runguard.policy.remote_agent_rules import RemoteAgent
-from runguard.policy.rule_defaults import check_rule
-from runguard.policy.tool_rules import ToolRule
-from runguard.policy.values import Count, Duration, OneBudget, Ratio, Receivers, RungNumber, Seconds, Usd
-from runguard.pricing.book import ModelLimits, Price, PricesSource, missing_source
-from runguard.validation import SettingsModel
+from runguard.pricing.book import ModelLimits, Price, PricesSource, Pricing, missing_source
+from runguard.pricing.rates import Rates, Unpriced, Usage
+from runguard.reporting.alerts import SCHEMA as ALERTS_SCHEMA
+from runguard.reporting.alerts import AlertSettings
+from runguard.validation import SettingsModel, faults_of, summary
+
+# ---- The types of single settings: counts, durations, dollars, budgets and the receivers of alerts.
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
+Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
+RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+
+
+def _dollars(value: object) -> object:
+    if fault := fault_of_dollars(value):
+        raise ValueError(fault)
+    return Decimal(str(value))
+
+
+def _budget(entry: object) -> Budget:
+    try:
+        return Budget.of(entry)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+_AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+_BUDGET_SCHEMA: Final = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "usd": _AMOUNT,
+        "tokens": {"type": "integer", "minimum": 1},
+        "calls": {"type": "integer", "minimum": 1},
+        "per": {
+            "type": "string",
+            "default": "run",
+            "description": f"{', '.join(KINDS)}; 'agent:research*' by name, 'run+agent' for both at once.",
+        },
+        "window": {
+            "type": "string",
+            "description": "'1m', '1h', '1d', '1w' or 'month'; none: for as long as the ledger lives.",
+        },
+        "tz": {"type": "string", "description": "Time zone by whose calendar days, weeks and months begin."},
+        "on_exhausted": {
+            "enum": ["refuse", "wait"],
+            "default": "refuse",
+            "description": "A call that does not fit: refuse it, or let it wait for room, at most max_wait_seconds.",
+        },
+        "burn_alert": {"type": "boolean", "default": False},
+        "thresholds": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"type": "object"}]}},
+    },
+}
+
+
+def _receivers(given: object) -> AlertSettings:
+    try:
+        return AlertSettings.parse(given)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+Receivers = Annotated[
+    InstanceOf[AlertSettings],
+    BeforeValidator(_receivers),
+    PlainSerializer(AlertSettings.to_dict),
+    WithJsonSchema(ALERTS_SCHEMA),
+]
+
+
+def _tool_price(value: object) -> object:
+    """Dollars, 0 included, or a function."""
+    if callable(value):
+        return value
+    if fault := fault_of_dollars(value, 0):
+        raise ValueError(f"{fault}, or give a function")
+    return Decimal(str(value))
+
+
+def _price_text(price: object) -> str:
+    return "function" if callable(price) else str(price)
+
+
+ToolPrice = Annotated[
+    Any,
+    BeforeValidator(_tool_price),
+    PlainSerializer(_price_text),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
+]
+Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
+OneBudget = Annotated[
+    InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)
+]
+
+# ---- Finds and reads ``runguard.toml``, or ``[tool.runguard]`` in a ``pyproject.toml``.
+
+FILE_NAME: Final = "runguard.toml"
+
+
+def find_policy_file(start: Path | None = None) -> Path | None:
+    """The file that applies: ``RUNGUARD_POLICY``, or the nearest one upward from the working directory."""
+    named = os.environ.get("RUNGUARD_POLICY")
+    if named:
+        return Path(named)
+    try:
+        here = (start or Path.cwd()).resolve()
+    except OSError as error:
+        raise PolicyError(
+            f"the working directory cannot be read: {error}; start from another one, or name the policy file "
+            "in RUNGUARD_POLICY"
+        ) from None
+    for folder in (here, *here.parents):
+        if _is_there(folder / FILE_NAME):
+            return folder / FILE_NAME
+        project = folder / "pyproject.toml"
+        if project.is_file() and _mentions_us(project) and load_policy_file(project):
+            return project
+    return None
+
+
+def _is_there(path: Path) -> bool:
+    """Also a folder or a link to nothing: reading it reports the mistake, and skipping it would drop every
+    limit.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PolicyError(
+            f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy "
+            "file in RUNGUARD_POLICY"
+        ) from None
+    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # reading a pipe could block
+
+
+def _mentions_us(project: Path) -> bool:
+    try:
+        return b"runguard" in project.read_bytes()
+    except OSError as error:
+        raise PolicyError(f"{project}: cannot be read: {error}") from None
+
+
+def values_from_file() -> tuple[dict[str, Any], str]:
+    path = find_policy_file()
+    if path is None:
+        return {}, ""
+    return load_policy_file(path), str(path)
+
+
+_RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
+
+
+def load_policy_file(path: Path) -> dict[str, Any]:
+    """The raw values of a policy file; PolicyError when it cannot be read."""
+    import tomllib  # most programs have no policy file
+
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
+        raise PolicyError(
+            f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{path}: not valid TOML: {error}") from None
+    if path.name == "pyproject.toml":
+        tool = data.get("tool", {})
+        data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
+    if not isinstance(data, dict):
+        raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
+    store = data.get("store")
+    if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
+        # The file is found from any folder below: one policy must not become a store in each of them.
+        data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
+    return data
+
+
+# ---- The rules of a policy: their default rungs, and which rungs each of them can have.
+
+FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
+LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status
+REWORDED: Final = Rungs(nudge=3, stop=6)  # default limits of no_news for one long answer in other words
+# default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
+ORDERS: Final = Rungs(nudge=4, stop=10)
+# default limits of no_news for an agent without tools that is called again and again; words alone are weak evidence
+TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
+# limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
+TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
+RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
+    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
+    # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
+    # eighth is refused.
+    "repetition": (Rungs(nudge=4, block=8, stop=9), frozenset({"warn", "nudge", "block", "stop"})),
+    "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
+    "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
+    "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
+    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
+    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
+    "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
+    "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
+    "context": (Rungs(warn=0.8), frozenset({"warn"})),
+    "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
+}
+_LADDER: Final = ("warn", "nudge", "block", "stop")
+_MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
+_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
+
+
+def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
+    if rungs is True:
+        raise ValueError(
+            f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}"
+        )
+    if rungs is False:
+        return
+    allowed = RULES[rule][1]
+    previous: tuple[str, float] | None = None
+    for name, number in rungs.items():
+        if name not in _LADDER:
+            raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
+        if name not in allowed:
+            raise ValueError(
+                f"rules.{rule}.{name}: this rule has no such rung; it can "
+                f"{', '.join(r for r in _LADDER if r in allowed)}"
+            )
+        if rule not in _MEASURES and number != int(number):
+            raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
+        if number < _LEAST.get(rule, 1):
+            raise ValueError(f"rules.{rule}.{name} = {number:g}: must be at least {_LEAST.get(rule, 1):g}")
+    for name in _LADDER:
+        if name not in rungs:
+            continue
+        if previous is not None and rungs[name] <= previous[1]:
+            raise ValueError(
+                f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes "
+                "first or together"
+            )
+        previous = (name, rungs[name])
+
+
+def merge_rungs(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
+    """Explicit rungs are obeyed exactly; a default stays only where it can still fire beside them."""
+    merged: dict[str, float | None] = dict.fromkeys(_LADDER)
+    for position, name in enumerate(_LADDER):
+        if name in explicit:
+            merged[name] = explicit[name]
+            continue
+        number = getattr(default, name)
+        if number is None:
+            continue
+        weaker = [explicit[n] for n in _LADDER[:position] if n in explicit]
+        stronger = [explicit[n] for n in _LADDER[position + 1 :] if n in explicit]
+        if all(number > n for n in weaker) and all(number < n for n in stronger):
+            merged[name] = number
+    if "block" in explicit and "stop" not in explicit:
+        merged["stop"] = explicit["block"] + 1  # after one block the next identical attempt stops
+    return Rungs(**merged)
+
+
+# ---- Thresholds that switch to a cheaper model: which models a policy names, and what is wrong with them.
+
+_USUAL: Final = Usage(input=10_000, output=1_000)  # a call by which two models are compared
+_LATEST: Final = math.inf  # the newest price
+
+
+def switching(budgets: Iterable[Budget]) -> list[tuple[Budget, Threshold]]:
+    """The thresholds that switch models, with their budgets."""
+    return [(budget, one) for budget in budgets for one in budget.thresholds if one.model is not None]
+
+
+def fault_of_switches(budgets: Iterable[Budget], prices: Mapping[str, Any], models: Any, source: Any) -> str:
+    """What is wrong with the models that thresholds switch to; nothing where all is fine."""
+    found = switching(budgets)
+    if not found:
+        return ""
+    pricing = Pricing(prices, models, None, source)
+    for budget, threshold in found:
+        fault = _fault(budget, threshold, pricing)
+        if fault:
+            return f"Threshold({threshold.percent:g}, model={threshold.model!r}): {fault}"
+    return ""
+
+
+def _fault(budget: Budget, threshold: Threshold, pricing: Pricing) -> str:
+    model = threshold.model or ""
+    rates = pricing.rates(model, _LATEST)
+    if isinstance(rates, Unpriced):
+        return f"{rates}; give it with prices={{{model!r}: {{'input': …, 'output': …}}}}"
+    if pricing.limits(model)[0] is None:
+        return f"its context window is not known; give it with models={{{model!r}: {{'context_window': …}}}}"
+    for name in _dearer_than(budget, threshold):
+        other = pricing.rates(name, _LATEST)
+        if isinstance(other, Rates) and rates.cost(_USUAL) >= other.cost(_USUAL):
+            return f"it is not cheaper than {name!r}, which it would replace"
+    return ""
+
+
+def _dearer_than(budget: Budget, threshold: Threshold) -> Iterable[str]:
+    """Models that a switch at this threshold replaces, as far as the budget says."""
+    for kind, name in Per.parse(budget.per).parts:
+        if kind == "model" and not any(sign in name for sign in "*?["):
+            yield name
+    for other in budget.thresholds:
+        if other.model is not None and other.percent < threshold.percent and other.agents == threshold.agents:
+            yield other.model
+
+
+# ---- What is known of one remote A2A agent: in ``remote_agents=`` of a policy.
+
+
+class RemoteAgent(SettingsModel):
+    """What is known of one remote A2A agent. By name or glob in ``remote_agents=``."""
+
+    model: str = Field(
+        default="",
+        description="The model whose price counts for the tokens that a reply reports. Empty: only tokens are counted.",
+    )
+    send_budget: bool = Field(
+        default=False,
+        description="Reserve what is left of the budgets and send it with the request, as a limit for the remote run.",
+    )
+    max_usd: Usd | None = Field(default=None, description="Dollars to reserve for one call of the agent.")
+    max_tokens: Count | None = Field(default=None, description="Tokens to reserve for one call of the agent.")
+
+
+def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
+    """The nano-USD and tokens to reserve for a call. None: all that is left. Without a figure, as little as shows that
+    something is left.
+    """
+    least = None if rule.send_budget else 1
+    return (
+        least if rule.max_usd is None else to_nano(rule.max_usd),
+        least if rule.max_tokens is None else rule.max_tokens,
+    )
+
+
+# ---- What is special about one tool: in ``tools=`` of a policy, or beside the tool with ``@runguard.tool(...)``.
+
+
+class ToolRule(SettingsModel):
+    """What is special about one tool.
+
+    By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``.
+    """
+
+    polling: bool = Field(
+        default=False, description="Asks for a state until it changes: judged by time without change, not by count."
+    )
+    paging: bool = Field(
+        default=False,
+        description=(
+            "Moves on with every call, whatever it answers (next page, scroll): repetition rules leave it alone."
+        ),
+    )
+    max_calls: Count | None = Field(default=None, description="Calls allowed in one run, the whole tree counted.")
+    max_seconds: Duration | None = Field(
+        default=None, description="An async call is ended after this time; a sync one is judged when it returns."
+    )
+    writes: bool = Field(
+        default=False,
+        description="Changes the world: its success is progress, so reading again afterwards is no repetition.",
+    )
+    once: bool = Field(
+        default=False, description="A success with the same arguments is not repeated within the session."
+    )
+    exempt: bool = Field(
+        default=False, description="No loop or failure rule looks at this tool; limits still count it."
+    )
+    identity: tuple[str, ...] | None = Field(
+        default=None, description="The only arguments that make two calls different.", strict=False
+    )
+    volatile: tuple[str, ...] = Field(
+        default=(), description="Arguments, and top-level fields of the answer, that never count.", strict=False
+    )
+    failed: dict[str, Any] | Callable[[Any], bool] | None = Field(
+        default=None,
+        description="What counts as failure: fields with the values that say so, or a function of the answer.",
+    )
+    price: ToolPrice | None = Field(
+        default=None,
+        description="Dollars of one call, reserved before it runs; or a function of its arguments and its answer.",
+    )
+    price_bound: ToolPrice | None = Field(
+        default=None,
+        description="The most that one call may cost, or a function of its arguments; for a price that is a function.",
+    )
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.exempt and (self.polling or self.paging):
+            raise ValueError(
+                "exempt already takes the tool out of the rules that polling and paging tune; keep one of them"
+            )
+        if callable(self.price) and self.price_bound is None:
+            raise ValueError(
+                "price is a function, known only after the call; add price_bound, the most that one call may cost"
+            )
+        if self.price_bound is not None and not callable(self.price):
+            raise ValueError("price_bound needs a price that is a function of the arguments and the answer")
+        return self
+
+
+def declared_rule(**options: Any) -> ToolRule:
+    """A ToolRule from the keywords of ``@runguard.tool(...)``."""
+    try:
+        return ToolRule.model_validate(options)
+    except ValidationError as error:
+        raise PolicyError(summary(faults_of(error, ToolRule), "@runguard.tool")) from None
+
+
+def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Declare a ToolRule beside the tool itself: ``@runguard.tool(once=True)``.
+
+    The policy's rule for that name wins.
+    """
+    rule = declared_rule(**options)
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        function.__runguard_tool__ = rule  # type: ignore[attr-defined]
+        return function
+
+    return declare
+
+
+# ---- Everything that a ``runguard.toml`` may say, with units, limits and defaults. Keywords have the same names.
 
 # Names that other functions and libraries use, and what a policy calls them.
 _MEANT: Final = {
@@ -270,3 +725,344 @@ class PolicyFile(SettingsModel):
 def policy_schema() -> dict[str, Any]:
     """JSON Schema of ``runguard.toml``, for editors and checks."""
     return PolicyFile.model_json_schema(mode="validation")
+
+
+# ---- Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle
+#      of a run.
+
+_T = TypeVar("_T")
+
+
+class Policy(PolicyFile):
+    """A policy with the parts that only code can give. Frozen; ``Policy.build`` is the way to make one."""
+
+    tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field(
+        default={}, description="Per tool: what of an answer counts for its identity."
+    )
+    on_trip: Callable[..., Any] | None = Field(
+        default=None, description="Called with each Trip, off the path of the run."
+    )
+    on_decision: Callable[..., Any] | None = Field(
+        default=None, description="Called with each decision that is not allow, off the path of the run."
+    )
+    tokens: Callable[..., Any] | None = Field(
+        default=None,
+        description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call.",
+    )
+    clock: Callable[[], float] | None = Field(
+        default=None, description="Seconds; for tests and replay. None: the system's clock."
+    )
+
+    @classmethod
+    def build(cls, **keywords: Any) -> Self:
+        """Keywords over the policy file over the defaults, environment over all; raises PolicyError."""
+        values, source = values_from_file()
+        if keywords:
+            values, source = {**values, **keywords}, "keywords" if not values else f"{source} and keywords"
+        for name in ("mode", "store"):
+            variable = f"RUNGUARD_{name.upper()}"
+            if os.environ.get(variable):
+                values[name] = os.environ[variable]
+                source = variable if not source else f"{source} and {variable}"
+        return cls.validated(values, source)
+
+    @classmethod
+    def validated(cls, values: Mapping[str, Any], source: str) -> Self:
+        values = {
+            key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF or key == "mode"
+        }
+        if isinstance(values.get("rules"), Mapping):
+            values["rules"] = {rule: (dict(r) if isinstance(r, Mapping) else r) for rule, r in values["rules"].items()}
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise PolicyError(summary(faults_of(error, cls), source)) from None
+
+    @cached_property
+    def digest(self) -> str:
+        """Names this policy in trips: equal policies give equal digests, functions aside."""
+        data = json.dumps(
+            self.model_dump(mode="json", exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}}), sort_keys=True
+        )
+        return blake2b(data.encode(), digest_size=6).hexdigest()
+
+    def tool_rule(self, tool: str) -> ToolRule | None:
+        """The rule for a tool: its exact name, or else the first glob that fits."""
+        return _by_name(self.tools, tool)
+
+    def remote_agent(self, name: str) -> RemoteAgent:
+        """What is known of a remote agent: by its exact name, or else by the first glob that fits."""
+        return _by_name(self.remote_agents, name) or RemoteAgent()
+
+    def rungs(self, rule: str) -> Rungs | None:
+        """The rungs in force: explicit ones as they are,
+        defaults where they still can fire; None when the rule is off.
+        """
+        given = self.rules.get(rule)
+        if given is False:
+            return None
+        explicit = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule)
+        return merge_rungs(RULES[rule][0], explicit) if explicit else RULES[rule][0]
+
+    def _from_keyword(self, rule: str) -> dict[str, float]:
+        if rule in ("stall", "repetition") and self.max_identical_tool_results is not None:
+            return {"stop": self.max_identical_tool_results}
+        if rule == "tool_failures" and self.max_tool_failures is not None:
+            return {"block": self.max_tool_failures + 1}
+        if rule == "handoff" and self.max_handoff_repeats is not None:
+            return {"stop": self.max_handoff_repeats}
+        if rule == "cycle" and self.cycle_repeats is not None:
+            return {"stop": self.cycle_repeats}
+        if rule == "growth" and self.max_event_cost_ratio is not None:
+            return {"stop": self.max_event_cost_ratio}
+        return {}
+
+    def is_explicit(self, rule: str) -> bool:
+        """Whether a refusal or a stop was asked for as early as by default: it is obeyed exactly, without the
+        allowances that the defaults make.
+        """
+        given = self.rules.get(rule)
+        explicit, default = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule), RULES[rule][0]
+        return bool(explicit) and any(
+            explicit[name] <= (getattr(default, name) or explicit[name])
+            for name in ("block", "stop")
+            if name in explicit
+        )
+
+    @property
+    def fan_out(self) -> int | None:
+        """Branches of one node; who sets the number in flight has decided about fan-out and is not second-guessed."""
+        if self.max_fan_out is not None:
+            return self.max_fan_out
+        return 100 if self.max_concurrent_agents is None else None
+
+    @property
+    def unknown_price(self) -> Price | None:
+        """The price for models without a known price, if the policy sets one."""
+        return None if isinstance(self.on_unpriced, str) else self.on_unpriced
+
+    @property
+    def in_flight(self) -> int:
+        return self.max_concurrent_agents or 20
+
+    @property
+    def waits_for_provider(self) -> bool:
+        if self.on_rate_limit is None:
+            return any(budget.on_exhausted == "wait" for budget in self.budgets)
+        return self.on_rate_limit == "wait"
+
+    @property
+    def queues(self) -> bool:
+        return self.on_surplus == "queue" or (self.on_surplus is None and self.max_concurrent_agents is None)
+
+
+def _by_name(rules: Mapping[str, _T], name: str) -> _T | None:
+    if name in rules:
+        return rules[name]
+    return next((rule for glob, rule in rules.items() if fnmatchcase(name, glob)), None)
+
+
+_CODE_ONLY: Final = {
+    "tool_result_normalizer": True,
+    "on_trip": True,
+    "on_decision": True,
+    "tokens": True,
+    "clock": True,
+}
+_NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
+
+# ---- The keywords of ``RunGuardPlugin``, ``install``, ``GuardedLlm``, ``guard`` and ``guard_async``, for editors and
+#      type checkers.
+#
+# ``Policy`` checks the values; a test keeps names and descriptions equal to it.
+
+Dollars = int | float | str | Decimal
+PriceOf = Price | Mapping[str, Any]
+Alerts = str | Callable[..., Any] | Mapping[str, Any] | Sequence[str | Callable[..., Any] | Mapping[str, Any]]
+
+
+class CommonSettings(TypedDict, total=False):
+    """Settings of every guard. None of them is required."""
+
+    mode: Literal["enforce", "shadow", "off"]
+    """enforce acts, shadow only records what it would have done, off does nothing."""
+    on_stop: Literal["stop", "raise"]
+    """stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."""
+    on_guard_error: Literal["allow", "block"]
+    """What a failure inside the guard means for the run. Faults of the store follow on_outage."""
+    journal: bool
+    """With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard."""
+    telemetry: bool
+    """Report to OpenTelemetry, where its API is installed."""
+    alerts: Alerts
+    """Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."""
+    stop_text: str | None
+    """What the end user reads after a stop, instead of the built-in sentence."""
+    max_model_calls: int | None
+    """Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."""
+    max_seconds: float | None
+    """Wall clock of the run."""
+    max_usd: Dollars | None
+    """Dollars of the run tree."""
+    max_tokens: int | None
+    """Tokens of the run tree, input and output."""
+    budgets: Sequence[Budget | Mapping[str, Any]]
+    """Limits per session, user, app, agent, model, tool or label, with windows."""
+    prices: Mapping[str, PriceOf | Sequence[PriceOf]]
+    """USD per million tokens, by model id or glob: adds to and overrides the price list."""
+    models: Mapping[str, ModelLimits | Mapping[str, Any]]
+    """Context window and output limit, by model id or glob, where they are not known or differ."""
+    on_unpriced: Literal["refuse", "tokens"] | PriceOf
+    """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""
+    prices_source: Literal["table", "genai-prices"]
+    """The price list: the table of this release, or the installed genai-prices package."""
+    min_output_tokens: int
+    """When the rest of a budget cannot pay for a full answer, the answer is capped, down to this."""
+    store: str
+    """Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... ."""
+    store_timeout: float
+    """Seconds that one call of the store may take."""
+    on_outage: Literal["closed", "open"]
+    """The store is away or damaged: closed makes no paid call without an account, open goes on and books later."""
+    hold_seconds: float
+    """After this time the reservation of a worker that never came back is charged."""
+    retention_days: float
+    """How long a store keeps records, ended runs and past periods."""
+    max_wait_seconds: float
+    """How long a call may wait: for other calls' reservations, a budget that waits, or the provider."""
+    on_rate_limit: Literal["wait", "pass"] | None
+    """After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do."""
+    max_identical_tool_results: int | None
+    """Stop at this many equal failures of a tool, or equal answers to the same call."""
+    max_handoff_repeats: int | None
+    """Stop at this many equal hand-offs without news."""
+    max_event_cost_ratio: float | None
+    """Stop when an agent's prompts have grown to this many times its first ones in the session."""
+    cost_baseline_events: int
+    """How many first and last model calls the growth ratio compares."""
+    max_concurrent_agents: int | None
+    """Model calls in flight at once. None: 20, surplus waits."""
+    on_surplus: Literal["queue", "refuse"] | None
+    """What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."""
+    max_fan_out: int | None
+    """Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."""
+    max_tool_result_chars: int | None
+    """Larger tool answers are kept out of the history."""
+    max_nudges: int
+    """Nudges in one run."""
+    tools: Mapping[str, ToolRule | Mapping[str, Any]]
+    """Rules per tool name or glob."""
+    tool_result_normalizer: Mapping[str, Callable[[Any], Any]]
+    """Per tool: what of an answer counts for its identity."""
+    on_trip: Callable[..., Any] | None
+    """Called with each Trip, off the path of the run."""
+    on_decision: Callable[..., Any] | None
+    """Called with each decision that is not allow, off the path of the run."""
+    clock: Callable[[], float] | None
+    """Seconds; for tests and replay. None: the system's clock."""
+
+
+class PolicySettings(CommonSettings, total=False):
+    """Settings of a guard that sees agents and their tools."""
+
+    max_tool_calls: int | None
+    """Tool calls of the run tree."""
+    final_answer: bool | str
+    """Let a stopped agent answer once, without tools; the price is held from the start. Or the instruction."""
+    max_context_tokens: int | None
+    """Largest prompt of one model call. None: the model's context window, where it is known."""
+    context_headroom: int | None
+    """Tokens of the context to keep free."""
+    max_tool_failures: int | None
+    """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
+    max_reentries: int | None
+    """Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."""
+    max_delegation_depth: int | None
+    """Delegations made by a model, one inside the other."""
+    max_cycle_len: int | None
+    """Longest circle of calls or hand-offs that cycle_repeats looks for."""
+    cycle_repeats: int | None
+    """Stop at this many rounds of one circle of calls, or of hand-offs between agents."""
+    half_open_reset_seconds: float
+    """How long an open breaker waits before its one probe."""
+    rules: Mapping[str, Mapping[str, float] | Literal[False]]
+    """Rungs per rule, or false to switch a rule off."""
+    remote_agents: Mapping[str, RemoteAgent | Mapping[str, Any]]
+    """Model and budget of remote A2A agents, by name or glob."""
+    trust_remote_budget: bool
+    """Let the budget in an A2A request lower the limits of its run. It never raises them."""
+    tokens: Callable[..., Any] | None
+    """Counts the tokens of a request, now or awaited. None: estimated, exact after the first call."""
+
+
+class BudgetSettings(TypedDict, total=False):
+    """``budget=`` of a guarded function."""
+
+    max_usd: Dollars
+    """Dollars of one run."""
+    max_tokens: int
+    """Tokens of one run, input and output."""
+    max_calls: int
+    """Calls of one run."""
+    per_minute: Dollars | Mapping[str, Dollars]
+    """Dollars in any minute over all runs, or a mapping of ``max_usd``, ``max_tokens`` and ``max_calls``."""
+    per_hour: Dollars | Mapping[str, Dollars]
+    """The same for an hour."""
+    per_day: Dollars | Mapping[str, Dollars]
+    """The same for a day."""
+    per_week: Dollars | Mapping[str, Dollars]
+    """The same for a week."""
+    per_month: Dollars | Mapping[str, Dollars]
+    """The same for a calendar month."""
+
+
+class LoopSettings(TypedDict, total=False):
+    """``loop=`` of a guarded function."""
+
+    repeats: int
+    """Rounds of one cycle of calls at which the function stops. Default: 3."""
+    max_cycle_len: int
+    """The longest cycle to look for, in calls. Default: 4."""
+    by: Literal["result", "call", "name"]
+    """What makes two calls equal. Default:
+    ``"result"``, the same call, or the same tool with nothing new in its results.
+    """
+
+
+class ContextSettings(TypedDict, total=False):
+    """``context=`` of a guarded function."""
+
+    max_context_tokens: int
+    """Largest prompt of one call."""
+    headroom: int
+    """Tokens of the context to keep free."""
+
+
+class BreakerSettings(TypedDict, total=False):
+    """``breaker=`` of a guarded function."""
+
+    failures: int
+    """Failures in a row after which calls are refused. Default: 5."""
+    reset_seconds: float
+    """Seconds until one call may probe. Default: 60."""
+
+
+class FunctionSettings(CommonSettings, total=False):
+    """Settings of ``guard``, ``guard_async`` and ``run``."""
+
+    name: str
+    """The name in trips and figures. Default: the function's own."""
+    budget: BudgetSettings | Mapping[str, Any] | Budget | Sequence[Budget]
+    """Limits on dollars, tokens and calls."""
+    loop: LoopSettings | Mapping[str, Any] | bool
+    """Stop when the same calls come again and again."""
+    context: ContextSettings | Mapping[str, Any]
+    """Stop before a prompt that is too large."""
+    breaker: BreakerSettings | Mapping[str, Any] | bool
+    """Refuse calls for a while after failures in a row."""
+    tokens: Callable[..., Any]
+    """Counts the prompt's tokens, given the call's arguments. Default: estimated."""
+    signature: Callable[[Any], Any]
+    """What a result did, for ``loop``; None leaves it out."""
+    cost: Dollars | Callable[..., Any]
+    """Dollars of every call, or a function of the result, or one of input and output tokens."""

@@ -23,12 +23,10 @@ from runguard.adapters.ending_conditions import error_of, fitting
 from runguard.adapters.model_calls import ModelRequest as Asked
 from runguard.adapters.model_calls import Permission
 from runguard.adapters.tool_calls import ToolUse
-from runguard.conductor.controls import Controls
-from runguard.conductor.guard import Guard
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunStoppedError
-from runguard.policy.settings import Policy
-from runguard.policy.typed_settings import PolicySettings
+from runguard.engine.guard import Controls, Guard
+from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
 from runguard.termination.condition import TerminationCondition

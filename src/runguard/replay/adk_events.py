@@ -5,10 +5,10 @@ record.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from runguard.conductor.paused import run_name
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
 from runguard.core.events import Outcome
 from runguard.core.identity import answer_text, words_name
+from runguard.engine.resume import run_name
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import CallUsage, EventUsage
 from runguard.replay.remote_replies import RemoteReplies

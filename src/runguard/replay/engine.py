@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from runguard.alerts.alert_settings import AlertSettings
-from runguard.conductor.adapter import Conductor
-from runguard.conductor.lane_rules import LaneRules
-from runguard.outlets.callbacks import Outbox
+from runguard.engine.guard import Conductor
+from runguard.engine.runs import LaneRules
 from runguard.policy.settings import Policy
 from runguard.pricing.book import Pricing
 from runguard.replay.player import Player
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun
+from runguard.reporting.alerts import AlertSettings
+from runguard.reporting.telemetry import Outbox
 
 # Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
 _HARMLESS: Final[dict[str, Any]] = {

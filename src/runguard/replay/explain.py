@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from runguard.conductor.adapter import Question
-from runguard.conductor.lane_rules import LaneRules, lane_rungs_of
 from runguard.core.decision import Rungs
 from runguard.core.events import AgentEntered, ToolCall
-from runguard.policy.rule_defaults import RULES
+from runguard.engine.guard import Question
+from runguard.engine.runs import LaneRules, lane_rungs_of
+from runguard.policy.settings import RULES
 from runguard.replay.engine import Judge
 from runguard.replay.player import ADK_MODEL_CALLS, Player
 from runguard.replay.results import RunResult

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from runguard.accounting.refusals import finding_of
-from runguard.conductor.reserving import surplus
 from runguard.core.events import (
     ROOT_LANE,
     Answer,
@@ -20,7 +18,9 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.outlets.journal import Entry, read_event, read_usage
+from runguard.engine.calls import surplus
+from runguard.engine.charges import finding_of
+from runguard.reporting.journal import Entry, read_event, read_usage
 
 if TYPE_CHECKING:
     from runguard.replay.player import Player

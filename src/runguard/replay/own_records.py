@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from runguard.core.errors import PolicyError
 from runguard.core.money import fault_of_dollars, to_nano
-from runguard.outlets.journal import KIND, Entry, check_entry, read_entries
 from runguard.pricing.rates import Usage
 from runguard.replay.adk_database import connect, connect_postgres
 from runguard.replay.bounded_files import check_size, load_json
 from runguard.replay.steps import ODD, Asked, Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, word
+from runguard.reporting.journal import KIND, Entry, check_entry, read_entries
 
 _ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run', 'steps') ORDER BY ref, seq"
 _SCHEMA: Final = "runguard"

@@ -8,11 +8,6 @@ apps, breakers) is not.
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from runguard.conductor.adapter import Question, Result
-from runguard.conductor.event_lanes import EventLanes, UnansweredCall
-from runguard.conductor.guard import Guard
-from runguard.conductor.lane_rules import LaneRules
-from runguard.conductor.runs import Run
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -25,6 +20,8 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
+from runguard.engine.guard import EventLanes, Guard, Question, Result, UnansweredCall
+from runguard.engine.runs import LaneRules, Run
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.messages import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay import steps

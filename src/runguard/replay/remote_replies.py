@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.events import AgentEntered, ModelCall
 from runguard.core.identity import Newest
-from runguard.policy.remote_agent_rules import reserved_for
+from runguard.policy.settings import reserved_for
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 from runguard.replay.steps import Asked

@@ -4,16 +4,16 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from runguard.conductor.downgrades import Downgrades
-from runguard.conductor.guard import Guard
-from runguard.conductor.runs import Run
-from runguard.conductor.tool_prices import bound_of
 from runguard.core.decision import Decision
 from runguard.core.events import ModelCall, ToolCall
-from runguard.outlets.journal import Entry
+from runguard.engine.downgrade import Downgrades
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
+from runguard.engine.tools import bound_of
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.replay.results import RunResult
+from runguard.reporting.journal import Entry
 
 
 class ReplayedPrices:

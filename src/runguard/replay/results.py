@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.accounting.figures import Summable
 from runguard.core.decision import against_limit
 from runguard.core.money import to_usd
+from runguard.engine.charges import Summable
 
 CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
 VERDICTS_KEPT: Final = 200

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from runguard.conductor.last_answer import Closing
-from runguard.conductor.runs import Run
-from runguard.conductor.sink import Decided
 from runguard.core.decision import Action
+from runguard.engine.decide import Decided
+from runguard.engine.final_answer import Closing
+from runguard.engine.runs import Run
 from runguard.pricing.rates import Usage
 from runguard.replay.results import CURVE_KEPT, VERDICTS_KEPT, After, RunResult, Verdict
 

@@ -1,18 +1,344 @@
-"""``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``.
-
-Invalid settings are rejected here, and no message shows a secret.
-"""
+"""Alerts and their settings, with checked addresses and masked secrets."""
 
 import logging
+import os
 import re
+import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from hashlib import sha256
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from math import isfinite
-from typing import Any, Final, Literal, Self
+from socket import getaddrinfo
+from typing import Any, Final, Literal, Self, get_args
+from urllib.parse import urlsplit
 
-from runguard.alerts.addresses import Endpoint
-from runguard.alerts.secret import Secret, mask
 from runguard.core.errors import PolicyError, nearest
+
+# ---- Secrets: a string that only ``reveal()`` shows, and texts in which secrets are masked.
+
+_FROM_ENVIRONMENT: Final = "env:"
+HIDDEN: Final = "***"
+MAX_CHARS: Final = 1_000
+_BEYOND: Final = 512  # read beyond the limit, so that a key across it is recognized and masked
+_WORD: Final = 64
+_SECRET_NAME: Final = (
+    r"(?:(?:api|access|private|routing)[_-]?key|token|secret|passwd|password|authorization|credential|cookie)"
+)
+_GAPS: Final = re.compile(r"[\x00-\x20\x7f-\x9f\u2028\u2029]+")
+# Zero-width and direction characters could hide a key or reverse a name.
+_INVISIBLE: Final = re.compile(r"[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]+")
+_URL: Final = re.compile(
+    r"(?i)([a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@]{0,256}@)?([^\s/?#@\"'<>]{0,255})([/?#][^\s\"'<>]*)?"
+)
+_AUTHORISED: Final = re.compile(r"(?i)\b(?:(bearer)[ :]{1,3}[\w.~+/=-]{8,}|(basic)[ :]{1,3}[\w+/=-]{16,})")
+_NAMED: Final = re.compile(rf"(?i)({_SECRET_NAME})([\"']?\s{{0,2}}[=:]\s{{0,2}}[\"']?)[^\s\"',;&]{{3,}}")
+_PROVIDER: Final = re.compile(
+    r"\b(?:"
+    r"sk[-_][\w-]{12,}"
+    r"|[pr]k_(?:live|test)_\w{8,}"
+    r"|AIza[\w-]{16,}"
+    r"|ya29\.[\w.-]{8,}"
+    r"|GOCSPX-[\w-]{8,}"
+    r"|(?:xox[a-z]|xapp)-[\w-]{6,}"
+    r"|gh[a-z]_\w{16,}"
+    r"|github_pat_\w{16,}"
+    r"|glpat-[\w-]{12,}"
+    r"|hf_\w{16,}"
+    r"|gsk_\w{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{12,}"
+    r"|eyJ[\w-]{6,}[\w.-]*"
+    r")"
+)
+_PEM: Final = re.compile(r"-----BEGIN [A-Z ]{0,40}KEY-----[^-]*(?:-----END [A-Z ]{0,40}KEY-----)?")
+_IS_SECRET_NAME: Final = re.compile(rf"(?i){_SECRET_NAME}$")
+
+
+class Secret:
+    """Only ``reveal()`` returns the text. A secret from the environment is pickled as the name of its variable.
+
+    Other secrets cannot be pickled, unless they are ``public``.
+    """
+
+    __slots__ = ("_public", "_text", "_variable")
+
+    def __init__(self, text: str, variable: str = "", public: bool = False) -> None:
+        self._text = text
+        self._variable = variable
+        self._public = public
+
+    @classmethod
+    def of(cls, value: object, where: str) -> Self:
+        """Create a secret from a setting: the text itself, or ``env:NAME``.
+
+        PolicyError names the setting and the variable, never the text.
+        """
+        if not isinstance(value, str):
+            raise PolicyError(f"{where}: must be a text, not a {type(value).__name__}")
+        if not value.startswith(_FROM_ENVIRONMENT):
+            if not value:
+                raise PolicyError(f"{where}: is empty; remove it, or write env:NAME to read a variable")
+            return cls(value)
+        variable = value.removeprefix(_FROM_ENVIRONMENT).strip()
+        if not variable.replace("_", "").isalnum() or not variable.isascii():
+            raise PolicyError(f"{where}: env: must be followed by the name of an environment variable")
+        text = os.environ.get(variable, "").strip()  # secrets mounted from files end in a line break
+        if not text:
+            raise PolicyError(
+                f"{where}: the environment variable {variable} is {'empty' if variable in os.environ else 'not set'}"
+            )
+        return cls(text, variable)
+
+    def reveal(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"Secret({_FROM_ENVIRONMENT + self._variable if self._variable else '***'})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._public:
+            return type(self), (self._text, "", True)
+        if not self._variable:
+            raise TypeError("a literal secret cannot be pickled; write env:NAME, and set the variable where it is read")
+        return type(self).of, (_FROM_ENVIRONMENT + self._variable, "alerts")
+
+
+def mask(text: str, limit: int = MAX_CHARS) -> str:
+    """Return one line of at most ``limit`` characters with secrets as ``***`` and URLs reduced to scheme and host."""
+    return mask_also(text, (), limit)
+
+
+def mask_also(text: str, secrets: tuple[str, ...], limit: int = MAX_CHARS) -> str:
+    """Mask a text, including the given secrets."""
+    seen = text[: limit + _BEYOND]
+    is_whole = len(seen) == len(text)
+    line = _one_line(seen if is_whole else _without_last_word(seen))
+    for secret in secrets:
+        line = line.replace(secret, HIDDEN)
+    line = _masked(line)
+    return line if is_whole and len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def names_a_secret(name: str) -> bool:
+    """Return whether a fact of this name is secret: ``api_key``, ``db_password``; ``tokens`` is a count."""
+    return _IS_SECRET_NAME.search(name[-64:]) is not None
+
+
+def _one_line(text: str) -> str:
+    """Remove line breaks and control characters."""
+    return _INVISIBLE.sub("", _GAPS.sub(" ", text)).strip()
+
+
+def _masked(text: str) -> str:
+    text = _PEM.sub(HIDDEN, text)
+    text = _URL.sub(_bare_url, text)
+    text = _AUTHORISED.sub(lambda found: f"{found[1] or found[2]} {HIDDEN}", text)  # keeps the scheme
+    text = _PROVIDER.sub(HIDDEN, text)
+    return _NAMED.sub(lambda found: f"{found[1]}{found[2]}{HIDDEN}", text)  # keeps the name
+
+
+def _bare_url(found: re.Match[str]) -> str:
+    scheme, host, rest = found.groups()
+    return f"{scheme}{host}{'/' + HIDDEN if rest and rest != '/' else ''}"
+
+
+def _without_last_word(text: str) -> str:
+    """Mask the last word, which may be the first half of a key."""
+    head, gap, _ = text[-_WORD:].rpartition(" ")
+    return text[:-_WORD] + head if gap else text
+
+
+# ---- Check where an alert may go: the URL when it is read, and every address when it is used.
+#
+# A name is resolved once per attempt, all its addresses are checked, and the connection goes to one of exactly these,
+# so
+# that a changed DNS answer has no effect.
+
+Sockaddr = tuple[socket.AddressFamily, tuple[Any, ...]]
+_MAX_URL: Final = 2_048
+_MAX_ADDRESSES: Final = 8
+_PORTS: Final = {"https": 443, "http": 80}
+_NOT_IN_A_URL: Final = re.compile(r"[^!-~]|[\\\"<>^`{|}]")  # urlsplit silently drops some of these
+_LABEL: Final = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
+_NUMERIC: Final = re.compile(r"\d+|0x[0-9a-f]*")
+
+_REFUSED_V4: Final = tuple(
+    (IPv4Network(network), word)
+    for network, word in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "private"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "cloud-internal"),  # looks public, but is Azure's internal metadata address
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "reserved"),
+        ("192.88.99.0/24", "reserved"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "reserved"),
+        ("198.51.100.0/24", "reserved"),
+        ("203.0.113.0/24", "reserved"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+    )
+)
+_REFUSED_V6: Final = tuple(
+    (IPv6Network(network), word)
+    for network, word in (
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("fe80::/10", "link-local"),
+        ("fc00::/7", "private"),
+        ("fec0::/10", "private"),
+        ("ff00::/8", "multicast"),
+        ("2001::/23", "reserved"),  # Teredo and other tunnels among them
+        ("2001:db8::/32", "reserved"),
+        ("2002::/16", "reserved"),  # 6to4: a tunnel to any IPv4 address
+        ("3fff::/20", "reserved"),
+    )
+)
+_PUBLIC_V6: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+
+
+class RefusedAddressError(Exception):
+    """The name resolves to a forbidden address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A checked URL. Its path is as secret as a password: ``str`` shows only scheme and host."""
+
+    url: Secret
+    scheme: str
+    host: str
+    port: int
+    path: Secret
+    loopback: bool
+    allow_private: bool
+
+    @classmethod
+    def of(cls, url: Secret, where: str, allow_private: bool) -> Self:
+        """PolicyError names the setting, never the value."""
+        text = url.reveal()
+        if len(text) > _MAX_URL:
+            raise PolicyError(f"{where}: longer than {_MAX_URL} characters")
+        if _NOT_IN_A_URL.search(text):
+            raise PolicyError(
+                f"{where}: has characters that a URL cannot have; write a host in its xn-- form and the rest "
+                "percent-encoded"
+            )
+        try:
+            parts = urlsplit(text)
+            port = parts.port
+        except ValueError:  # its message would contain the value
+            raise PolicyError(f"{where}: not a valid URL") from None
+        if parts.username is not None or parts.password is not None:
+            raise PolicyError(f"{where}: user and password in a URL are refused; use a header of 'webhook'")
+        if parts.scheme not in _PORTS or not parts.hostname or port == 0:
+            raise PolicyError(f"{where}: must be a URL that begins with https://")
+        if parts.fragment:
+            raise PolicyError(f"{where}: a URL with a fragment ('#') is refused: no server would see it")
+        loopback = _check_host(parts.hostname, where, allow_private)
+        if parts.scheme == "http" and not loopback:
+            raise PolicyError(
+                f"{where}: must begin with https://; plain http is allowed only for 127.0.0.1, [::1] and localhost"
+            )
+        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        return cls(
+            url, parts.scheme, parts.hostname, port or _PORTS[parts.scheme], Secret(path), loopback, allow_private
+        )
+
+    @property
+    def authority(self) -> str:
+        """The Host header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}/***"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # checked again: the variable may have another value there
+        return type(self).of, (self.url, "alerts", self.allow_private)
+
+
+def _check_host(host: str, where: str, allow_private: bool) -> bool:
+    """Return whether the host is written as a loopback address or name."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+        if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+            raise PolicyError(f"{where}: the host is not a valid name") from None
+        # some programs read 2130706433, 0x7f.1 and 0177.0.0.1 as 127.0.0.1, others do not
+        if _NUMERIC.fullmatch(labels[-1]):
+            raise PolicyError(f"{where}: write the address in its usual form, such as 192.0.2.1") from None
+        return host == "localhost"
+    if address in _LOOPBACK_V4 or address == _LOOPBACK_V6:
+        return True
+    word = refusal(address)
+    if word and not allow_private:
+        raise PolicyError(f"{where}: the address is {word}; set allow_private = true to allow it")
+    return False
+
+
+_LOOPBACK_V4: Final = IPv4Network("127.0.0.0/8")
+_LOOPBACK_V6: Final = IPv6Address("::1")
+
+
+def refusal(address: IPv4Address | IPv6Address) -> str:
+    """Return why this address is forbidden, in one word; empty if it is allowed. Checks an embedded IPv4 address."""
+    if isinstance(address, IPv4Address):
+        return next((word for network, word in _REFUSED_V4 if address in network), "")
+    if address.ipv4_mapped is not None:
+        return refusal(address.ipv4_mapped)
+    if address in _NAT64:  # how a machine without IPv4 reaches the rest of the world
+        return refusal(IPv4Address(int(address) & 0xFFFF_FFFF))
+    word = next((word for network, word in _REFUSED_V6 if address in network), "")
+    return word or ("" if address in _PUBLIC_V6 else "reserved")
+
+
+def resolve(endpoint: Endpoint) -> list[Sockaddr]:
+    """Return the checked addresses of a name. One forbidden address refuses the name: its owner must not choose.
+
+    The system's resolver has its own time limit; the receiver's own thread waits for it.
+    """
+    found = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    places: list[Sockaddr] = [
+        (family, sockaddr) for family, _, _, _, sockaddr in found if family in (socket.AF_INET, socket.AF_INET6)
+    ]
+    if not places:
+        raise RefusedAddressError("the name has no address")
+    for _, sockaddr in places:
+        address = ip_address(str(sockaddr[0]))
+        if endpoint.loopback:
+            if address not in _LOOPBACK_V4 and address != _LOOPBACK_V6:
+                raise RefusedAddressError("the name is not loopback on this machine")
+        elif not endpoint.allow_private and (word := refusal(address)):
+            raise RefusedAddressError(
+                f"the name resolves to an address that is {word}; set allow_private = true to allow it"
+            )
+    return places[:_MAX_ADDRESSES]
+
+
+# ---- ``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``.
+#
+# Invalid settings are rejected here, and no message shows a secret.
 
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 TIMEOUT_S: Final = 2.0
@@ -286,3 +612,101 @@ def _known(table: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None
             continue
         name = mask(key, 40) if isinstance(key, str) else type(key).__name__
         raise PolicyError(f"{where}.{name}: no such setting; {nearest(name, known)}")
+
+
+# ---- ``Alert``, and the masked form in which it is sent.
+
+AlertKind = Literal[
+    "trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction", "burn_rate"
+]
+Severity = Literal["info", "warning", "critical"]
+Fact = str | int | float | bool | None
+_MAX_FACTS: Final = 32
+_MAX_NAME: Final = 64
+_MAX_VALUE: Final = 200
+_MAX_KEY: Final = 200
+_MOST: Final = 1 << 63
+_LAST: Final = 10**11  # seconds; later dates cannot be formatted
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A message for people.
+
+    ``key`` names its subject (rule, scope, period): the same key is sent once until an alert with ``resolved=True``.
+    ``text`` is one line for people; ``facts`` are digests, numbers and names, never content. ``at`` is in epoch
+    seconds.
+    """
+
+    kind: AlertKind
+    key: str
+    severity: Severity
+    text: str
+    facts: Mapping[str, Fact] = field(default_factory=dict, hash=False)
+    at: float = 0.0
+    resolved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(AlertKind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(AlertKind))}, not {self.kind!r}")
+        if self.severity not in get_args(Severity):
+            raise ValueError(f"severity must be one of {', '.join(get_args(Severity))}, not {self.severity!r}")
+        if not isinstance(self.key, str) or not self.key or not isinstance(self.text, str):
+            raise ValueError("key and text must be strings, and key must not be empty")
+        object.__setattr__(self, "facts", dict(self.facts))  # a copy, because the sender may change its own
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An alert ready to send: masked, bounded, and with an id by which a receiver recognizes a retry."""
+
+    alert: Alert
+    topic: str  # a digest of the key, the same for every alert with this key
+    event_id: str  # the same for all retries of one alert
+    accepted: float  # monotonic seconds
+
+
+def topic_of(alert: Alert) -> str:
+    return sha256(alert.key.encode(errors="surrogatepass")).hexdigest()
+
+
+def parcel_of(alert: Alert, topic: str, secrets: tuple[str, ...], now: float) -> Parcel:
+    """Prepare an alert; ``secrets`` of the receivers never appear in a message."""
+    event = sha256(f"{alert.kind} {topic} {alert.resolved} {alert.at!r}".encode()).hexdigest()[:32]
+    clean = Alert(
+        kind=alert.kind,
+        key=mask_also(alert.key, secrets, _MAX_KEY),
+        severity=alert.severity,
+        text=mask_also(alert.text, secrets),
+        facts=_clean_facts(alert.facts, secrets),
+        at=float(alert.at) if 0 <= alert.at < _LAST else 0.0,
+        resolved=alert.resolved is True,
+    )
+    return Parcel(clean, topic, event, now)
+
+
+def _clean_facts(facts: Mapping[str, Fact], secrets: tuple[str, ...]) -> dict[str, Fact]:
+    clean: dict[str, Fact] = {}
+    for name, value in facts.items():
+        if len(clean) == _MAX_FACTS:
+            clean["facts_left_out"] = len(facts) - _MAX_FACTS
+            break
+        label = mask_also(name, secrets, _MAX_NAME) if isinstance(name, str) else type(name).__name__
+        clean[label] = HIDDEN if isinstance(value, str) and names_a_secret(label) else _clean_value(value, secrets)
+    return clean
+
+
+def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
+    """Return a value that every JSON reader accepts; for a foreign object only the name of its type."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return mask_also(value, secrets, _MAX_VALUE)
+    if isinstance(value, int):
+        return int(value) if abs(value) < _MOST else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else str(float(value))
+    # longer numbers are too slow to format
+    if type(value) is Decimal and value.is_finite() and abs(value.adjusted()) < _MAX_NAME:
+        return format(value, "f")[:_MAX_VALUE]
+    return type(value).__name__

@@ -5,22 +5,42 @@ first alert, ends when idle, and is restarted after a fork.
 """
 
 import asyncio
+import hmac
+import http.client
 import inspect
+import io
+import json
 import logging
+import os
 import random
+import re
+import socket
+import ssl
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from hashlib import sha256
 from typing import Any, ClassVar, Final
 
-from runguard import log_lines  # noqa: F401 - its filter keeps every log line on one line
-from runguard.alerts import message_formats
-from runguard.alerts.alert import Alert, Parcel, parcel_of, topic_of
-from runguard.alerts.alert_settings import AlertSettings, Receiver
-from runguard.alerts.secret import mask_also
-from runguard.alerts.transport import UndeliveredError, post
+from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
 from runguard.core.identity import Newest
+from runguard.reporting.alerts import (
+    Alert,
+    AlertSettings,
+    Endpoint,
+    Parcel,
+    Receiver,
+    RefusedAddressError,
+    mask_also,
+    parcel_of,
+    resolve,
+    topic_of,
+)
 
 _log: Final = logging.getLogger("runguard")
 _KEYS: Final = 4_096
@@ -137,7 +157,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                 "runguard.alert: %s%s",
                 state,
                 parcel.alert.text,
-                extra={"runguard_alert": message_formats.fields(parcel.alert)},
+                extra={"runguard_alert": fields(parcel.alert)},
             )
         elif receiver.call is not None:
             result = receiver.call(parcel.alert)
@@ -148,7 +168,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
 
     def _post(self, parcel: Parcel) -> None:
         """Try until the deadline, counted from when the alert was queued; the first attempt is always made."""
-        body = message_formats.to_bytes(self._message(parcel))
+        body = to_bytes(self._message(parcel))
         end, attempt = parcel.accepted + self.receiver.deadline_s, 0
         timeout_s, endpoint = self.receiver.timeout_s, self.receiver.endpoint
         assert endpoint is not None
@@ -167,11 +187,11 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
 
     def _message(self, parcel: Parcel) -> dict[str, Any]:
         if self.receiver.kind == "slack":
-            return message_formats.slack(parcel)
+            return slack(parcel)
         if self.receiver.kind == "pagerduty":
             key = self.receiver.secret.reveal() if self.receiver.secret else ""
-            return message_formats.pagerduty(parcel, key)
-        return message_formats.webhook(parcel)
+            return pagerduty(parcel, key)
+        return webhook(parcel)
 
     def _headers(self, parcel: Parcel, body: bytes) -> dict[str, str]:
         """Sign each attempt with a new timestamp; the id stays the same."""
@@ -179,11 +199,9 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
         if self.receiver.kind == "webhook":
             headers |= {name: value.reveal() for name, value in self.receiver.headers}
             stamp = str(int(time.time()))  # noqa: TID251 - receivers compare it with their own clock
-            headers |= {message_formats.EVENT_HEADER: parcel.event_id, message_formats.TIMESTAMP_HEADER: stamp}
+            headers |= {EVENT_HEADER: parcel.event_id, TIMESTAMP_HEADER: stamp}
             if self.receiver.secret is not None:
-                headers[message_formats.SIGNATURE_HEADER] = message_formats.signature(
-                    self.receiver.secret.reveal(), stamp, body
-                )
+                headers[SIGNATURE_HEADER] = signature(self.receiver.secret.reveal(), stamp, body)
         return headers
 
     @property
@@ -222,3 +240,289 @@ def _text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return ""
+
+
+# ---- Format an alert for each receiver: Slack, PagerDuty's Events API v2, and our own signed JSON.
+
+VERSION: Final = 1
+TIMESTAMP_HEADER: Final = "X-RunGuard-Timestamp"
+SIGNATURE_HEADER: Final = "X-RunGuard-Signature"
+EVENT_HEADER: Final = "Idempotency-Key"
+_SCHEME: Final = "v1="
+_SLACK_CHARS: Final = 2_900  # a text object takes 3000
+_SUMMARY_CHARS: Final = 1_000  # PagerDuty takes 1024
+_MENTION: Final = re.compile(r"(?i)@(?=channel|here|everyone|group)")
+_HALF_ENTITY: Final = re.compile(r"&\w{0,4}$")
+
+
+def slack(parcel: Parcel) -> dict[str, Any]:
+    alert = parcel.alert
+    title = f"RunGuard: {'resolved' if alert.resolved else alert.severity}"
+    blocks: list[dict[str, Any]] = [{"type": "section", "text": _slack_text(f"*{title}*\n{_slack_escape(alert.text)}")}]
+    if alert.facts:
+        facts = "\n".join(
+            f"{_slack_escape(name)}: {_slack_escape(_plain(value))}" for name, value in alert.facts.items()
+        )
+        blocks.append({"type": "context", "elements": [_slack_text(facts)]})
+    return {"text": _fit(f"{title}: {_slack_escape(alert.text)}"), "blocks": blocks}
+
+
+def _slack_text(text: str) -> dict[str, Any]:
+    # verbatim: Slack must not turn names into links or mentions
+    return {"type": "mrkdwn", "verbatim": True, "text": _fit(text)}
+
+
+def _slack_escape(text: str) -> str:
+    """Escape ``<!channel>`` and the like, and defuse names such as ``@here``."""
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MENTION.sub("@\u200b", escaped)
+
+
+def _fit(text: str) -> str:
+    return text if len(text) <= _SLACK_CHARS else _HALF_ENTITY.sub("", text[:_SLACK_CHARS]) + "…"
+
+
+def _plain(value: object) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def pagerduty(parcel: Parcel, routing_key: str) -> dict[str, Any]:
+    alert = parcel.alert
+    event: dict[str, Any] = {
+        "routing_key": routing_key,
+        "event_action": "resolve" if alert.resolved else "trigger",
+        "dedup_key": f"runguard-{parcel.topic}",
+    }
+    if alert.resolved:
+        return event  # PagerDuty only reads the key
+    return event | {
+        "client": "RunGuard",
+        "payload": {
+            "summary": (alert.text or alert.kind)[:_SUMMARY_CHARS],
+            "source": _first(alert.facts, "app", "source") or socket.gethostname() or "runguard",
+            "severity": alert.severity,
+            "timestamp": datetime.fromtimestamp(alert.at, UTC).isoformat(timespec="milliseconds"),
+            "component": _first(alert.facts, "tool", "agent", "store") or "runguard",
+            "class": alert.kind,
+            "custom_details": {"key": alert.key, **alert.facts},
+        },
+    }
+
+
+def _first(facts: Mapping[str, Any], *names: str) -> str:
+    return next((value for name in names if isinstance(value := facts.get(name), str) and value), "")
+
+
+def webhook(parcel: Parcel) -> dict[str, Any]:
+    return {"v": VERSION, "id": parcel.event_id, **fields(parcel.alert)}
+
+
+def fields(alert: Alert) -> dict[str, Any]:
+    return {
+        "kind": alert.kind,
+        "key": alert.key,
+        "severity": alert.severity,
+        "text": alert.text,
+        "facts": dict(alert.facts),
+        "at": alert.at,
+        "resolved": alert.resolved,
+    }
+
+
+def to_bytes(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+# ---- signatures -----------------------------------------------------------------------------------------------------
+
+
+def signature(secret: str, timestamp: str, body: bytes) -> str:
+    """Return ``v1=`` and the hex HMAC-SHA256 of timestamp, dot and body."""
+    return _SCHEME + hmac.new(secret.encode(), timestamp.encode() + b"." + body, sha256).hexdigest()
+
+
+def verify_signature(
+    secret: str,
+    timestamp: str | int,
+    body: bytes,
+    signature: str,
+    tolerance_seconds: float = 300,
+    *,
+    now: float | None = None,
+) -> bool:
+    """Return whether the body was signed with ``secret`` within ``tolerance_seconds``; for receivers of webhooks.
+
+    ``timestamp`` and ``signature`` are the headers ``X-RunGuard-Timestamp`` and ``X-RunGuard-Signature``, ``body`` the
+    received bytes. Invalid values return False; only an empty secret raises ValueError.
+    """
+    if not secret:
+        raise ValueError("the secret is empty")
+    stamp = str(timestamp) if isinstance(timestamp, str | int) else ""
+    if (
+        not (stamp.isascii() and stamp.isdigit() and len(stamp) <= 15)
+        or not isinstance(signature, str)
+        or not isinstance(body, bytes)
+    ):
+        return False
+    clock = time.time() if now is None else now  # noqa: TID251 - the receiver's clock by default
+    if abs(clock - int(stamp)) > tolerance_seconds:
+        return False
+    return hmac.compare_digest(_expected(secret, stamp, body), signature.strip().encode("utf-8", "surrogatepass"))
+
+
+def _expected(secret: str, stamp: str, body: bytes) -> bytes:
+    return signature(secret, stamp, body).encode()
+
+
+# ---- One POST with the standard library: to a checked address, within one time limit, without redirects or proxies.
+
+_MAX_ANSWER: Final = 64 * 1024  # for status line, headers and the read part of the body
+_ANSWER_EXCERPT: Final = 2_048
+_TOO_MANY: Final = 429
+
+
+class UndeliveredError(Exception):
+    """An attempt failed. ``again``: a retry may help. ``wait_s``: the requested pause. ``excerpt``: the answer."""
+
+    def __init__(self, reason: str, *, again: bool, wait_s: float | None = None, excerpt: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.again, self.wait_s, self.excerpt = reason, again, wait_s, excerpt
+
+
+def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s: float) -> None:
+    """Return when the server accepted the message; otherwise raise UndeliveredError without path or headers."""
+    connection = _Pinned(endpoint, time.monotonic() + timeout_s)
+    try:
+        connection.request(
+            "POST", endpoint.path.reveal(), body, {"Host": endpoint.authority, "Connection": "close", **headers}
+        )
+        _judge(connection.getresponse())
+    except RefusedAddressError as error:
+        raise UndeliveredError(str(error), again=False) from None
+    except ssl.SSLCertVerificationError as error:
+        raise UndeliveredError(f"the certificate is not trusted ({error.verify_message})", again=False) from None
+    except TimeoutError:
+        raise UndeliveredError(f"no answer within {timeout_s:g} s", again=True) from None
+    except socket.gaierror:
+        raise UndeliveredError("the name could not be resolved", again=True) from None
+    except OSError as error:
+        reason = (
+            os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else type(error).__name__
+        )
+        raise UndeliveredError(f"the connection failed ({reason})", again=True) from None
+    except http.client.HTTPException as error:
+        raise UndeliveredError(f"the answer was not HTTP ({type(error).__name__})", again=True) from None
+    finally:
+        connection.hang_up()
+
+
+def _judge(answer: http.client.HTTPResponse) -> None:
+    status = answer.status
+    if 200 <= status < 300:
+        return  # the body adds nothing; waiting for it could only turn a success into a failure
+    reason = f"{status} {http.client.responses.get(status, '')}".rstrip()  # the server's own phrase is not trusted
+    if 300 <= status < 400:
+        raise UndeliveredError(f"{reason}: a redirect, and redirects are not followed", again=False)
+    if status == _TOO_MANY or status >= 500:
+        wait_s = _retry_after(answer.getheader("Retry-After"))
+        raise UndeliveredError(
+            reason if wait_s is None else f"{reason}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s
+        )
+    excerpt = b""
+    with suppress(OSError, http.client.HTTPException):  # only the status decides
+        excerpt = answer.read1(_ANSWER_EXCERPT)
+    raise UndeliveredError(reason, again=False, excerpt=excerpt.decode("utf-8", "replace"))
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Return the seconds to wait from a number or a date; None if it cannot be parsed."""
+    if value is None:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)  # noqa: TID251 - a date refers to the wall clock
+    except (ValueError, OverflowError):
+        return None
+
+
+class _Pinned(http.client.HTTPConnection):
+    """Connects to a checked address instead of resolving the name again; the name stays in Host and in TLS."""
+
+    def __init__(self, endpoint: Endpoint, end: float) -> None:
+        super().__init__(endpoint.host, endpoint.port)
+        self._endpoint, self._end = endpoint, end
+        self._socket: socket.socket | None = None
+
+    def connect(self) -> None:
+        places = resolve(self._endpoint)
+        for number, (family, sockaddr) in enumerate(places, 1):
+            # an address that never answers leaves time for the next
+            share = (self._end - time.monotonic()) / (len(places) - number + 1)
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.settimeout(max(share, 0.001))
+                sock.connect(sockaddr)
+                self._socket = _secured(sock, self._endpoint)
+            except OSError as error:
+                sock.close()
+                if number == len(places) or isinstance(error, ssl.SSLCertVerificationError):
+                    raise
+            else:
+                self.sock: Any = _Timed(self._socket, self._end)
+                return
+
+    def hang_up(self) -> None:
+        self.close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _secured(sock: socket.socket, endpoint: Endpoint) -> socket.socket:
+    return _trust().wrap_socket(sock, server_hostname=endpoint.host) if endpoint.scheme == "https" else sock
+
+
+@cache
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reading the certificates takes a while
+
+
+class _Timed:
+    """A socket with one time limit for the whole exchange, also for a server that sends single bytes."""
+
+    def __init__(self, sock: socket.socket, end: float) -> None:
+        self._sock, self._end = sock, end
+
+    def ready(self) -> socket.socket:
+        left = self._end - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left)
+        return self._sock
+
+    def sendall(self, data: bytes) -> None:
+        self.ready().sendall(data)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(_Answer(self))
+
+    def close(self) -> None:
+        """Do nothing: the owner of the connection closes it, also while the answer is being read."""
+
+
+class _Answer(io.RawIOBase):
+    """Reads the server's answer up to a limit."""
+
+    def __init__(self, sock: _Timed) -> None:
+        self._sock, self._read = sock, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        if self._read > _MAX_ANSWER:
+            raise ConnectionAbortedError
+        count = self._sock.ready().recv_into(buffer)
+        self._read += count
+        return count

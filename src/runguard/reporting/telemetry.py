@@ -6,21 +6,23 @@ nothing is reported. Tokens are not reported, because the framework does that. N
 reported. Metrics have only attributes with a bounded number of values: no session, run or label.
 """
 
+import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from runguard._version import __version__
+from runguard.background import BackgroundQueue, finish
 from runguard.core.decision import Action, Decision
 from runguard.core.events import RunInfo
-from runguard.core.money import BudgetStatus
-from runguard.outlets.callbacks import Outbox
+from runguard.core.money import BudgetStatus, to_usd
 
 if TYPE_CHECKING:
     from opentelemetry._logs import Logger
@@ -347,3 +349,94 @@ def _complain(what: str) -> None:
         _log.warning(
             "runguard.telemetry_failed: %s; runs are not affected, telemetry may be incomplete", what, exc_info=True
         )
+
+
+# ---- Callbacks run on one thread of their own, never on the path of a call.
+#
+# A callback that raises, hangs or takes a minute does not affect the run. The queue is bounded: what does not fit is
+# dropped and counted.
+
+
+class Outbox(BackgroundQueue[tuple[Callable[..., Any], Any]]):
+    """Callbacks with the value that each is called with."""
+
+    capacity: ClassVar[int] = 1_000
+
+    def __init__(self) -> None:
+        super().__init__("runguard-outbox")
+        self.dropped = 0
+        self.failed = 0
+
+    def send(self, callback: Callable[..., Any], value: Any) -> None:
+        self.dropped += not self.put((callback, value))
+
+    def handle(self, item: tuple[Callable[..., Any], Any]) -> None:
+        callback, value = item
+        try:
+            result = callback(value)
+            if inspect.isawaitable(result):
+                asyncio.run(finish(result))
+        except BaseException:  # logged for its owner; the run and the other callbacks are not affected
+            self.failed += 1
+            _log.exception(
+                "runguard.callback_failed: %s raised; the run is not affected",
+                getattr(callback, "__name__", "callback"),
+            )
+
+
+# ---- What a model call cost, as attributes of its span.
+#
+# The attributes are a proposal for OpenTelemetry's conventions, so they need its opt-in:
+# ``OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental``. Without it nothing is loaded and nothing is reported.
+
+AMOUNT: Final = "gen_ai.usage.cost.amount"
+CURRENCY: Final = "gen_ai.usage.cost.currency"
+SOURCE: Final = "gen_ai.usage.cost.source"
+ESTIMATED: Final = "runguard.cost.estimated"
+_VARIABLE: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_LATEST: Final = "gen_ai_latest_experimental"
+_OPERATION: Final = "gen_ai.operation.name"
+_INFERENCE: Final = frozenset({"chat", "generate_content", "text_completion"})
+
+
+class SpanCosts:
+    """Puts settled costs on the current span, if that is the span of a model call."""
+
+    def __init__(self) -> None:
+        from opentelemetry import trace
+
+        self._span = trace.get_current_span
+
+    @classmethod
+    def opted_in(cls) -> "SpanCosts | None":
+        """None without the opt-in, or without the OpenTelemetry API."""
+        if _LATEST not in {word.strip() for word in os.environ.get(_VARIABLE, "").split(",")}:
+            return None
+        try:
+            return cls()
+        except ImportError:
+            return None
+
+    def settled(self, nano: int, *, is_stated: bool, is_estimated: bool) -> None:
+        """Report a cost. ``is_stated``: the provider stated it; otherwise it comes from tokens and a price list."""
+        span = self._span()
+        if not span.is_recording() or not _is_inference(span):
+            return
+        facts: dict[str, Any] = {
+            AMOUNT: float(to_usd(nano)),
+            CURRENCY: "USD",
+            SOURCE: "provider" if is_stated else "local",
+        }
+        if is_estimated or ESTIMATED in _attributes(span):  # a later figure replaces an estimate
+            facts[ESTIMATED] = is_estimated
+        span.set_attributes(facts)
+
+
+def _is_inference(span: Any) -> bool:
+    """Whether a span is of one model call. The sum of an agent's calls must not look like the cost of one."""
+    return _attributes(span).get(_OPERATION) in _INFERENCE
+
+
+def _attributes(span: Any) -> Any:
+    """Return what a span has so far. The API does not promise that it can be read: empty then."""
+    return getattr(span, "attributes", None) or {}

@@ -5,14 +5,12 @@ would stop.
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
-from runguard.conductor.event_lanes import EventLanes, UnansweredCall
-from runguard.conductor.guard import Guard
 from runguard.core.decision import Action, Decision, Finding, against_limit
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
 from runguard.core.identity import Newest, words_name
-from runguard.policy.rule_defaults import RULES
-from runguard.policy.settings import Policy
+from runguard.engine.guard import EventLanes, Guard, UnansweredCall
+from runguard.policy.settings import RULES, Policy
 from runguard.providers.messages import is_framework_tool
 from runguard.termination.condition import Event, TerminationCondition
 from runguard.termination.reading import (

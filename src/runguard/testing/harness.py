@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from runguard.conductor.controls import Controls
+from runguard.engine.guard import Controls
 
 MODEL = "scripted-1"  # the name that scripted models report
 

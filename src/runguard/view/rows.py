@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
 from typing import Any
 
-from runguard.accounting.forecast import BudgetForecast
+from runguard.engine.forecast import BudgetForecast
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
-from runguard.accounting.forecast import budget_forecast
 from runguard.core.errors import PolicyError
 from runguard.core.money import UNITS, UNLIMITED, begin_of, edge
+from runguard.engine.forecast import budget_forecast
 from runguard.ledger.ledger import (
     Balance,
     DaySums,

@@ -7,7 +7,7 @@ from typing import Any
 from google.genai import types
 
 from runguard import Budget
-from runguard.conductor.last_answer import INSTRUCTION
+from runguard.engine.final_answer import INSTRUCTION
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.rule_agents import Tool, agent
 from tests.kit.shared_stores import Make

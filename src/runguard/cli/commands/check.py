@@ -38,8 +38,7 @@ def command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) 
     """
     from runguard.cli.commands.policies import check_environment, load_policy
     from runguard.core.errors import PolicyError
-    from runguard.policy.files import find_policy_file
-    from runguard.policy.policy_file import policy_schema
+    from runguard.policy.settings import find_policy_file, policy_schema
 
     if schema:
         click.echo(json.dumps(policy_schema(), indent=2))
@@ -106,9 +105,7 @@ def _notes() -> list[str]:
 def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
     """Return settings that differ from the defaults: name -> (value, default). Rules appear as their final rungs."""
     from runguard.ledger.memory import store_name
-    from runguard.policy.policy_file import PolicyFile
-    from runguard.policy.rule_defaults import RULES
-    from runguard.policy.settings import Policy
+    from runguard.policy.settings import RULES, Policy, PolicyFile
 
     changed: dict[str, tuple[Any, Any]] = {}
     current, defaults = (_plain(each) for each in (policy, Policy.validated({}, "")))
@@ -130,7 +127,7 @@ def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
 
 def _plain(policy: "Policy") -> dict[str, Any]:
     """Return the settings of a policy as plain data."""
-    from runguard.policy.policy_file import PolicyFile
+    from runguard.policy.settings import PolicyFile
 
     return policy.model_dump(
         mode="json", include=set(PolicyFile.model_fields), exclude_none=True, exclude={"tools", "rules"}

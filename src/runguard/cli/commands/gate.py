@@ -75,7 +75,7 @@ def command(
     from runguard.gate import reports
     from runguard.gate.baseline import Baseline
     from runguard.gate.checks import gate
-    from runguard.policy.files import find_policy_file
+    from runguard.policy.settings import find_policy_file
     from runguard.replay.output import check_place, write_file
     from runguard.replay.steps import UnreadableError
 

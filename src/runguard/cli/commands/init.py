@@ -133,7 +133,7 @@ def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
             f"{file}: this command writes separate files such as runguard.toml; a policy in pyproject.toml "
             "belongs under [tool.runguard]"
         )
-    from runguard.policy.rule_defaults import RULES
+    from runguard.policy.settings import RULES
 
     text = _TEXT.substitute(PRESETS[preset], preset=preset, rules=", ".join(RULES))
     try:
@@ -153,7 +153,7 @@ def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
 
 def _notes(file: Path) -> list[str]:
     """Return why runs started here would not use the new file."""
-    from runguard.policy.files import FILE_NAME, find_policy_file
+    from runguard.policy.settings import FILE_NAME, find_policy_file
 
     if file.name != FILE_NAME:
         return [

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from runguard.policy.files import find_policy_file, load_policy_file
-from runguard.policy.settings import Policy
+from runguard.policy.settings import Policy, find_policy_file, load_policy_file
 
 
 def load_policy(path: Path | None) -> Policy:

@@ -66,7 +66,7 @@ def command(
         )
     from runguard.cli.commands.policies import load_policy
     from runguard.core.decision import printable
-    from runguard.policy.files import find_policy_file
+    from runguard.policy.settings import find_policy_file
     from runguard.replay import output
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError

@@ -5,13 +5,13 @@ from typing import Final
 
 import click
 
-from runguard.accounting.budget_groups import scopes_of
 from runguard.cli.commands.command import CommandError
 from runguard.cli.commands.policies import policy_here
-from runguard.conductor.guard import Guard
 from runguard.core.decision import printable
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.events import RunInfo
+from runguard.engine.charges import scopes_of
+from runguard.engine.guard import Guard
 from runguard.ledger.ledger import ALL, StoreOutage, StoreSession
 from runguard.ledger.memory import store_of
 from runguard.ledger.sqlite import SqliteStore

@@ -16,8 +16,7 @@ from runguard.cli.commands.model_prices import OLD_DAYS, REFRESH, limits_usd, li
 from runguard.cli.commands.stores import check_file
 from runguard.core.errors import RunGuardError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy.files import find_policy_file
-from runguard.policy.settings import Policy
+from runguard.policy.settings import Policy, find_policy_file
 from runguard.pricing.book import updated_table
 from runguard.view.store_view import StoreView
 

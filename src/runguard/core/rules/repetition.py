@@ -231,7 +231,7 @@ class Detector(Protocol):
     Most events are plain: a model is called, its response calls tools and says nothing, the tools are no agents, and
     their answers are new, count and are no failures. A detector that most of these do not concern also has ``rests``,
     the types of events of which a plain one changes nothing while its ``record`` is empty, and ``record``, always the
-    same object. It is not called for such events; ``runguard.conductor.dispatch`` sees to that.
+    same object. It is not called for such events; ``runguard.engine.runs`` sees to that.
     """
 
     sees: ClassVar[tuple[type, ...]]

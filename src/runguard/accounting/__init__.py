@@ -1,1 +1,0 @@
-"""The bill: what every model call may cost, what it did cost, and on whose account."""
