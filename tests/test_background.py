@@ -14,8 +14,7 @@ import pytest
 from runguard import background
 from runguard.alerts import Alert, AlertSettings
 from runguard.background import start_thread
-from runguard.functions.dropped import Dropped
-from runguard.functions.sync import drive
+from runguard.calls.function_state import Dropped, drive
 from runguard.ledger import sqlite as writer_queue
 from runguard.ledger.ledger import StoreOutage
 from runguard.reporting.delivery import Alerts

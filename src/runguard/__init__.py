@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate
+    from runguard.calls.functions import guard, guard_async, run
     from runguard.core.breaker import BreakerState
     from runguard.core.decision import Decision, Finding, Trip, trip
     from runguard.core.errors import (
@@ -34,29 +35,32 @@ if TYPE_CHECKING:
     )
     from runguard.core.money import Budget, BudgetStatus, Scope, Threshold
     from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy, CompressionTriggered
-    from runguard.functions.wrappers import guard, guard_async, run
     from runguard.policy.settings import Policy, RemoteAgent, ToolRule, tool
     from runguard.pricing.book import ModelLimits, Price
-    from runguard.termination.condition import (
+    from runguard.termination.conditions import (
         AndTerminationCondition,
-        OrTerminationCondition,
-        TerminatedError,
-        TerminationCondition,
-        TerminationResult,
-    )
-    from runguard.termination.ended import termination_reason
-    from runguard.termination.rules import NoProgressTermination, RuleTermination
-    from runguard.termination.seen import (
+        ExternalTermination,
         FinalAnswerTermination,
+        FunctionalTermination,
         FunctionCallTermination,
         HandoffTermination,
         MaxIterationsTermination,
         MaxMessageTermination,
+        OrTerminationCondition,
         StateTermination,
+        TerminatedError,
+        TerminationCondition,
+        TerminationResult,
         TextMentionTermination,
+        termination_reason,
     )
-    from runguard.termination.signals import ExternalTermination, FunctionalTermination
-    from runguard.termination.usage_limits import CostTermination, TimeoutTermination, TokenUsageTermination
+    from runguard.termination.usage import (
+        CostTermination,
+        NoProgressTermination,
+        RuleTermination,
+        TimeoutTermination,
+        TokenUsageTermination,
+    )
 
 _HOMES = {
     "__version__": "runguard._version",
@@ -67,7 +71,7 @@ _HOMES = {
     "install": "runguard.adk",
     "terminate": "runguard.adk",
     "uninstall": "runguard.adk",
-    "termination_reason": "runguard.termination.ended",
+    "termination_reason": "runguard.termination.conditions",
     "BudgetPlugin": "runguard.adk.budget_plugin",
     "BreakerState": "runguard.core.breaker",
     "Budget": "runguard.core.money",
@@ -90,9 +94,9 @@ _HOMES = {
     "RunGuardError": "runguard.core.errors",
     "RunStoppedError": "runguard.core.errors",
     "UnpricedModelError": "runguard.core.errors",
-    "guard": "runguard.functions.wrappers",
-    "guard_async": "runguard.functions.wrappers",
-    "run": "runguard.functions.wrappers",
+    "guard": "runguard.calls.functions",
+    "guard_async": "runguard.calls.functions",
+    "run": "runguard.calls.functions",
     "BudgetMonitor": "runguard.engine.token_budget",
     "BudgetPolicy": "runguard.engine.token_budget",
     "CompressionTriggered": "runguard.engine.token_budget",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.model_calls import ModelRequest, Permission
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.calls.run import AgentRun
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
 

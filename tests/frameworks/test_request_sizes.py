@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 
-from runguard.adapters.model_calls import ModelRequest as Asked
+from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.langchain.messages import request_of
 from runguard.openai_agents.model import GuardedModel
 from runguard.pydantic_ai.capability import _asked

@@ -23,9 +23,8 @@ from runguard import (
     guard_async,
     run,
 )
-from runguard.functions import booking
-from runguard.functions.caller import Caller
-from runguard.functions.costs import Costs
+from runguard.calls import function_calls as booking
+from runguard.calls.function_state import Caller, Costs
 from tests.kit.functions import Model, caught, in_threads, in_time, refused, swallowing
 from tests.kit.waiting import PATIENCE_S, until, until_async
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard import LoopDetectedError, RunStoppedError, guard, guard_async, run
-from runguard.functions.keywords import nano_of
+from runguard.calls.function_state import nano_of
 
 PATIENCE_S = 20
 MOST = 100  # tokens of one answer; one token costs a millionth of a dollar

@@ -198,7 +198,7 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
-        from runguard.functions.wrappers import guard, guard_async
+        from runguard.calls.functions import guard, guard_async
 
         @guard
         def bare(x: int) -> str: ...
@@ -224,8 +224,8 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path) -> None:
             "--follow-imports=skip",
             "--config-file=",
             str(program),
-            str(home / "functions" / "wrappers.py"),
-            str(home / "functions" / "guarded_function.py"),
+            str(home / "calls" / "functions.py"),
+            str(home / "calls" / "functions.py"),
         ],
         capture_output=True,
         text=True,

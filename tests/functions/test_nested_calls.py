@@ -17,8 +17,9 @@ from runguard import (
     guard_async,
     run,
 )
-from runguard.functions import call_layers, opening
-from runguard.functions.caller import Caller
+from runguard.calls import function_calls as opening
+from runguard.calls import functions as call_layers
+from runguard.calls.function_state import Caller
 from tests.kit.functions import DIME, Model, caught, held, in_threads, in_time, refused, swallowing
 from tests.kit.waiting import PATIENCE_S, until
 

@@ -10,8 +10,8 @@ import pytest
 import runguard
 from runguard import Budget, BudgetExceededError, RunStoppedError, guard, run
 from runguard.alerts import Alert
-from runguard.functions.caller import Caller
-from runguard.functions.wrappers import _settings
+from runguard.calls.function_state import Caller
+from runguard.calls.functions import _settings
 from runguard.testing import FakeClock
 
 TRIPS = ("trip",)

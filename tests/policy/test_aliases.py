@@ -9,8 +9,8 @@ import pytest
 import runguard
 import runguard.adk
 from runguard import Budget
-from runguard.functions.keywords import GuardSettings
-from runguard.functions.wrappers import _settings
+from runguard.calls.function_state import GuardSettings
+from runguard.calls.functions import _settings
 from runguard.policy import RULES, Policy
 from runguard.termination import AndTerminationCondition, MaxMessageTermination, OrTerminationCondition
 

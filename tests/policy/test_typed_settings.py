@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from runguard.functions.keywords import _NOT_HERE, _PLACES
-from runguard.functions.wrappers import _OWN
+from runguard.calls.function_state import _NOT_HERE, _PLACES
+from runguard.calls.functions import _OWN
 from runguard.policy import Policy
 from runguard.policy import settings as typed_settings
 from runguard.policy.settings import CommonSettings, FunctionSettings, PolicySettings

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
     from runguard.adk.termination import TerminationPlugin, terminate
-    from runguard.termination.ended import termination_reason
+    from runguard.termination.conditions import termination_reason
 
 _HOMES = {
     "ADKCostBreaker": "runguard.adk.cost_breaker",
@@ -23,7 +23,7 @@ _HOMES = {
     "RunGuardPlugin": "runguard.adk.plugin",
     "TerminationPlugin": "runguard.adk.termination",
     "terminate": "runguard.adk.termination",
-    "termination_reason": "runguard.termination.ended",
+    "termination_reason": "runguard.termination.conditions",
 }
 
 __all__ = [

@@ -9,7 +9,7 @@ task sets reaches the work inside it and nothing else. RunGuard has five, and a 
 - ``ANNOUNCED`` (this file): model calls that a hook admitted and that have not reached their model yet.
 - ``adk/budget_plugin.py``: the run whose token budget pays.
 - ``engine/charges.py`` ``OWNERS``: the charges around a call, so that nested guards do not hold money twice.
-- ``functions/run_context.py``: the run of ``runguard.run``, the guarded function around a call, and the tool call of
+- ``calls/function_state.py``: the run of ``runguard.run``, the guarded function around a call, and the tool call of
   another framework.
 
 An async generator runs in the context of the code that iterates over it. So a generator that sets a field does it for

@@ -12,18 +12,18 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.model_calls import ModelRequest, Permission
 from runguard.adk.call_accounts import call_off
 from runguard.adk.context import ANNOUNCED, HERE
 from runguard.adk.estimate import project
 from runguard.adk.patching import IN_USE
 from runguard.adk.stop_events import stop_response
 from runguard.adk.unannounced_calls import announced_accounts
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.calls.run import AgentRun
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.engine.charges import OWNERS
 from runguard.providers.usage import CallUsage
-from runguard.termination.ended import KEY, Ended
+from runguard.termination.conditions import KEY, Ended
 
 
 def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:

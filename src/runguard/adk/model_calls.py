@@ -17,7 +17,6 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from runguard.adapters.layers import is_inside_tool
 from runguard.adk.call_accounts import (
     CallAccount,
     PassingCall,
@@ -35,6 +34,7 @@ from runguard.adk.model_refusals import refuse, refuse_barely
 from runguard.adk.stop_events import stop_response
 from runguard.adk.termination_calls import asked_first
 from runguard.adk.unannounced_calls import announced_accounts, callers
+from runguard.calls.model_calls import is_inside_tool
 from runguard.core.decision import STOP_CODE, Action
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, ModelCall

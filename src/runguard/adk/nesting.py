@@ -1,7 +1,7 @@
 """Agents of other frameworks that a tool of an ADK agent starts: they join the run of the ADK agent."""
 
-from runguard.adapters.layers import Layer, Place, register
 from runguard.adk.context import HERE
+from runguard.calls.model_calls import Layer, Place, register
 
 
 def _place() -> Place | None:

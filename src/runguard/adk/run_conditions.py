@@ -13,7 +13,7 @@ from runguard.adk.stream import note_fault
 from runguard.adk.termination import TerminationPlugin, condition_of
 from runguard.adk.termination_watch import Finish, Passive, Watched, until
 from runguard.core.decision import TERMINATED
-from runguard.termination.ended import checked
+from runguard.termination.conditions import checked
 
 
 def until_terminated(

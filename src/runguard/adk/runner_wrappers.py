@@ -24,7 +24,7 @@ from runguard.adk.run_conditions import until_terminated
 from runguard.adk.stop_owners import Stop, error_of, is_raised, stop_in
 from runguard.adk.stream import guarded_stream, report_fault
 from runguard.core.errors import PolicyError, RunStoppedError
-from runguard.termination.ended import checked
+from runguard.termination.conditions import checked
 
 _log: Final = logging.getLogger("runguard")
 _blind_spots: Final[set[tuple[str, str, str]]] = set()

@@ -17,7 +17,7 @@ from runguard.adk.stop_events import Halt, stored_stop
 from runguard.adk.stop_owners import Stop, announce, error_of, is_raised, stop_in
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
 from runguard.core.errors import RunStoppedError
-from runguard.termination.ended import termination_reason
+from runguard.termination.conditions import termination_reason
 
 _log: Final = logging.getLogger("runguard")
 

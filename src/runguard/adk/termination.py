@@ -14,9 +14,7 @@ from runguard.adk.context import HERE
 from runguard.adk.stream import note_fault
 from runguard.adk.termination_watch import Watched, until
 from runguard.core.errors import PolicyError
-from runguard.termination.condition import TerminationCondition
-from runguard.termination.ended import checked
-from runguard.termination.loop_keyword import KEYWORD, LOOP_KEYWORD
+from runguard.termination.conditions import KEYWORD, LOOP_KEYWORD, TerminationCondition, checked
 
 if TYPE_CHECKING:
     from google.adk.agents import LoopAgent

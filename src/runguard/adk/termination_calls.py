@@ -14,7 +14,7 @@ from runguard.adk.stream import note_fault
 from runguard.adk.termination_watch import PaidAnswer, Watched
 from runguard.core.decision import METADATA_KEY
 from runguard.providers.usage import CallBill, CallUsage
-from runguard.termination.ended import KEY
+from runguard.termination.conditions import KEY
 
 
 async def asked_first(

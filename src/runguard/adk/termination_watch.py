@@ -24,8 +24,7 @@ from runguard.adk.stream import note_fault
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import CallBill
-from runguard.termination.condition import TerminationCondition
-from runguard.termination.ended import KEY, termination_reason
+from runguard.termination.conditions import KEY, TerminationCondition, termination_reason
 
 _log: Final = logging.getLogger("runguard")
 _SOONEST_S: Final = 0.02

@@ -1,1 +1,1 @@
-"""What adapters for agent frameworks share: one guarded run of calls and answers, and runs inside runs."""
+"""Guarded calls: what adapters for agent frameworks share, and guarded functions."""

@@ -1,31 +1,682 @@
-"""One guarded callable: its guard, its state in each run, and its calls.
+"""The state of guarded functions: keywords, the guarded callable, its run, its costs, its queue and its progress."""
 
-``opening`` admits a call and reserves the most it may cost. ``booking`` books what it really cost.
-"""
-
+import asyncio
+import contextlib
+import inspect
 import logging
 import os
+import queue
+import re
+import secrets
 import threading
-from dataclasses import dataclass, replace
-from typing import Any, Final
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from enum import Enum, auto
+from functools import partial
+from inspect import Parameter, signature
+from itertools import count
+from typing import Any, Final, NamedTuple, TypeVar
 
+from runguard.background import log_fault, start_thread
 from runguard.core.breaker import Permit
-from runguard.core.decision import Finding, Trip
-from runguard.core.errors import RunStoppedError
-from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
-from runguard.core.money import BudgetStatus, shown
+from runguard.core.decision import Finding, Rungs, Trip
+from runguard.core.errors import PolicyError, RunStoppedError, nearest
+from runguard.core.events import FAILURES, ROOT_LANE, Answer, ModelCall, Outcome, RunInfo, ToolResults
+from runguard.core.identity import answer_text, digest, mask
+from runguard.core.money import Budget, BudgetStatus, nanos, shown
+from runguard.core.outcomes import classify, failure_class, is_unfinished, named_items
+from runguard.core.rules.repetition import Cycle
 from runguard.engine.charges import OWNERS, Charge, scopes_of
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.runs import Run
-from runguard.functions.call_queue import Admission, CallQueue, Ticket
-from runguard.functions.costs import Costs
-from runguard.functions.dropped import DROPPED
-from runguard.functions.keywords import GuardSettings
-from runguard.functions.no_progress import NoProgress
-from runguard.functions.run_context import SURROUNDINGS, RunContext, RunState
-from runguard.providers.messages import Request, newest_results, read_request, request_mark
+from runguard.policy.settings import RULES, Policy
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Usage
+from runguard.providers.messages import Reading, Request, ToolResult, newest_results, read_request, request_mark
+
+# ---- The keywords of ``guard``, ``guard_async`` and ``run`` -> a Policy.
+#
+# Invalid keywords are rejected here, before the first call.
+
+_AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
+_WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}
+# Settings of the policy that have their own place here.
+_PLACES: Final = {
+    "cycle_repeats": "loop.repeats",
+    "max_cycle_len": "loop.max_cycle_len",
+    "max_context_tokens": "context.max_context_tokens",
+    "context_headroom": "context.headroom",
+    "max_tool_failures": "breaker.failures",
+    "half_open_reset_seconds": "breaker.reset_seconds",
+}
+_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_NOT_HERE: Final = frozenset(
+    {
+        "rules",
+        "max_tool_calls",
+        "max_reentries",
+        "max_delegation_depth",
+        "remote_agents",
+        "trust_remote_budget",
+        "final_answer",
+    }
+)
+_MOST_USD: Final = 10**8  # of one call, in dollars
+LOOP_BY: Final = ("result", "call", "name")
+_REPEATS, _LENGTH, _FAILURES, _RESET_S = 3, 4, 5, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """The settings of one wrapped callable."""
+
+    policy: Policy
+    loop: bool
+    by: str  # what makes two steps of a loop equal: one of LOOP_BY
+    context: bool
+    breaker: bool
+    tokens: Callable[..., Any] | None
+    signature: Callable[[Any], Any] | None
+    fixed_cost: int | None  # nano-USD of every call
+    cost_of_tokens: Callable[[int, int], Any] | None
+    cost_of_result: Callable[[Any], Any] | None
+    in_usd: bool  # some budget counts dollars
+    in_tokens: bool
+
+
+def settings_of(
+    *,
+    budget: Mapping[str, Any] | Budget | Sequence[Budget] | None,
+    loop: Mapping[str, Any] | bool | None,
+    context: Mapping[str, Any] | None,
+    breaker: Mapping[str, Any] | bool | None,
+    tokens: Callable[..., Any] | None,
+    signature: Callable[[Any], Any] | None,
+    cost: Any,
+    policy: Mapping[str, Any],
+) -> GuardSettings:
+    for name in policy:
+        if name in _PLACES:
+            section, _, setting = _PLACES[name].partition(".")
+            raise PolicyError(f"{name}: use {section}={{{setting!r}: …}}")
+        if name in _NOT_HERE:
+            raise PolicyError(
+                f"{name}: applies to agents and their tools, which a guarded function does not see; use loop=, "
+                "context= or breaker="
+            )
+    keywords: dict[str, Any] = {**policy, "max_tool_calls": None, "max_delegation_depth": None}
+    by: Any = LOOP_BY[0]
+    watches_loops = loop is not None and loop is not False
+    if watches_loops:
+        values = _read("loop", {} if loop is True else loop, ("repeats", "max_cycle_len", "by"))
+        by = values.get("by", by)
+        if by not in LOOP_BY:
+            raise PolicyError(f"loop.by = {by!r}: give one of {', '.join(repr(known) for known in LOOP_BY)}")
+        keywords["cycle_repeats"] = values.get("repeats", _REPEATS)
+        keywords["max_cycle_len"] = values.get("max_cycle_len", _LENGTH)
+    if context is not None:
+        values = _read("context", context, ("max_context_tokens", "headroom"))
+        keywords["max_context_tokens"] = values.get("max_context_tokens")
+        keywords["context_headroom"] = values.get("headroom")
+    has_breaker = breaker is not None and breaker is not False
+    if has_breaker:
+        values = _read("breaker", {} if breaker is True else breaker, ("failures", "reset_seconds"))
+        keywords["max_tool_failures"] = values.get("failures", _FAILURES)
+        keywords["half_open_reset_seconds"] = values.get("reset_seconds", _RESET_S)
+    if budget is not None:
+        keywords["budgets"] = _budgets(budget)
+    # The rules about tools need answers that a plain callable does not have. Only cycles of signatures can be seen.
+    keywords["rules"] = {
+        rule: False for rule in RULES if rule not in ("cycle", "context") or (rule == "context" and context is None)
+    }
+    for name, function in (("tokens", tokens), ("signature", signature)):
+        if function is not None and not callable(function):
+            raise PolicyError(f"{name} = {function!r}: give a function")
+    try:
+        built = Policy.build(**keywords)
+    except PolicyError as error:  # name the settings as the user wrote them
+        raise PolicyError(
+            re.sub(r"\b(?:" + "|".join(_PLACES) + r")\b", lambda found: _PLACES[found[0]], str(error))
+        ) from None
+    usd, counted = _counted(built)
+    return GuardSettings(
+        built, watches_loops, by, context is not None, has_breaker, tokens, signature, *_costs(cost), usd, counted
+    )
+
+
+def _counted(policy: Policy) -> tuple[bool, bool]:
+    """Whether dollars, and whether tokens are limited by anything."""
+    budgets = policy.budgets
+    return (
+        policy.max_usd is not None or any(b.usd is not None for b in budgets),
+        policy.max_tokens is not None or any(b.tokens is not None for b in budgets),
+    )
+
+
+def _budgets(given: object) -> list[Budget]:
+    if isinstance(given, Budget):
+        return [given]
+    if not isinstance(given, Mapping):
+        if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, Budget) for one in given):
+            return list(given)
+        raise PolicyError(f"budget = {given!r}: give {{'max_usd': 2.0}}, or a Budget, or a list of them")
+    values = _read("budget", given, (*_AMOUNTS, *_WINDOWS))
+    budgets = []
+    flat = {_AMOUNTS[key]: value for key, value in values.items() if key in _AMOUNTS and value is not None}
+    if flat:
+        budgets.append(_budget("budget", flat, per="run"))
+    for key, window in _WINDOWS.items():
+        value = values.get(key)
+        if value is None:
+            continue
+        amounts = _read(f"budget.{key}", value, _AMOUNTS) if isinstance(value, Mapping) else {"max_usd": value}
+        limits = {_AMOUNTS[name]: amount for name, amount in amounts.items() if amount is not None}
+        if not limits:
+            raise PolicyError(f"budget.{key} = {value!r}: limits nothing; give {', '.join(_AMOUNTS)}")
+        budgets.append(_budget(f"budget.{key}", limits, per="app", window=window))
+    return budgets
+
+
+def _budget(where: str, amounts: dict[str, Any], **more: Any) -> Budget:
+    try:
+        return Budget(**amounts, **more)
+    except PolicyError as error:  # name the setting as the user wrote it
+        unit, _, fault = str(error).partition(" = ")
+        name = next((name for name, known in _AMOUNTS.items() if known == unit), None)
+        raise PolicyError(f"{where}.{name} = {fault}" if name is not None else f"{where}: {error}") from None
+
+
+def _costs(cost: Any) -> tuple[int | None, Callable[[int, int], Any] | None, Callable[[Any], Any] | None]:
+    """A number for every call, a function of input and output tokens, or one of the result."""
+    if cost is None:
+        return None, None, None
+    if not callable(cost):
+        fixed = nano_of(cost)
+        if fixed is None:
+            raise PolicyError(
+                f"cost = {cost!r}: give dollars per call, a function of the result, or one of input and output tokens"
+            )
+        return fixed, None, None
+    try:
+        needed = [
+            p
+            for p in signature(cost).parameters.values()
+            if p.default is Parameter.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):  # a built-in without a signature
+        return None, None, cost
+    if len(needed) == 2:
+        return None, cost, None
+    if len(needed) > 2:
+        raise PolicyError(
+            f"cost takes {len(needed)} arguments: give a number, a function of the result, or one of input and "
+            "output tokens"
+        )
+    return None, None, cost
+
+
+def _read(where: str, given: object, known: Iterable[str]) -> dict[str, Any]:
+    """A mapping with known keys, in snake or camel case."""
+    names = list(known)
+    if not isinstance(given, Mapping):
+        raise PolicyError(f"{where} = {given!r}: give a mapping with {', '.join(names)}")
+    values = {}
+    for key, value in given.items():
+        name = _CAMEL.sub("_", key).lower() if isinstance(key, str) else key
+        if name not in names:
+            raise PolicyError(f"{where}.{key}: no such setting; {nearest(str(name), names)}")
+        if name in values:
+            raise PolicyError(f"{where}.{key}: given twice")
+        values[name] = value
+    return values
+
+
+def nano_of(value: Any) -> int | None:
+    """An amount in dollars as nano-USD, rounded up; None when it is not an amount."""
+    if isinstance(value, float):  # 0.1 means a tenth, not the binary fraction nearest to it
+        value = Decimal(float.__repr__(value))
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        return None
+    if (isinstance(value, Decimal) and not value.is_finite()) or not 0 <= value <= _MOST_USD:
+        return None
+    return nanos(value, up=True)
+
+
+# ---- What a call of a guarded function may cost, what it did cost, and the highest cost so far.
 
 _log: Final = logging.getLogger("runguard")
+_MOST_ROUNDS: Final = 100  # requests of one call for which a bound is computed
+ENOUGH_SEEN: Final = 64  # calls after which the highest cost so far counts as the most that one costs
+_LONGEST: Final = 10**9  # tokens, beyond every prompt and answer
+_FAR_HIGHER: Final = 2  # times the highest cost so far: then the count of known costs starts again
+
+
+class Costs:
+    """The costs of one callable, from its keywords, the price list and its own calls."""
+
+    def __init__(self, name: str, settings: GuardSettings, pricing: Pricing, clock: Callable[[], float]) -> None:
+        self._name, self._settings, self._pricing, self._clock = name, settings, pricing, clock
+        # nano-USD, tokens
+        self._unknown: tuple[int | None, int | None] = (
+            None if settings.in_usd else 0,
+            None if settings.in_tokens else 0,
+        )
+        # the highest cost so far; and the same once there were enough calls to rely on it
+        self.highest = self._relied_on = self._unknown
+        # whether what calls cost says anything new: not where the user has fixed it
+        self.learns = settings.in_tokens or (settings.in_usd and settings.fixed_cost is None)
+        self._seen = 0  # calls with a known cost, since one was far more expensive than all before
+        self._lock = threading.Lock()
+
+    @property
+    def width(self) -> int:
+        """How many calls of unknown cost may run at once: half as many as have reported their cost."""
+        return max(self._seen // 2, 1)
+
+    def bound(
+        self, request: Request, otherwise: tuple[int | None, int | None] | None = None
+    ) -> tuple[int | None, int | None]:
+        """The most that a call can take, nano-USD and tokens; None: unknown.
+
+        ``otherwise``: the figures for units without a bound, by default the highest cost of many calls.
+        """
+        settings, known, most = self._settings, request.input_tokens, request.max_output_tokens
+        usd, tokens = otherwise or self._relied_on
+        if request.rounds > 1:
+            return self._of_rounds(request, (usd, tokens))
+        if settings.in_tokens and known is not None and most is not None:
+            tokens = known + most
+        if not settings.in_usd:
+            return usd, tokens
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost, tokens
+        if known is not None and most is not None:
+            if settings.cost_of_tokens is not None:
+                nano = self.ask(settings.cost_of_tokens, known, most)
+                return (usd if nano is None else nano), tokens
+            rates = self._pricing.rates(request.model, self._clock()) if request.model else None
+            if isinstance(rates, Rates) and settings.cost_of_result is None:
+                return rates.worst(known, most, request.audio_tokens), tokens
+        return usd, tokens
+
+    def expected(self, request: Request) -> tuple[int | None, int | None]:
+        """The most that a call can take, or else the highest cost so far; None before the first call."""
+        return self.bound(request, self.highest)
+
+    def of_model(self, request: Request) -> tuple[int, int] | None:
+        """The most that any call of the request's model can take: its longest answer to this prompt, or to the longest
+        that it accepts.
+        """
+        settings = self._settings
+        if (
+            not request.model
+            or request.rounds > 1
+            or settings.fixed_cost is not None
+            or settings.cost_of_tokens is not None
+            or settings.cost_of_result is not None
+        ):
+            return None
+        rates = self._pricing.rates(request.model, self._clock())
+        if settings.in_usd and not isinstance(rates, Rates):
+            return None
+        if isinstance(rates, Rates) and not settings.in_tokens and not rates.worst(_LONGEST, _LONGEST, _LONGEST):
+            return 0, 0  # it is free, however long
+        window, most = self._pricing.limits(request.model)
+        prompt = window if request.input_tokens is None else request.input_tokens
+        most = most if request.max_output_tokens is None else request.max_output_tokens
+        if prompt is None or most is None:
+            return None
+        audio = prompt if request.input_tokens is None else request.audio_tokens
+        return (rates.worst(prompt, most, audio) if isinstance(rates, Rates) else 0), prompt + most
+
+    def _of_rounds(self, request: Request, otherwise: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+        """The most that a call can take when the client may make several requests for it.
+
+        Each prompt holds the answers before it and what functions returned. The length of a function's result is
+        unknown: it is assumed to be as long as the longest answer.
+        """
+        settings, (usd, tokens), (highest, longest) = self._settings, otherwise, self.highest
+        known, most, rounds = request.input_tokens, request.max_output_tokens, request.rounds
+        if settings.fixed_cost is not None:
+            usd = settings.fixed_cost if settings.in_usd else usd
+        if known is None or most is None or rounds > _MOST_ROUNDS:
+            return usd, tokens
+        prompts = [known + 2 * most * before for before in range(rounds)]
+        if settings.in_tokens:
+            tokens = max(longest or 0, sum(prompts) + most * rounds)
+        if not settings.in_usd or settings.fixed_cost is not None or settings.cost_of_result is not None:
+            return usd, tokens
+        bound: int | None = None
+        if settings.cost_of_tokens is not None:
+            bound = self.ask(settings.cost_of_tokens, sum(prompts), most * rounds)
+        elif isinstance(rates := self._pricing.rates(request.model, self._clock()) if request.model else None, Rates):
+            bound = sum(rates.worst(prompt, most, request.audio_tokens) for prompt in prompts)
+        return (usd if bound is None else max(highest or 0, bound)), tokens
+
+    def of(self, reading: Reading, usage: Usage | None, result: Any) -> int | None:
+        settings = self._settings
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost
+        if settings.cost_of_result is not None:
+            return self.ask(settings.cost_of_result, result)
+        if settings.cost_of_tokens is not None and usage is not None:
+            return self.ask(settings.cost_of_tokens, usage.input, usage.output)
+        return None if reading.usd is None else nano_of(reading.usd)
+
+    def ask(self, cost: Callable[..., Any], *facts: Any) -> int | None:
+        try:
+            nano = nano_of(value := cost(*facts))
+        except Exception:
+            _log.warning("runguard.cost_failed: cost raised for '%s'", self._name, exc_info=True)
+            return None
+        if nano is None:
+            _log.warning(
+                "runguard.cost_failed: cost gave %.80r for '%s', which is not an amount in dollars", value, self._name
+            )
+        return nano
+
+    def learn(self, nano: int | None, tokens: int) -> None:
+        """A call returned with its cost. ``nano`` None: unknown in dollars."""
+        cost = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
+        dearest, longest = self.highest
+        if (
+            self._relied_on is self.highest
+            and cost[0] is not None
+            and dearest is not None
+            and longest is not None
+            and cost[0] <= dearest
+            and cost[1] <= longest
+        ):
+            return  # not higher
+        with self._lock:
+            if any(
+                one is not None and before is not None and one > before * _FAR_HIGHER
+                for one, before in zip(cost, self.highest, strict=True)
+            ):
+                self._seen = 0
+            usd, most = (
+                before if one is None else max(before or 0, one) for one, before in zip(cost, self.highest, strict=True)
+            )
+            self.highest = usd, most
+            if usd is not None and most is not None:
+                self._seen += 1
+            # Calls that cost nothing say nothing about those that do.
+            is_enough = (
+                self._seen >= ENOUGH_SEEN
+                and (usd or not self._settings.in_usd)
+                and (most or not self._settings.in_tokens)
+            )
+            self._relied_on = self.highest if is_enough else self._unknown
+
+
+# ---- The order of calls whose cost is known only afterwards.
+#
+# The first calls run one at a time. As calls return and show what one costs, more and more run at once. The others wait
+# in a queue, first come, first served.
+
+
+class Admission(Enum):
+    """When a call may ask for its reservation."""
+
+    NOW = auto()
+    ALONGSIDE = auto()  # at once, although others are running: it cannot wait for them
+    QUEUED = auto()  # when its ticket is done
+
+
+class Ticket(Future[None]):
+    """One call's place. Done when the call may start; given back when it has ended."""
+
+    def __init__(self, around: frozenset[int]) -> None:
+        super().__init__()
+        self.pid, self.thread, self.loop = os.getpid(), threading.get_ident(), asyncio._get_running_loop()
+        # weak: a task that is thrown away gives its ticket back
+        self._task = None if (task := _task()) is None else weakref.ref(task)
+        self.around = around  # calls with tickets of other callables that this call is inside of
+        self.charge: Charge | None = None
+        self.is_alone = False  # nothing else is running: it holds the whole remainder
+        self.known = (0, 0)  # nano-USD and tokens that it must hold at least
+        self.since = 0.0
+
+    def is_stuck_with(self, no_loop: bool) -> bool:
+        """Whether this call cannot end while the caller waits: the same thread or task made it and still reads its
+        answer.
+        """
+        if self.thread != threading.get_ident():
+            return False
+        return no_loop or self._task is None or self._task() is _task()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the call can never end: it belongs to a parent process, or its event loop is closed."""
+        return self.pid != os.getpid() or (self.loop is not None and self.loop.is_closed())
+
+
+class CallQueue:
+    """The running and the waiting calls of one callable. Safe to use from many threads and event loops."""
+
+    def __init__(self, width: Callable[[], int], most_seconds: float) -> None:
+        """``width``: how many calls may run at once.
+
+        ``most_seconds``: after this time nothing waits for a call that never ended.
+        """
+        self._width, self._most_seconds = width, most_seconds
+        self._lock = threading.RLock()  # the collector may throw a task away, and give its ticket back, at any time
+        self.running: dict[Ticket, None] = {}
+        self.waiting: deque[Ticket] = deque()
+
+    def ask(self, around: frozenset[int], no_loop: bool) -> tuple[Admission, Ticket | None]:
+        ticket = Ticket(around)
+        with self._lock:
+            if self.waiting or len(self.running) >= self._width():
+                self._drop_lost_locked()
+            if not self.waiting and len(self.running) < self._width():
+                self._start_locked(ticket)
+                return Admission.NOW, ticket
+            # a running call may be waiting for the call that this one is inside of
+            apart = bool(around) and any(not around & other.around for other in self.running)
+            if apart or all(other.is_stuck_with(no_loop) for other in self.running):
+                return Admission.ALONGSIDE, None
+            self.waiting.append(ticket)
+            return Admission.QUEUED, ticket
+
+    def give_back(self, ticket: Ticket) -> None:
+        """The call has ended, or will not be made."""
+        with self._lock:
+            self.running.pop(ticket, None)
+            if ticket in self.waiting:
+                self.waiting.remove(ticket)
+            while self.waiting:
+                self._drop_lost_locked()
+                if not self.waiting or len(self.running) >= self._width():
+                    break
+                self._start_locked(self.waiting.popleft())
+
+    def alone(self) -> Ticket | None:
+        """The call that holds the whole remainder, if there is one."""
+        with self._lock:
+            return next((ticket for ticket in self.running if ticket.is_alone), None)
+
+    def _start_locked(self, ticket: Ticket) -> None:
+        ticket.is_alone, ticket.since = self._width() == 1, time.monotonic()
+        self.running[ticket] = None
+        ticket.set_result(None)
+
+    def _drop_lost_locked(self) -> None:
+        """Forget calls that can never end, and calls that have run for too long to be waited for."""
+        longest = time.monotonic() - self._most_seconds
+        for ticket in [ticket for ticket in self.running if ticket.since < longest or ticket.is_lost]:
+            self.running.pop(ticket, None)
+        while self.waiting and self.waiting[0].is_lost:
+            self.waiting.popleft()
+
+
+def _task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def may_start(ticket: Ticket, seconds: float) -> bool:
+    """Wait in the queue, at most this long. Giving up does not disturb others."""
+    if not ticket.done():
+        await asyncio.wait((asyncio.wrap_future(ticket),), timeout=seconds)
+    return ticket.done()
+
+
+# ---- Steps of a guarded function that bring nothing new: the same tools, whatever their arguments, with results that
+#      say nothing new.
+#
+# A model asks for tools, the caller runs them, and the next request holds their results. Nothing new is the same
+# failure,
+# the same empty or unfinished result, or the same request once more. Equal results that report success are a batch and
+# count as progress.
+
+Asked = tuple[str, object]  # a tool that the model asked for, and its arguments
+_ASKED_AGAIN: Final = "the same request"
+
+
+class NoProgress:
+    """Counts rounds of such steps in one run. One step is one answer of the model with all its calls."""
+
+    __slots__ = ("_asked", "_cycle", "_mark", "_numbers")
+
+    def __init__(self, repeats: int, max_cycle_len: int) -> None:
+        self._cycle = Cycle(Rungs(stop=repeats), max_cycle_len)
+        self._asked: tuple[Asked, ...] = ()  # by the last answer; empty once its results were seen
+        self._mark: int | None = None  # of the request before
+        self._numbers = count()
+
+    @property
+    def waits_for_results(self) -> bool:
+        """Whether the last answer asked for tools, so that the results in the next request count."""
+        return bool(self._asked)
+
+    def answered(self, calls: tuple[Asked, ...]) -> None:
+        """The model answered and asks for these tools.
+
+        An answer that asks for none ends a turn: the next one starts a new count.
+        """
+        self._asked = calls
+        if not calls:
+            self._cycle.clear()
+
+    def next_request(
+        self, run: str, agent: str, at: float, results: list[ToolResult], mark: int | None
+    ) -> Finding | None:
+        """The caller is about to send the next request, with these results of the tools that were asked for."""
+        asked, self._asked = self._asked, ()
+        is_again = mark is not None and mark == self._mark
+        self._mark = mark
+        if not asked:
+            return None
+        if results:
+            return self.observe(run, agent, at, _matched(asked, results))
+        return self._count(
+            run, agent, at, [Answer(name, _id(name)) for name, _ in asked], _ASKED_AGAIN if is_again else ""
+        )
+
+    def observe(self, run: str, agent: str, at: float, results: "list[tuple[ToolResult, object]]") -> Finding | None:
+        """One step: its results, each with the arguments of its call."""
+        stale = [_nothing_new(result, args) for result, args in results]
+        answers = [Answer(result.tool, _id(result.tool), result.value) for result, _ in results]
+        return self._count(run, agent, at, answers, "\1".join(sorted(stale)) if all(stale) else "")
+
+    def _count(self, run: str, agent: str, at: float, answers: list[Answer], what: str) -> Finding | None:
+        """``what`` identifies a step that brings nothing new; empty: it brings news, so it equals no other step."""
+        step = int.from_bytes(digest(what)[:7]) if what else -1 - next(self._numbers)
+        pairs = frozenset((answer.call, step) for answer in answers)
+        return self._cycle.observe(ToolResults(run, "", agent, at, "", answers, pairs=pairs))
+
+
+def _id(tool: str) -> bytes:
+    return digest(tool)
+
+
+def _matched(asked: tuple[Asked, ...], results: list[ToolResult]) -> "list[tuple[ToolResult, object]]":
+    """Each result with the name and the arguments of its call: by name, or else by position."""
+    left = list(asked)
+    found: list[tuple[ToolResult, object]] = []
+    for result in results:
+        at = next((n for n, (name, _) in enumerate(left) if not result.tool or name == result.tool), None)
+        name, args = left.pop(at) if at is not None else (result.tool, None)
+        found.append((result if result.tool else result._replace(tool=name or asked[-1][0]), args))
+    return found
+
+
+def _nothing_new(result: ToolResult, args: Any) -> str:
+    """What a result that brings nothing new is known by; empty for one that brings news."""
+    value = result.value
+    outcome, failure = classify(value)
+    if result.is_error and outcome is Outcome.OK:
+        outcome, failure = Outcome.FAILED, failure_class(answer_text(value))
+    if outcome in FAILURES:
+        return f"{result.tool}\0{failure}\0{named_items(args, value)}"
+    if outcome is Outcome.EMPTY or failure or is_unfinished(value):
+        return f"{result.tool}\0{mask(answer_text(value))}"
+    return ""
+
+
+# ---- Which run the guarded calls belong to.
+
+
+@dataclass(slots=True, eq=False)
+class RunState:
+    """What one caller knows about one run."""
+
+    run: Run
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until: float | None = None  # when the period of the budget that stopped the run ends
+    progress: NoProgress | None = None  # None: loops are not compared by results
+
+
+class RunContext:
+    """``with runguard.run(...)``: the owner of the run, and what the callers know about it until it ends."""
+
+    def __init__(
+        self,
+        app: str = "",
+        user: str = "",
+        session: str = "",
+        labels: Mapping[str, str] | None = None,
+        caller: "Caller | None" = None,
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.app, self.user, self.session, self.labels, self.caller = app, user, session, labels, caller
+        self.outer: RunContext | None = None
+        self.states: dict[Caller, RunState] = {}
+        self.ended = False
+
+    def end(self) -> None:
+        self.ended = True
+        for caller, state in list(self.states.items()):
+            caller.guard.faults.attempt("end of run", caller.guard.end, state.run.info.run)
+        self.states.clear()
+
+
+class Surroundings(NamedTuple):
+    """What surrounds a guarded call."""
+
+    run: RunContext | None = None
+    # The guard directly inside the one that calls now. It is removed when it is called: the runs around both have
+    # already admitted that call, but not a second attempt of a retry between the two.
+    inner: "list[Caller] | None" = None
+    place: object = None  # the tool call of a guarded agent around it: a ``runguard.calls.model_calls.Place``
+
+
+_NONE: Final = Surroundings()
+SURROUNDINGS: Final[ContextVar[Surroundings]] = ContextVar("runguard_surroundings", default=_NONE)
+
+# ---- One guarded callable: its guard, its state in each run, and its calls.
+#
+# ``opening`` admits a call and reserves the most it may cost. ``booking`` books what it really cost.
+
 _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
 _START_AGAIN: Final = "reset() or a new run starts again from zero"
@@ -245,3 +896,101 @@ WAITED_FOR: Final[dict[int, Charge]] = {}
 def open_ones(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
     """The charges around a call without those of finished calls: a task that began inside one may outlive it."""
     return tuple([charge for charge in charges if not charge.over]) if charges else charges
+
+
+# ---- Books streams that were dropped without being closed.
+
+
+class Dropped:
+    """Jobs of finalizers, done on a thread of its own: where the collector runs may be inside of any of our locks."""
+
+    def __init__(self) -> None:
+        # the one queue that may be put into while it is being used
+        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._pid = self._faults = 0
+        self._thread: threading.Thread | None = None
+
+    def ready(self) -> None:
+        """Called when something is made that may be dropped: a thread cannot be started where the collector runs."""
+        if self._pid != os.getpid():  # a fork takes no threads along
+            self._pid, self._jobs, self._thread = os.getpid(), queue.SimpleQueue(), None
+        if self._thread is None or not self._thread.is_alive():
+            # no thread available: the next stream or flush tries again
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self._thread = start_thread("runguard-dropped", partial(self._work, self._jobs))
+
+    def take(self, job: Callable[[], object]) -> None:
+        self._jobs.put(job)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, bounded, until everything dropped so far is booked."""
+        if self._pid != os.getpid():
+            return True
+        self.ready()
+        done = threading.Event()
+        self._jobs.put(done.set)
+        return done.wait(seconds)
+
+    def _work(self, jobs: "queue.SimpleQueue[Callable[[], object]]") -> None:
+        while True:
+            job = jobs.get()
+            try:
+                job()
+            except BaseException:
+                self._faults += 1
+                log_fault("a dropped stream could not be booked", self._faults)
+            del job  # the next one may take long to come
+
+
+DROPPED: Final = Dropped()
+
+# ---- Coroutines for callers without an event loop: run on the spot as long as nothing has to be waited for.
+
+_T = TypeVar("_T")
+
+
+class _WaitingLoop:
+    """One event loop in a thread of its own, for calls that have to wait and have no loop to do it on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def finish(self, make: Callable[[], Coroutine[Any, Any, _T]], lost: Callable[[_T], None]) -> _T:
+        with self._lock:
+            # nor does a fork take threads along
+            if self._loop is None or self._thread is None or not self._thread.is_alive():
+                self._loop = asyncio.new_event_loop()
+                # which a SystemExit in a job ends: it is run again
+                self._thread = start_thread("runguard-waiting", self._loop.run_forever)
+            future = asyncio.run_coroutine_threadsafe(make(), self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.cancel() and not future.cancelled() and future.exception() is None:
+                lost(future.result())  # interrupted in the moment in which it came
+            raise
+
+
+_waiting: Final = _WaitingLoop()
+
+
+def drive(make: Callable[[], Coroutine[Any, Any, _T]], is_shared: bool, lost: Callable[[_T], None]) -> _T:
+    """Run a coroutine for a caller without an event loop: here, as long as it need not wait, else on a loop of our own.
+
+    ``make`` makes it when it can be run at once: one that is never run would be warned about. ``lost``: takes a result
+    that came when its caller had been interrupted.
+    """
+    if is_shared:
+        return _waiting.finish(make, lost)
+    job = make()
+    try:
+        job.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    return _waiting.finish(lambda: job, lost)
+
+
+async def awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value

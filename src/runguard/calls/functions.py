@@ -7,28 +7,86 @@ The wrapped function returns what it returned before. Its cost, tokens and tool 
 raises the error that says why, and so does every later call of the same run.
 """
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import update_wrapper
-from types import CoroutineType
-from typing import Any, Final, ParamSpec, TypeVar, Unpack, overload
+from functools import partial, update_wrapper
+from types import CoroutineType, TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
+from runguard.calls.function_calls import done, drop_all, fail_all, failed, never_left, open_call, open_now
+from runguard.calls.function_state import (
+    DROPPED,
+    SURROUNDINGS,
+    Admission,
+    Caller,
+    GuardedCall,
+    GuardSettings,
+    RunContext,
+    awaited,
+    drive,
+    may_start,
+    open_ones,
+    settings_of,
+)
+from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
-from runguard.engine.charges import OWNERS
-from runguard.functions.booking import done, drop_all, fail_all
-from runguard.functions.call_layers import is_inner_call, open_layers, open_layers_async, take_back
-from runguard.functions.caller import Caller, GuardedCall
-from runguard.functions.guarded_function import GuardedFunction
-from runguard.functions.keywords import GuardSettings, settings_of
-from runguard.functions.run_context import SURROUNDINGS, RunContext
-from runguard.functions.stream_managers import Pending, is_manager, manage
-from runguard.functions.streams import AsyncGuardedStream, GuardedStream
-from runguard.functions.sync import awaited
+from runguard.core.money import BudgetStatus
+from runguard.engine.charges import OWNERS, Charge
+from runguard.ledger.ledger import Stop
 from runguard.policy.settings import FunctionSettings, Policy
-from runguard.providers.messages import Reading, earlier_in, read
+from runguard.providers.messages import Reading, Request, earlier_in, read
+from runguard.providers.streams import StreamReading
+
+# ---- The type of a function that ``guard`` and ``guard_async`` return: called like the function, with controls
+#      beside.
 
 _P = ParamSpec("_P")
+_Rest = ParamSpec("_Rest")
+_R_co = TypeVar("_R_co", covariant=True)
+_T = TypeVar("_T")
+
+
+class GuardedFunction(Protocol[_P, _R_co]):
+    """A guarded function. Its controls are those of its ``Caller``; type checkers and editors read them here."""
+
+    __name__: str
+    __qualname__: str
+    __wrapped__: Callable[..., Any]
+    __runguard__: Caller
+    trips: deque[Trip]
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co: ...
+
+    # A method is bound to its object: the call is written without "self". The last form is for static methods.
+    @overload
+    def __get__(self, instance: None, owner: type[Any]) -> Self: ...
+    @overload
+    def __get__(
+        self: "GuardedFunction[Concatenate[_T, _Rest], _R_co]", instance: _T, owner: type[_T]
+    ) -> "GuardedFunction[_Rest, _R_co]": ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any]) -> "GuardedFunction[..., _R_co]": ...
+
+    def spend(self, scope: str | None = None) -> dict[str, Any]: ...
+    def budgets(self, scope: str | None = None) -> list[BudgetStatus]: ...
+    def extend(
+        self, scope: str | None = None, *, usd: Any = None, tokens: Any = None, calls: Any = None
+    ) -> list[BudgetStatus]: ...
+    def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None: ...
+    def resume(self, scope: str) -> None: ...
+    def stops(self) -> list[Stop]: ...
+    def snapshot(self) -> dict[str, Any]: ...
+    def flush(self, seconds: float = 2.0) -> bool: ...
+    def reset(self) -> None: ...
+
+
+# ---- ``guard`` and ``guard_async``: check any function that calls a model before every call. ``run``: the owner of
+#      the calls.
+
 _R = TypeVar("_R")
 _CONTROLS: Final = ("spend", "budgets", "extend", "stop", "resume", "stops", "snapshot", "flush", "reset")
 _TYPES_KEPT: Final = 512
@@ -318,3 +376,500 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
             return pieces
 
     return streaming
+
+
+# ---- Opens a guarded call at every layer that limits it: the runs around it, the outermost first, then the callable.
+#
+# There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_async`` awaits.
+
+
+def is_inner_call(caller: Caller) -> bool:
+    """Whether this is the call that the guard around makes. Another attempt of a retry between them is one more
+    call.
+    """
+    inner = SURROUNDINGS.get().inner
+    return inner is not None and caller in inner and inner.pop() is caller
+
+
+def _layers(caller: Caller) -> tuple[Caller, ...]:
+    """The runs with limits around a call, the outermost first, then the callable itself."""
+    layers = [caller]
+    context = SURROUNDINGS.get().run
+    while context is not None:
+        if context.caller is not None and not context.ended and not context.caller.is_off:
+            layers.append(context.caller)
+        context = context.outer
+    return tuple(reversed(layers))
+
+
+# Both functions below keep each call in a list before anything else can fail, so that an error takes all of them back.
+
+
+def open_layers(
+    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
+    """Permission for one call from every layer, and the charges of all of them.
+
+    ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs.
+    """
+    owners = open_ones(OWNERS.get())
+    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
+    calls: list[GuardedCall] = []
+    token = OWNERS.set(owners) if len(layers) > 1 else None
+    try:
+        for layer in layers:
+            request = layer.request(args, kwargs)
+            if layer.settings.tokens is not None:
+                request = layer.counted(request, _count(layer, args, kwargs))
+            call = open_now(layer, request) or _open_waiting(layer, request)
+            calls.append(call)
+            if stacked:
+                call.stacked = True
+            if call.charge is not None:
+                owners = (*owners, call.charge)
+            if token is not None:
+                OWNERS.set(owners)
+    except BaseException:
+        take_back(calls)
+        raise
+    finally:
+        if token is not None:
+            OWNERS.reset(token)
+    return calls, owners
+
+
+async def open_layers_async(
+    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
+    owners = open_ones(OWNERS.get())
+    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
+    calls: list[GuardedCall] = []
+    token = OWNERS.set(owners) if len(layers) > 1 else None
+    try:
+        for layer in layers:
+            request = layer.request(args, kwargs)
+            if layer.settings.tokens is not None:
+                counted = _count(layer, args, kwargs)
+                request = layer.counted(request, await _result_of(counted) if inspect.isawaitable(counted) else counted)
+            call = open_now(layer, request) or await _open_awaiting(layer, request)
+            calls.append(call)
+            if stacked:
+                call.stacked = True
+            if call.charge is not None:
+                owners = (*owners, call.charge)
+            if token is not None:
+                OWNERS.set(owners)
+    except BaseException:
+        take_back(calls)
+        raise
+    finally:
+        if token is not None:
+            with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+                OWNERS.reset(token)
+    return calls, owners
+
+
+def take_back(calls: list[GuardedCall]) -> None:
+    """The call is not made after all."""
+    for call in calls:
+        never_left(call)
+
+
+def _open_waiting(layer: Caller, request: Request) -> GuardedCall:
+    on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop blocks everything on it
+    admission, ticket = layer.admission(request, True)
+    try:
+        if admission is Admission.QUEUED and ticket is not None:
+            try:
+                ticket.result(0.0 if on_loop else layer.settings.policy.hold_seconds)
+            except TimeoutError:  # the ledger knows what the others have reserved
+                layer.give_back(ticket)
+                admission, ticket = Admission.ALONGSIDE if on_loop else Admission.NOW, None
+        make = partial(open_call, layer, request, admission, ticket, True, on_loop)
+        return drive(make, layer.guard.shares_store, never_left)
+    except BaseException:
+        layer.give_back(ticket)
+        raise
+
+
+async def _open_awaiting(layer: Caller, request: Request) -> GuardedCall:
+    admission, ticket = layer.admission(request, False)
+    try:
+        seconds = layer.settings.policy.hold_seconds
+        if admission is Admission.QUEUED and ticket is not None and not await may_start(ticket, seconds):
+            layer.give_back(ticket)
+            admission, ticket = Admission.NOW, None
+        return await open_call(layer, request, admission, ticket, False)
+    except BaseException:
+        layer.give_back(ticket)
+        raise
+
+
+def _count(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What ``tokens`` gives, or the exception that it raises."""
+    assert layer.settings.tokens is not None
+    try:
+        return layer.settings.tokens(*args, **kwargs)
+    except Exception as error:
+        return error
+
+
+async def _result_of(counted: Any) -> Any:
+    try:
+        return await counted
+    except Exception as error:
+        return error
+
+
+# ---- An answer that comes in pieces: each piece is passed on at once, and the call is booked when the stream ends,
+#      fails or is closed early.
+#
+# Everything else that the provider's stream can do still works.
+
+# What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail before the first piece.
+_SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")
+
+
+def _reads_rest(name: str) -> bool:
+    """Whether a method of such streams reads the whole rest by itself."""
+    return name == "until_done" or name.startswith("get_final_")
+
+
+def fault_in(calls: list[GuardedCall], error: Exception) -> None:
+    """Count an internal error in a stream that goes on."""
+    for call in calls:
+        call.caller.guard.fault("stream", error, call.state.run.info.run)
+
+
+class GuardedObject(ABC):
+    """Wraps an object of the provider's library: everything else that it can do still works.
+
+    No method here lets an error of RunGuard out: the provider's answer must not fail because of it.
+    """
+
+    def __init__(self, inner: Any, calls: list[GuardedCall]) -> None:
+        self._inner, self._calls = inner, calls
+        DROPPED.ready()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not set yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Run code of the provider's library. It belongs to these calls; an exception of it ends them."""
+        owners = OWNERS.get()
+        try:
+            owners = (*open_ones(owners), *(call.charge for call in self._calls if call.charge is not None))
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        token = OWNERS.set(owners)
+        try:
+            yield
+        except BaseException as error:
+            self._end(error)
+            raise
+        finally:
+            OWNERS.reset(token)
+
+    def _end(self, error: BaseException | None = None) -> None:
+        try:
+            self._finish(error)
+        except Exception as fault:
+            drop_all(self._calls, fault)
+
+    @abstractmethod
+    def _finish(self, error: BaseException | None) -> None: ...
+
+
+class _Pieces(GuardedObject):
+    """What sync and async streams share: reading the pieces and booking the call."""
+
+    def __init__(self, inner: Any, calls: list[GuardedCall], lazy: bool) -> None:
+        super().__init__(inner, calls)
+        self._reading = StreamReading()
+        self._last: Any = None  # the last piece
+        self._begun = not lazy  # a generator does nothing before its first piece
+
+    def _taken(self, piece: Any) -> Any:
+        try:
+            self._last = piece
+            self._reading.feed(piece)
+        except Exception as fault:
+            fault_in(self._calls, fault)
+        return piece
+
+    def _finish(self, error: BaseException | None) -> None:
+        """The stream ended, failed, or was left (None). Book the last reported usage, flagged as an estimate unless the
+        provider's report was final.
+        """
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            unreported = self._reading.received if self._reading.ends_unreported else None
+            for call in self._calls:
+                done(call, self._last, self._reading.reading(), unreported)
+            return
+        for call in self._calls:
+            if call.over:
+                continue
+            if not self._begun:
+                never_left(call)
+                continue
+            self._read_snapshot()
+            so_far, reading = self._reading, self._reading.reading()
+            if error is None and (reading.usage is not None or reading.usd is not None):
+                done(call, self._last, reading, None if so_far.is_final else so_far.received)
+            else:
+                failed(call, error, so_far.received, streaming=True, reading=reading, last=self._last)
+
+    def _read_snapshot(self) -> None:
+        """Somebody may have read the provider's stream directly, as with Anthropic's ``text_stream``. Then its snapshot
+        knows more.
+        """
+        for name in () if self._reading.is_final else _SNAPSHOTS:
+            try:
+                snapshot = getattr(self._inner, name, None)
+            except Exception:
+                continue
+            if snapshot is not None:
+                self._reading = StreamReading()
+                self._reading.take_whole(snapshot)
+                self._last = snapshot
+                return
+
+    def __del__(self) -> None:
+        if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without being closed
+            DROPPED.take(partial(self._finish, None))
+
+
+class GuardedStream(_Pieces, Iterator[Any]):
+    def __init__(self, inner: Any, calls: list[GuardedCall], *, lazy: bool = False) -> None:
+        super().__init__(inner, calls, lazy)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if name in ("send", "throw"):  # of a generator
+            return partial(self.__next__, found)
+        return partial(self._rest, found) if _reads_rest(name) else found
+
+    def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for _ in self:
+            pass
+        result = then(*args, **kwargs)
+        return self if result is self._inner else result
+
+    def __next__(self, ask: Callable[..., Any] | None = None, *args: Any) -> Any:
+        """The next piece. ``ask``: the method that gives it, where that is not ``next``."""
+        self._begun = True
+        with self._asking():
+            piece = next(self._inner) if ask is None else ask(*args)
+        return self._taken(piece)
+
+    def close(self) -> None:
+        try:
+            close = getattr(self._inner, "close", None)
+            if close is not None:
+                close()
+        finally:
+            self._end()
+
+    def __enter__(self) -> Self:
+        enter = getattr(self._inner, "__enter__", None)
+        if enter is not None:
+            entered = enter()
+            self._inner = entered if isinstance(entered, Iterator) else self._inner
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave = getattr(self._inner, "__exit__", None)
+        try:
+            if leave is not None:
+                leave(kind, error, trace)
+        finally:
+            self.close()
+
+
+class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
+    """``opener``: opens the call of an async generator at its first piece. The generator does nothing before."""
+
+    def __init__(
+        self,
+        inner: Any,
+        calls: list[GuardedCall] | None = None,
+        *,
+        opener: Callable[[], Awaitable[list[GuardedCall]]] | None = None,
+        caller: Caller | None = None,
+    ) -> None:
+        super().__init__(inner, calls or [], lazy=opener is not None)
+        self._opener, self._opening, self._caller = opener, False, caller
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return partial(self._rest, found) if _reads_rest(name) else found
+
+    async def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        async for _ in self:
+            pass
+        result = await then(*args, **kwargs)
+        return self if result is self._inner else result
+
+    async def __anext__(self) -> Any:
+        if self._opener is not None:  # a refused call is opened again with the next piece
+            if self._opening:
+                raise RuntimeError("another task already waits for a piece of this stream")
+            self._opening = True
+            try:
+                self._calls = await self._opener()
+            except (RunStoppedError, PolicyError):
+                raise
+            except Exception as fault:
+                if self._caller is not None:
+                    self._caller.fault(fault)
+            finally:
+                self._opening = False
+            self._opener = None
+        self._begun = True
+        with self._asking():
+            piece = await anext(self._inner)
+        return self._taken(piece)
+
+    async def aclose(self) -> None:
+        self._opener = None
+        try:
+            close = getattr(self._inner, "aclose", None) or getattr(self._inner, "close", None)
+            if close is not None:
+                result = close()
+                if hasattr(result, "__await__"):
+                    await result
+        finally:
+            self._end()
+
+    close = aclose  # the name in OpenAI's and Anthropic's libraries
+
+    async def __aenter__(self) -> Self:
+        enter = getattr(self._inner, "__aenter__", None)
+        if enter is not None:
+            entered = await enter()
+            self._inner = entered if isinstance(entered, AsyncIterator) else self._inner
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        leave = getattr(self._inner, "__aexit__", None)
+        try:
+            if leave is not None:
+                await leave(kind, error, trace)
+        finally:
+            await self.aclose()
+
+
+# ---- Streams that have to be entered: ``with client.messages.stream(...) as stream``.
+#
+# Entering makes the call. A manager that is dropped before has made none.
+
+_ENTERED_ONCE: Final = "a stream can be entered only once; make another call"
+
+
+def is_manager(result: Any) -> bool:
+    """Whether a call returned an object that has to be entered. Those of Anthropic and OpenAI ask the provider only
+    then.
+    """
+    kind = type(result)
+    return kind.__name__.endswith("StreamManager") and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__"))
+
+
+def manage(inner: Any, calls: list[GuardedCall]) -> "_StreamManager":
+    return AsyncStreamManager(inner, calls) if hasattr(type(inner), "__aenter__") else StreamManager(inner, calls)
+
+
+class _StreamManager(GuardedObject):
+    """What both managers share."""
+
+    _stream: Any = None  # set when it is entered
+
+    def _entered(self, entered: Any, kind: type[GuardedStream | AsyncGuardedStream]) -> Any:
+        try:
+            self._stream = kind(entered, self._calls)
+        except Exception as fault:
+            drop_all(self._calls, fault)
+            return entered
+        return self._stream
+
+    def _finish(self, error: BaseException | None) -> None:
+        if error is not None:
+            fail_all(self._calls, error)
+        elif self._stream is not None:
+            self._stream._finish(None)
+
+    def __del__(self) -> None:
+        if self._stream is None:
+            for call in self.__dict__.get("_calls", ()):
+                DROPPED.take(partial(never_left, call))
+
+
+class StreamManager(_StreamManager):
+    def __enter__(self) -> Any:
+        if self._stream is not None or any(call.over for call in self._calls):
+            raise RuntimeError(_ENTERED_ONCE)
+        with self._asking():
+            entered = self._inner.__enter__()
+        return self._entered(entered, GuardedStream)
+
+    def __exit__(self, *error: object) -> Any:
+        try:
+            return self._inner.__exit__(*error)
+        finally:
+            self._end()
+
+
+class AsyncStreamManager(_StreamManager):
+    async def __aenter__(self) -> Any:
+        if self._stream is not None or any(call.over for call in self._calls):
+            raise RuntimeError(_ENTERED_ONCE)
+        with self._asking():
+            entered = await self._inner.__aenter__()
+        return self._entered(entered, AsyncGuardedStream)
+
+    async def __aexit__(self, *error: object) -> Any:
+        try:
+            return await self._inner.__aexit__(*error)
+        finally:
+            self._end()
+
+
+class Pending(Coroutine[Any, Any, Any]):
+    """A call that can be awaited, or entered at once: ``async with client.messages.stream(...)`` needs no ``await``
+    either.
+    """
+
+    def __init__(self, job: Coroutine[Any, Any, Any]) -> None:
+        self._job, self._manager = job, None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self._job.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._job.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        return self._job.throw(*error)
+
+    def close(self) -> None:
+        self._job.close()
+
+    async def __aenter__(self) -> Any:
+        self._manager = manager = await self._job
+        return await manager.__aenter__()
+
+    async def __aexit__(self, *error: object) -> Any:
+        manager: Any = self._manager
+        return await manager.__aexit__(*error)

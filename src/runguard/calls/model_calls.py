@@ -3,22 +3,204 @@
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-from runguard.adapters.layers import Layer
-from runguard.adapters.tool_calls import ToolUse
-from runguard.core.decision import Trip
-from runguard.core.events import ModelCall, ModelResult
-from runguard.core.identity import words_name
+from runguard.calls.function_state import SURROUNDINGS
+from runguard.core.decision import Action, Finding, Trip, text_for_model
+from runguard.core.events import Answer, ModelCall, ModelResult, Outcome
+from runguard.core.identity import size_of, words_name
 from runguard.engine.charges import OWNERS, Charge
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
 from runguard.pricing.rates import Usage
 from runguard.providers.errors import was_unbilled
+from runguard.providers.messages import arguments
 from runguard.providers.usage import LIKELY, UPPER, measure, tokens_in
-from runguard.termination.ended import Ended
+from runguard.termination.conditions import Ended
 
 if TYPE_CHECKING:
-    from runguard.adapters.agent_run import AgentRun
+    from runguard.calls.run import AgentRun
+
+# ---- Runs inside runs: a tool of one agent may start another agent, of the same framework or of another one.
+#
+# The inner agent belongs to the outer run. Its calls are judged and billed there first, in a lane of their own, and
+# then
+# under the settings of the inner adapter. So one limit holds for the whole tree, and every call is counted once per
+# guard.
+
+
+class Layer(NamedTuple):
+    """One guard's view of an agent at work."""
+
+    guard: Guard
+    run: Run
+    lane: str
+
+
+class Place(NamedTuple):
+    """Where an agent would start now: inside a tool call of these layers."""
+
+    layers: tuple[Layer, ...]
+    call: str  # tool and id of the call, unique within the lane
+    depth: int  # agents above
+    conditions: tuple[Any, ...] = ()  # termination conditions of the runs around
+
+
+OUTERMOST: Final = Place((), "", 0)
+# Frameworks that keep their own record of the current tool call, such as ADK, register a function that reads it.
+_readers: Final[list[Callable[[], Place | None]]] = []
+
+
+def register(reader: Callable[[], Place | None]) -> None:
+    """Add a function that says in which tool call of another framework the current code runs."""
+    _readers.append(reader)
+
+
+def current_place() -> Place:
+    """The tool calls around this code, or ``OUTERMOST``. A run that has ended is around nothing."""
+    own = SURROUNDINGS.get().place
+    places = [own] if isinstance(own, Place) else []
+    places += [place for reader in _readers if (place := reader()) is not None]
+    layers: dict[Guard, Layer] = {}
+    call, depth = "", 0
+    conditions: tuple[Any, ...] = ()
+    for place in places:
+        alive = [one for one in place.layers if one.guard.runs.get(one.run.info.run) is one.run]
+        if alive:
+            layers |= {one.guard: one for one in alive}
+            call, depth, conditions = place.call, max(depth, place.depth), (*conditions, *place.conditions)
+    return Place(tuple(layers.values()), call, depth, conditions) if layers else OUTERMOST
+
+
+def is_inside_tool() -> bool:
+    """Whether this code runs inside a tool call that an adapter of this package has opened."""
+    return isinstance(SURROUNDINGS.get().place, Place)
+
+
+class InsideTool:
+    """``with InsideTool(place):`` code in this block runs inside a tool call."""
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=self._place))
+
+    def __exit__(self, *_: object) -> None:
+        SURROUNDINGS.reset(self._token)
+
+
+def end_layers(layers: tuple[Layer, ...], owns: bool) -> None:
+    """End the last layer's run if it began with this agent, and close the agent's lanes in the runs around."""
+    for guard, run, lane in layers[:-1] if owns else layers:
+        guard.faults.attempt("adapter", guard.close_lane, run, lane)
+    if not owns:
+        return
+    guard, run, _ = layers[-1]
+    if guard.runs.get(run.info.run) is run:
+        guard.faults.attempt("adapter", guard.end, run.info.run)
+
+
+def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
+    """A lane for an agent that a tool call of this layer has started."""
+    guard, run, lane = layer
+    key = f"{lane}/{place.call}"
+    if key not in run.lanes:
+        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
+    return Layer(guard, run, key)
+
+
+def notice_kept(layer: Layer) -> str:
+    """A nudge of a threshold, kept for the next request."""
+    lane = layer.run.lanes.get(layer.lane)
+    if lane is None or not lane.notice:
+        return ""
+    notice, lane.notice = lane.notice, ""
+    return notice
+
+
+@contextmanager
+def paid_around(block: InsideTool, layers: tuple[Layer, ...], key: str) -> Iterator[None]:
+    """``block``, whose calls do not wait for what is held for the tool call ``key`` itself."""
+    charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in layers]
+    held = tuple(charge for charge in charges if charge is not None)
+    token = OWNERS.set((*OWNERS.get(), *held)) if held else None
+    try:
+        with block:
+            yield
+    finally:
+        if token is not None:
+            OWNERS.reset(token)
+
+
+# ---- A tool call of a model response, from its check to the answer that the rules see.
+
+NOT_EXECUTED: Final = "Not executed: this turn was stopped."
+
+
+class ToolUse(NamedTuple):
+    """A tool call that a model asked for."""
+
+    id: str
+    tool: str
+    args: Any = None
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """One call, until the answers of its batch are reported."""
+
+    use: ToolUse
+    batch: str
+    seen: list[tuple[Layer, bytes, bytes]] = field(default_factory=list)  # layer, fingerprint, identity of its effect
+    value: object = None
+    outcome: Outcome | None = None
+    is_over: bool = False
+
+    @property
+    def key(self) -> str:
+        """Unique within a run: frameworks may number the calls of each response from zero."""
+        return f"{self.batch}.{self.use.id}"
+
+    def answer(self, value: object, outcome: Outcome | None = None) -> None:
+        self.value, self.outcome, self.is_over = as_data(value), outcome, True
+
+    def refuse(self) -> None:
+        """The tool was not executed."""
+        self.outcome, self.is_over = Outcome.REFUSED, True
+
+    def answer_in(self, layer: Layer) -> Answer | None:
+        """The answer as one layer sees it. None: the layer was not asked about the call."""
+        for seen, fingerprint, once in self.seen:
+            if seen is layer:
+                use = self.use
+                return Answer(use.tool, fingerprint, self.value, self.key, self.outcome, args=use.args, once=once)
+        return None
+
+
+def left_out(layers: Sequence[Layer], use: ToolUse, value: object) -> str | None:
+    """The note in place of an answer beyond ``max_tool_result_chars``. ``guard.after`` reports it with the others."""
+    for guard, _, _ in layers:
+        limit, rule = guard.policy.max_tool_result_chars, guard.tools.rule(use.tool)
+        if not limit or guard.policy.mode != "enforce" or (rule is not None and rule.exempt):
+            continue
+        chars = size_of(as_data(value), 2 * limit)
+        if chars > limit:
+            return text_for_model(Finding("result_size", Action.BLOCK, chars, limit, "characters", tool=use.tool))
+    return None
+
+
+def as_data(value: object) -> object:
+    """Frameworks pass tool answers on as text. Text that is JSON becomes data again, within bounds."""
+    if type(value) is str and value.lstrip()[:1] in ("{", "["):
+        return arguments(value)
+    return value
+
+
+# ---- A model call from its permission to its bill, on every guard around it; a cheaper model, and the last answer.
 
 _T = TypeVar("_T")
 _INSTRUCTION_TOKENS: Final = 64  # what a framework adds around the instruction

@@ -18,22 +18,262 @@ A fault of the guard raises nothing here: ``on_guard_error`` decides whether the
 """
 
 import asyncio
+import itertools
+import logging
 import secrets
+import threading
+import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple, TypeVar
 
-from runguard.adapters.ending_conditions import EndingConditions
-from runguard.adapters.layers import OUTERMOST, Layer, child_layer, current_place, end_layers, notice_kept
-from runguard.adapters.model_calls import ModelRequest, Permission, Reply, cheaper_request, last_permission
-from runguard.adapters.run_tools import BATCHES, RunTools
-from runguard.adapters.without_loop import drive_layers, in_event_loop
+from runguard.calls.function_state import drive
+from runguard.calls.model_calls import (
+    NOT_EXECUTED,
+    OUTERMOST,
+    InsideTool,
+    Layer,
+    ModelRequest,
+    OpenCall,
+    Permission,
+    Place,
+    Reply,
+    ToolUse,
+    cheaper_request,
+    child_layer,
+    current_place,
+    end_layers,
+    last_permission,
+    left_out,
+    notice_kept,
+    paid_around,
+)
 from runguard.core.decision import ALLOW, Action, Decision, Trip
-from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, RunInfo, ToolResults
+from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
+from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
 from runguard.engine.charges import OWNERS
 from runguard.engine.guard import Guard
-from runguard.termination.condition import TerminationCondition
+from runguard.pricing.rates import Usage
+from runguard.termination.conditions import (
+    Ended,
+    HandoffTermination,
+    StateTermination,
+    TerminatedError,
+    TerminationCondition,
+    checked,
+)
+from runguard.termination.usage import RuleTermination
+
+# ---- Termination conditions on frameworks other than ADK: what they see of a run, and how they end it.
+#
+# A condition belongs to the run of the agent that it was given to. It sees what that agent says, calls and hands over.
+# Agents that its tools start are runs of their own inside of it: their tokens, cost and time count, their texts do not.
+# It is asked before every model call. Time and signals also end an asynchronous call in flight.
+
+_log: Final = logging.getLogger("runguard")
+_REPR_CHARS: Final = 500
+_SOONEST_S: Final = 0.02
+
+
+# ---- events, with the fields of ADK's that conditions read ----------------------------------------------------------
+
+
+class _FunctionCall(NamedTuple):
+    id: str
+    name: str
+    args: Any
+
+
+class _FunctionResponse(NamedTuple):
+    id: str
+    name: str
+    response: Any
+
+
+class _Part(NamedTuple):
+    text: str | None = None
+    function_call: _FunctionCall | None = None
+    function_response: _FunctionResponse | None = None
+
+
+class _Content(NamedTuple):
+    parts: Sequence[_Part] = ()
+
+
+class _Actions(NamedTuple):
+    transfer_to_agent: str | None = None
+
+
+@dataclass(slots=True)
+class RunEvent:
+    """What an agent said, called, got or handed over."""
+
+    author: str
+    content: _Content
+    actions: _Actions = field(default_factory=_Actions)
+    id: str = ""
+    model_version: str = ""
+
+    def is_final_response(self) -> bool:
+        return bool(self.content.parts) and all(part.text is not None for part in self.content.parts)
+
+
+# ---- conditions at work ---------------------------------------------------------------------------------------------
+
+
+class RunCondition:
+    """One condition at work in one run. Safe to use from the tasks and threads of that run."""
+
+    def __init__(self, condition: TerminationCondition) -> None:
+        self._condition = condition.for_run(time.monotonic())
+        self._name = repr(condition)[:_REPR_CHARS]
+        self._events: list[RunEvent] = []
+        self._lock = threading.Lock()
+
+    def see(self, event: RunEvent) -> None:
+        with self._lock:
+            self._events.append(event)
+
+    def count(self, usage: Usage, model: str) -> None:
+        with self._lock:
+            self._condition.count(usage.input, usage.output, model=model, usage=usage)
+
+    @property
+    def needs_await(self) -> bool:
+        return self._condition.needs_await
+
+    @property
+    def ended(self) -> Ended | None:
+        return Ended(self._condition.reason or "", self._name) if self._condition.terminated else None
+
+    async def ask(self) -> Ended | None:
+        """Pass on what has happened since the last time."""
+        with self._lock:
+            events, self._events = self._events, []
+        if not self._condition.terminated and (events or self._condition.knows_early):
+            try:
+                if self._condition.needs_await:
+                    await self._condition(events)
+                else:
+                    with self._lock:
+                        self._condition.check(events)
+            except TerminatedError:  # by another task at the same time
+                pass
+            except Exception:  # a user's condition: its failure does not end the run
+                _log.exception("runguard.termination_failed: %s raised; it counts as not fired", self._name)
+        return self.ended
+
+    def look(self) -> Ended | None:
+        """What is known without an event: time, usage, signals."""
+        with self._lock:
+            for leaf in self._condition.leaves():
+                if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
+                    leaf.check([])
+        return self.ended
+
+    def listen(self, end: Callable[[], None]) -> Callable[[], None]:
+        """Call ``end`` when time or a signal ends the run. Returns how to stop listening."""
+        loop, timer, is_listening = asyncio.get_running_loop(), None, True
+
+        def look() -> None:
+            nonlocal timer
+            if not is_listening:
+                return
+            if self.look() is not None:
+                end()
+            elif (wake := self._condition.wake_at()) is not None:
+                timer = loop.call_later(max(wake - time.monotonic(), _SOONEST_S), look)
+
+        unsubscribe = self._condition.on_set(lambda: loop.call_soon_threadsafe(look))
+        look()
+
+        def stop() -> None:
+            nonlocal is_listening
+            is_listening = False
+            unsubscribe()
+            if timer is not None:
+                timer.cancel()
+
+        return stop
+
+
+class EndingConditions:
+    """The conditions around one agent: those of the runs around its own, and the one of its own run."""
+
+    def __init__(self, around: Sequence[RunCondition] = (), own: TerminationCondition | None = None) -> None:
+        self._own = None if own is None else RunCondition(own)
+        self.all: tuple[RunCondition, ...] = (*around, *(() if self._own is None else (self._own,)))
+
+    @property
+    def ended(self) -> Ended | None:
+        return next((ended for one in self.all if (ended := one.ended) is not None), None)
+
+    @property
+    def needs_await(self) -> bool:
+        return any(one.needs_await for one in self.all)
+
+    async def ask(self) -> Ended | None:
+        for one in self.all:
+            if (ended := await one.ask()) is not None:
+                return ended
+        return None
+
+    def listen(self, end: Callable[[], None]) -> Callable[[], None]:
+        """Call ``end`` when time or a signal ends a run that the agent is part of."""
+        stops = [one.listen(end) for one in self.all]
+
+        def stop() -> None:
+            for one in stops:
+                one()
+
+        return stop
+
+    def answered(self, agent: str, usage: Usage, model: str, calls: Sequence[ToolUse], text: str) -> None:
+        """A model answered."""
+        for one in self.all:
+            one.count(usage, model)
+        if self._own is not None:
+            parts = [_Part(text)] if text else []
+            parts += [_Part(function_call=_FunctionCall(use.id, use.tool, use.args)) for use in calls]
+            self._own.see(RunEvent(agent, _Content(parts), model_version=model))
+
+    def executed(self, agent: str, calls: Iterable[OpenCall]) -> None:
+        """Tools answered."""
+        if self._own is not None:
+            answers = [_FunctionResponse(call.use.id, call.use.tool, call.value) for call in calls]
+            self._own.see(RunEvent(agent, _Content([_Part(function_response=answer) for answer in answers])))
+
+    def handed_off(self, agent: str, target: str) -> None:
+        if self._own is not None:
+            self._own.see(RunEvent(agent, _Content(), _Actions(target)))
+
+
+def error_of(end: Trip | Ended) -> RunGuardError:
+    """What is raised where no text can end a run, such as with structured output."""
+    return RunStoppedError.of(end) if isinstance(end, Trip) else TerminatedError(end.reason)
+
+
+def fitting(condition: object, framework: str, *, has_hand_offs: bool) -> TerminationCondition | None:
+    """The condition, if the framework can show what it looks for. Else it would never fire, and is rejected."""
+    if condition is None:
+        return None
+    found = checked(condition)
+    for leaf in found.leaves():
+        is_hand_off = isinstance(leaf, HandoffTermination)
+        is_hand_off = is_hand_off or (isinstance(leaf, RuleTermination) and leaf.settings()["rule"] == "handoff")
+        if isinstance(leaf, StateTermination):
+            raise PolicyError(
+                f"termination_condition = {leaf!r}: only ADK has a session state; use a function of yours"
+            )
+        if is_hand_off and not has_hand_offs:
+            raise PolicyError(f"termination_condition = {leaf!r}: {framework} has no hand-offs, so it would never fire")
+    return found
+
+
+# ---- One agent at work in a framework that shows its model calls, its tool calls and their answers.
 
 
 class AgentRun:
@@ -258,3 +498,178 @@ def _release(lost: Reply) -> None:
     """A permission that came after its caller was interrupted."""
     if isinstance(lost, Permission):
         lost.release()
+
+
+# ---- The tool calls of one agent: checked before they run, paid for, and shown to the rules batch by batch.
+#
+# ``AgentRun.tools`` is one. ``agent_run`` says in which order an adapter calls its methods.
+
+BATCHES: Final = itertools.count(1)
+
+
+class RunTools:
+    """The tool calls of one ``AgentRun``. ``refused``: no tool of the run may be executed."""
+
+    def __init__(
+        self, guard: Guard, layers: tuple[Layer, ...], agent: str, depth: int, ending: EndingConditions, refused: bool
+    ) -> None:
+        self._guard, self._layers, self.agent, self._depth = guard, layers, agent, depth
+        self._ending, self._refused = ending, refused
+        self.lock = threading.RLock()
+        self._open: dict[str, OpenCall] = {}
+        self._batch = ""
+
+    def asked_for(self, calls: Sequence[ToolUse]) -> None:
+        """The tool calls of the newest model response: one batch, however many there are."""
+        with self.lock:
+            self._batch = str(next(BATCHES))
+            self._open = {use.id: OpenCall(use, self._batch) for use in calls}
+
+    def take_answered(self) -> list[OpenCall]:
+        """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
+        calls, self._open = [call for call in self._open.values() if call.is_over], {}
+        return calls
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    async def check(self, use: ToolUse) -> str | None:
+        """May this tool be executed? None, or what the model gets instead of an answer."""
+        return await self._check(use, no_loop=False)
+
+    def check_now(self, use: ToolUse) -> str | None:
+        """``check`` for callers without an event loop."""
+        make = partial(self._check, use, no_loop=True)
+        return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
+
+    async def _check(self, use: ToolUse, *, no_loop: bool) -> str | None:
+        call = self._call(use)
+        if self._refused:
+            call.refuse()
+            return NOT_EXECUTED
+        passed: list[tuple[Layer, ToolCall]] = []  # layers that have allowed the call
+        for layer in self._layers:
+            guard, run, lane = layer
+            try:
+                once = guard.tools.once_identity(use.tool, use.args)
+                if once or guard.breakers.get(use.tool) is not None:
+                    await guard.prepare_tool(run, use.tool, once, call.key)
+                fingerprint = guard.fingerprint(use.tool, use.args)
+                call.seen.append((layer, fingerprint, once))
+                at = (run.info.run, lane, self.agent, guard.clock())
+                event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
+                with self.lock:
+                    decision = guard.check(event)
+                passed.append((layer, event))
+                if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
+                    no_wait = no_loop and in_event_loop()
+                    decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
+            except Exception as error:
+                trip: Trip | None = guard.give_up("adapter", error, run.info.run, self.agent)
+                decision = ALLOW if trip is None else Decision(Action.STOP, None, trip, NOT_EXECUTED)
+            except BaseException:
+                self._not_executed(call)
+                raise
+            if decision.action >= Action.BLOCK and decision.enforced:
+                self._not_executed(call)
+                for (outer, of_run, _), allowed in passed:
+                    outer.faults.attempt("adapter", outer.tool_gate.give_up, of_run, allowed)
+                return decision.for_model or NOT_EXECUTED
+        return None
+
+    def _not_executed(self, call: OpenCall) -> None:
+        """A call was refused or given up: no layer pays for it."""
+        call.refuse()
+        for guard, run, _ in self._layers:
+            if run.bills is not None:
+                guard.faults.attempt("adapter", guard.release_tool, run, call.key)
+
+    def inside(self, use: ToolUse) -> AbstractContextManager[None]:
+        """The tool runs in this block. An agent that it starts joins this run."""
+        block = InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all))
+        for _, run, _ in self._layers:
+            if run.bills is not None:
+                return paid_around(block, self._layers, self._call(use).key)
+        return block
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
+
+    def answered(self, use: ToolUse, value: object) -> str | None:
+        """The tool returned ``value``: data, or text that may be JSON.
+
+        Returns what the model must see instead of an answer that is too large.
+        """
+        self._guard.faults.attempt("adapter", self._answered, use, value)
+        note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
+        return note
+
+    def _answered(self, use: ToolUse, value: object) -> None:
+        call = self._call(use)
+        call.answer(value)
+        self._pay(call, call.value)
+
+    def _pay(self, call: OpenCall, answer: object) -> None:
+        for guard, run, _ in self._layers:
+            if run.bills is not None:
+                guard.faults.attempt("adapter", guard.settle_tool, run, call.key, call.use.args, answer)
+
+    def saw(self, use: ToolUse, value: object) -> None:
+        """The answer to a call that was never checked: the adapter sees tools only in the next request."""
+        self._guard.faults.attempt("adapter", self._saw, use, value)
+
+    def _saw(self, use: ToolUse, value: object) -> None:
+        call = self._call(use)
+        for layer in self._layers:
+            call.seen.append((layer, layer.guard.fingerprint(use.tool, use.args), b""))
+        call.answer(value)
+        for layer in self._layers:
+            guard, run, lane = layer
+            if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
+                guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
+
+    def raised(self, use: ToolUse, error: BaseException) -> None:
+        """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
+        self._guard.faults.attempt("adapter", self._raised, use, error)
+
+    def _raised(self, use: ToolUse, error: BaseException) -> None:
+        call = self._call(use)
+        if not isinstance(error, Exception):
+            call.refuse()
+            for guard, run, _ in self._layers:  # it was executed, and its answer is not known
+                if run.bills is not None:
+                    guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
+            return
+        self._pay(call, error)
+        call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
+        for guard, run, _ in self._layers:
+            guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
+
+    def _call(self, use: ToolUse) -> OpenCall:
+        with self.lock:
+            call = self._open.get(use.id)
+            if call is None:
+                call = self._open[use.id] = OpenCall(use, self._batch or str(next(BATCHES)))
+            return call
+
+
+# ---- For callers without an event loop: whether there is one, and how they wait for the answer of all layers.
+
+_T = TypeVar("_T")
+
+
+def in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def drive_layers(
+    layers: tuple[Layer, ...],
+    ending: EndingConditions,
+    make: Callable[[], Coroutine[Any, Any, _T]],
+    lost: Callable[[_T], None],
+) -> _T:
+    """Run what ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
+    waits = any(layer.guard.accounts.ledger.is_shared for layer in layers)
+    return drive(make, waits or ending.needs_await, lost)

@@ -12,10 +12,8 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph.config import get_config
 from pydantic import PrivateAttr
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.ending_conditions import fitting
-from runguard.adapters.model_calls import Permission
-from runguard.adapters.tool_calls import ToolUse
+from runguard.calls.model_calls import Permission, ToolUse
+from runguard.calls.run import AgentRun, fitting
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.engine.guard import Controls, Guard
@@ -31,8 +29,7 @@ from runguard.langchain.messages import (
     usage_of,
 )
 from runguard.policy.settings import Policy, PolicySettings
-from runguard.termination.condition import TerminationCondition
-from runguard.termination.ended import Ended
+from runguard.termination.conditions import Ended, TerminationCondition
 
 _TURNS_KEPT: Final = 1_024
 # The outer model reports to the callbacks. Reports of the inner one would appear twice in a stream of messages.

@@ -7,13 +7,12 @@ from typing import Any, Final
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
 from pydantic import BaseModel
 
-from runguard.adapters.model_calls import ModelRequest
-from runguard.adapters.tool_calls import ToolUse
+from runguard.calls.model_calls import ModelRequest, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
-from runguard.termination.ended import Ended
+from runguard.termination.conditions import Ended
 
 # What chat models call their output limit, in the order in which it is looked for.
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")

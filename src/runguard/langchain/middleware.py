@@ -14,10 +14,8 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.ending_conditions import error_of, fitting
-from runguard.adapters.model_calls import ModelSwitch, Permission
-from runguard.adapters.tool_calls import ToolUse
+from runguard.calls.model_calls import ModelSwitch, Permission, ToolUse
+from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
 from runguard.engine.guard import Controls, Guard
@@ -34,8 +32,7 @@ from runguard.langchain.messages import (
     usage_of,
 )
 from runguard.policy.settings import Policy, PolicySettings
-from runguard.termination.condition import TerminationCondition
-from runguard.termination.ended import Ended
+from runguard.termination.conditions import Ended, TerminationCondition
 
 _RUN: Final = "runguard_run"
 _RESUMED_KEPT: Final = 1_024

@@ -10,8 +10,8 @@ from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
 from agents.run_context import TContext
 
-from runguard.adapters.ending_conditions import fitting
-from runguard.adapters.tool_calls import ToolUse
+from runguard.calls.model_calls import ToolUse
+from runguard.calls.run import fitting
 from runguard.core.errors import PolicyError
 from runguard.engine.guard import Controls, Guard
 from runguard.openai_agents.model import GuardedModel
@@ -19,7 +19,7 @@ from runguard.openai_agents.replaced_models import report, watch
 from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.providers.messages import arguments
-from runguard.termination.condition import TerminationCondition
+from runguard.termination.conditions import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
 _PARTS: Final = ("model", "hooks", "tools", "handoffs")  # of an agent, which the guard is put around

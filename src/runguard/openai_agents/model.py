@@ -12,18 +12,16 @@ from agents.models.interface import Model
 from agents.usage import Usage as ReportedUsage
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.ending_conditions import error_of
-from runguard.adapters.model_calls import ModelRequest, Permission
-from runguard.adapters.tool_calls import ToolUse
+from runguard.calls.model_calls import ModelRequest, Permission, ToolUse
+from runguard.calls.run import AgentRun, error_of
 from runguard.core.decision import Trip
 from runguard.engine.guard import Guard
 from runguard.openai_agents.runs import Runs
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
 from runguard.providers.usage import fields, size_of
-from runguard.termination.ended import KEY as _ENDED
-from runguard.termination.ended import Ended
+from runguard.termination.conditions import KEY as _ENDED
+from runguard.termination.conditions import Ended
 
 
 class GuardedModel(Model):

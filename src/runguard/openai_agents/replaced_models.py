@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from agents.run_internal import run_loop
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.ending_conditions import error_of
-from runguard.adapters.model_calls import ModelRequest, Permission
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.calls.run import AgentRun, error_of
 from runguard.core.decision import Trip
 from runguard.core.errors import RunGuardError
 from runguard.openai_agents.model import GuardedModel, name_of, settle_answer

@@ -9,8 +9,8 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.layers import current_place
+from runguard.calls.model_calls import current_place
+from runguard.calls.run import AgentRun
 from runguard.core.identity import Newest
 from runguard.engine.guard import Guard
 

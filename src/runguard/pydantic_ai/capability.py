@@ -18,19 +18,16 @@ from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import RunContext, ToolDefinition
 
-from runguard.adapters.agent_run import AgentRun
-from runguard.adapters.ending_conditions import error_of, fitting
-from runguard.adapters.model_calls import ModelRequest as Asked
-from runguard.adapters.model_calls import Permission
-from runguard.adapters.tool_calls import ToolUse
+from runguard.calls.model_calls import ModelRequest as Asked
+from runguard.calls.model_calls import Permission, ToolUse
+from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunStoppedError
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
-from runguard.termination.condition import TerminationCondition
-from runguard.termination.ended import Ended
+from runguard.termination.conditions import Ended, TerminationCondition
 
 _MESSAGE: Final = 4  # bytes around a message
 # The tool was not executed, or it will be called again: neither is an answer.

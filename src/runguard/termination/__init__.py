@@ -14,46 +14,50 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.termination.condition import (
+    from runguard.termination.conditions import (
         AndTerminationCondition,
-        OrTerminationCondition,
-        TerminatedError,
-        TerminationCondition,
-        TerminationResult,
-    )
-    from runguard.termination.rules import NoProgressTermination, RuleTermination
-    from runguard.termination.seen import (
+        ExternalTermination,
         FinalAnswerTermination,
+        FunctionalTermination,
         FunctionCallTermination,
         HandoffTermination,
         MaxIterationsTermination,
         MaxMessageTermination,
+        OrTerminationCondition,
         StateTermination,
+        TerminatedError,
+        TerminationCondition,
+        TerminationResult,
         TextMentionTermination,
     )
-    from runguard.termination.signals import ExternalTermination, FunctionalTermination
-    from runguard.termination.usage_limits import CostTermination, TimeoutTermination, TokenUsageTermination
+    from runguard.termination.usage import (
+        CostTermination,
+        NoProgressTermination,
+        RuleTermination,
+        TimeoutTermination,
+        TokenUsageTermination,
+    )
 
 _HOMES = {
-    "AndTerminationCondition": "runguard.termination.condition",
-    "OrTerminationCondition": "runguard.termination.condition",
-    "TerminatedError": "runguard.termination.condition",
-    "TerminationCondition": "runguard.termination.condition",
-    "TerminationResult": "runguard.termination.condition",
-    "CostTermination": "runguard.termination.usage_limits",
-    "TimeoutTermination": "runguard.termination.usage_limits",
-    "TokenUsageTermination": "runguard.termination.usage_limits",
-    "NoProgressTermination": "runguard.termination.rules",
-    "RuleTermination": "runguard.termination.rules",
-    "FinalAnswerTermination": "runguard.termination.seen",
-    "FunctionCallTermination": "runguard.termination.seen",
-    "HandoffTermination": "runguard.termination.seen",
-    "MaxIterationsTermination": "runguard.termination.seen",
-    "MaxMessageTermination": "runguard.termination.seen",
-    "StateTermination": "runguard.termination.seen",
-    "TextMentionTermination": "runguard.termination.seen",
-    "ExternalTermination": "runguard.termination.signals",
-    "FunctionalTermination": "runguard.termination.signals",
+    "AndTerminationCondition": "runguard.termination.conditions",
+    "OrTerminationCondition": "runguard.termination.conditions",
+    "TerminatedError": "runguard.termination.conditions",
+    "TerminationCondition": "runguard.termination.conditions",
+    "TerminationResult": "runguard.termination.conditions",
+    "CostTermination": "runguard.termination.usage",
+    "TimeoutTermination": "runguard.termination.usage",
+    "TokenUsageTermination": "runguard.termination.usage",
+    "NoProgressTermination": "runguard.termination.usage",
+    "RuleTermination": "runguard.termination.usage",
+    "FinalAnswerTermination": "runguard.termination.conditions",
+    "FunctionCallTermination": "runguard.termination.conditions",
+    "HandoffTermination": "runguard.termination.conditions",
+    "MaxIterationsTermination": "runguard.termination.conditions",
+    "MaxMessageTermination": "runguard.termination.conditions",
+    "StateTermination": "runguard.termination.conditions",
+    "TextMentionTermination": "runguard.termination.conditions",
+    "ExternalTermination": "runguard.termination.conditions",
+    "FunctionalTermination": "runguard.termination.conditions",
 }
 
 __all__ = [

@@ -1,18 +1,40 @@
-"""Conditions on the usage of a run: time, tokens, money."""
+"""Conditions on the usage of a run, and RunGuard's own rules as conditions. They load the engine; the others do
+not.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar, Final
 
-from runguard.core.errors import PolicyError
+from runguard.core.decision import Action, Decision, Finding, against_limit
+from runguard.core.errors import PolicyError, nearest
+from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
+from runguard.core.identity import Newest, words_name
 from runguard.core.money import to_count, to_nano, to_usd, usd_text
-from runguard.policy.settings import Policy
+from runguard.engine.guard import EventLanes, Guard, UnansweredCall
+from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Price, Pricing
 from runguard.pricing.rates import Unpriced, Usage
-from runguard.termination.arguments import seconds_of, text_of
-from runguard.termination.condition import Event, TerminationCondition
-from runguard.termination.reading import CallTaken, ModelCallReader
+from runguard.providers.messages import is_framework_tool
+from runguard.termination.conditions import (
+    CallTaken,
+    Event,
+    ModelCallReader,
+    TerminationCondition,
+    answers_of,
+    author_of,
+    branch_of,
+    calls_of,
+    scope_of,
+    seconds_of,
+    text_of,
+    transfer_of,
+    visible_text,
+    whole,
+)
+
+# ---- Conditions on the usage of a run: time, tokens, money.
 
 _UNITS = ("total", "prompt", "completion")
 
@@ -175,3 +197,145 @@ class CostTermination(TerminationCondition):
 
 def _plain(price: Price) -> dict[str, Any]:
     return price.model_dump(mode="json", exclude_defaults=True)
+
+
+# ---- RunGuard's own rules as conditions: a guard in shadow mode sees the events, and the condition fires where the
+#      guard would stop.
+
+# What events can show. The others look at prompts, at tools declared as polling, or at the context window.
+_SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
+_RUN: Final = "run"
+_CALLS_KEPT: Final = 4_096
+
+
+class _Watch:
+    """One run as a guard sees it through events."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._guard = Guard(policy, reports=False)  # whether anything ends is up to the condition's owner
+        self._lanes = EventLanes(self._guard, self._guard.start(RunInfo(_RUN)))
+        self._calls = Newest[str, tuple[str, Any, str, str]](_CALLS_KEPT)  # by id: tool, arguments, lane, batch
+
+    def see(self, event: Event, now: float) -> Finding | None:
+        """The reason to stop, if there is one."""
+        decisions = []
+        if calls := calls_of(event):
+            self._remember(event, calls)
+        elif answers := answers_of(event):
+            decisions.append(self._judge_answers(event, answers, now))
+        elif text := visible_text(event):
+            result = ModelResult(_RUN, self._lane(event), author_of(event), now, text_id=words_name(text))
+            decisions.append(self._guard.after(result))
+        if target := transfer_of(event):
+            decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))
+        return next(
+            (decision.finding for decision in decisions if decision is not None and decision.action is Action.STOP),
+            None,
+        )
+
+    def _lane(self, event: Event) -> str:
+        return self._lanes.of(branch_of(event), scope_of(event))
+
+    def _remember(self, event: Event, calls: list[Any]) -> None:
+        lane, batch = self._lane(event), getattr(event, "id", None) or ""
+        for call in calls:
+            name, args = getattr(call, "name", None) or "", getattr(call, "args", None)
+            self._calls[_key(call, branch_of(event))] = name, args, lane, batch
+            if call_id := getattr(call, "id", None):
+                self._lanes.add(call_id, UnansweredCall(name, args, b"", lane, batch, author_of(event)))
+
+    def _judge_answers(self, event: Event, responses: list[Any], now: float) -> Decision | None:
+        """The answers to one response of a model are one observation."""
+        answers: list[Answer] = []
+        lane = batch = ""
+        for response in responses:
+            call = self._calls.pop(_key(response, branch_of(event)), None)
+            if call is None or is_framework_tool(call[0]):
+                continue
+            tool, args, lane, batch = call
+            value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
+            self._lanes.close(name)
+            answers.append(Answer(tool, self._guard.fingerprint(tool, args), value, name, args=args))
+        if len(answers) == 1:
+            answers[0].hands_over = bool(transfer_of(event))
+        return self._guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers)) if answers else None
+
+
+def _key(call: Any, branch: str) -> str:
+    """A call and its answer have the same id; where there is none, the tool's name within the branch has to do."""
+    return getattr(call, "id", None) or f"{branch}/{getattr(call, 'name', None)}"
+
+
+class _Watched(TerminationCondition):
+    """Fires where one of its rules would stop."""
+
+    _policy: Policy
+    _watch: _Watch | None = None
+
+    def judge(self, events: Sequence[Event], now: float) -> str | None:
+        for event in whole(events):
+            if self._watch is None:
+                self._watch = _Watch(self._policy)
+            found = self._watch.see(event, now)
+            if found is not None:
+                return _reason(found)
+        return None
+
+    def clear(self, now: float) -> None:
+        self._watch = None
+
+
+def _reason(found: Finding) -> str:
+    about = f" of tool '{found.tool}'" if found.tool else ""
+    detail = f" ({found.detail})" if found.detail else ""
+    return f"Rule {found.rule}{about}: {against_limit(found.observed, found.unit, found.limit)}{detail}"
+
+
+def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:
+    """Only these rules, in shadow mode; not from a policy file, which configures the enforcing guard."""
+    off = {rule: False for rule in RULES if rule not in rules}
+    given = {rule: rungs for rule, rungs in rules.items() if rungs}
+    quiet = {
+        "mode": "shadow",
+        "telemetry": False,
+        "max_nudges": 0,
+        "max_tool_calls": None,
+        "max_delegation_depth": None,
+    }
+    return Policy.validated({**quiet, "rules": {**off, **given}}, source)
+
+
+class RuleTermination(_Watched):
+    """One of RunGuard's rules:
+
+    ``RuleTermination("repetition", stop=4)``. Without rungs, those that the guard has by default.
+    """
+
+    saved_keys: ClassVar[tuple[str, ...]] = ("warn", "nudge", "block", "stop")
+
+    def __init__(self, rule: str, **rungs: float) -> None:
+        if rule not in _SEEN_IN_EVENTS:
+            raise PolicyError(f"rule = {rule!r}: no rule that events can show; {nearest(str(rule), _SEEN_IN_EVENTS)}")
+        for name, number in rungs.items():
+            if isinstance(number, bool):
+                raise PolicyError(f"{name} = {number!r}: give a number")
+        self._rule, self._rungs = rule, rungs
+        self._policy = _policy_of({rule: rungs}, "RuleTermination")
+        in_force = self._policy.rungs(rule)
+        if in_force is None or in_force.stop is None:
+            raise PolicyError(
+                f"stop: rule '{rule}' stops nothing by default; say at how many, such as "
+                f"RuleTermination({rule!r}, stop=5)"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        return {"rule": self._rule, **self._rungs}
+
+
+class NoProgressTermination(_Watched):
+    """Any of RunGuard's loop rules at its measured default: repetition, circles, stalls, failures in a row, hand-off
+    circles.
+    """
+
+    def __init__(self) -> None:
+        self._policy = _policy_of({rule: {} for rule in _SEEN_IN_EVENTS}, "NoProgressTermination")

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from runguard.core.errors import RunStoppedError
 from runguard.core.money import Budget
-from runguard.termination.seen import MaxIterationsTermination
+from runguard.termination.conditions import MaxIterationsTermination
 from runguard.testing.harness import (
     MODEL,
     AgentSpec,
