@@ -1,210 +1,226 @@
-"""What the plugin does before and after a tool call: check it, refuse it, time it, and record how it failed."""
+"""What a tool of ADK declares about its arguments, and which of them reach its code.
 
-import asyncio
-from typing import Any, Final
+``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
+function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass with
+its own ``run_async`` may treat arguments in another way, so there every argument counts, as for MCP, OpenAPI and all
+other tools; only the types in their schema are used.
+"""
 
-from google.adk.agents import BaseAgent
-from google.adk.agents.invocation_context import InvocationContext
-from google.adk.tools.agent_tool import AgentTool
+import inspect
+import weakref
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import partial
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
 from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.tool_context import ToolContext
+from google.adk.tools.function_tool import FunctionTool
+from pydantic import BaseModel, RootModel
 
-from runguard.adk.classifiers import app_verdict
-from runguard.adk.context import HERE, enclosing_of, here_of
-from runguard.adk.declared_arguments import declared_by
-from runguard.adk.invocation_state import Invocation, OpenToolCall
-from runguard.adk.invocations import Invocations
-from runguard.adk.lanes import depth_of, lane_of
-from runguard.adk.paid_tools import reserve_price, settle_price
-from runguard.adk.run_start import RunStarter
-from runguard.adk.stop_events import refusal
-from runguard.adk.stop_owners import announce
-from runguard.adk.stops import Stopper
-from runguard.adk.tool_deadlines import limit_time, timed_out
-from runguard.core.decision import PART_STOPPED, STOPPED, Action
-from runguard.core.errors import RunStoppedError
-from runguard.core.events import AgentEntered, Outcome, ToolCall
-from runguard.core.outcomes import says_missing, was_done
-from runguard.engine.guard import Guard
-from runguard.providers.messages import FRAMEWORK_TOOLS, TRANSFER
+from runguard.policy.tools import Each, Fields, Kind
 
-_BLOCK: Final = Action.BLOCK
-_ERROR, _TIMEOUT, _UNKNOWN_TOOL = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL
-_TOOLS_KEPT: Final = 4_096
+_INJECTED: Final = ("tool_context", "input_stream")
+_EMPTY: Final[tuple[Any, ...]] = (list, dict, set, tuple, str)  # factories of defaults that are always the same
+_OWN_READING: Final = ("__get_pydantic_core_schema__", "model_validate")
+# Everything that decides which arguments reach the function. ADK's own classes add arguments and change none.
+_STEPS: Final = ("run_async", "_preprocess_args", "_preprocess_args_with_validation", "_prepare_invocation_args")
+_PLAIN: Final = {
+    f"google.adk.tools.{module}" for module in ("function_tool", "authenticated_function_tool", "google_tool")
+}
+
+_known: "weakref.WeakKeyDictionary[BaseTool, tuple[int, Fields | None]]" = weakref.WeakKeyDictionary()
 
 
-class ToolHooks:
-    """Tool calls of one plugin."""
-
-    def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
-        self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
-        self._known_tools: set[str] = set()
-        self._limits_time = False  # some call had a deadline
-
-    async def before(
-        self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
-    ) -> dict[str, Any] | None:
-        ic = tool_context._invocation_context
-        if self._stopper.gave_up(ic.invocation_id) is not None:
-            return refusal(STOPPED)
-        try:
-            invocation = self._invocations.find(ic.invocation_id)
-            if invocation is None or invocation.nested:
-                invocation = await self._starter.invocation_of(ic)
-            guard, run, name, agent = self._guard, invocation.run, tool.name, ic.agent
-            agent_name = agent.name if agent is not None else ""
-            lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
-            call_id = tool_context.function_call_id or ""
-            call = invocation.calls.get(call_id)
-            if call is None:
-                call = OpenToolCall(name, tool_args, lane, invocation.batches.get(lane, ""), agent=agent_name)
-                invocation.remember(call_id, call)
-            call.lane, call.running, call.task = lane, True, asyncio.current_task()
-            if tool.is_long_running:
-                invocation.ask([call_id])
-            if name not in self._known_tools:
-                self._learn_tool(tool)
-            depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
-            here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
-            around = enclosing_of((guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream))
-            HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
-            if name in FRAMEWORK_TOOLS:
-                return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
-            call.fingerprint = guard.fingerprint(name, tool_args)
-            below = 0
-            if AgentTool in type(tool).__mro__:  # ``isinstance`` asks the metaclass
-                below = depth + 1
-                beside = sum(
-                    1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name
-                )
-                # a stop shows at the next check
-                guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
-            known = guard.tools.known
-            rule = known[name] if name in known else guard.tool_rule(name)
-            if rule is not None and rule.once:
-                call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
-            if guard.accounts.ledger.is_shared:
-                await guard.prepare_tool(run, name, call.once, call_id)
-            now, fingerprint = guard.clock(), call.fingerprint
-            event = ToolCall(
-                run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once
+def declared_by(tool: BaseTool) -> Fields | None:
+    """What is declared about the arguments of a tool; None where nothing is known."""
+    try:
+        known, function = _known.get(tool), id(getattr(tool, "func", None))
+        if known is None or known[0] != function:
+            known = _known[tool] = (
+                function,
+                _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool),
             )
-            decision = guard.check(event)
-            if rule is not None and rule.price is not None and not (decision.action >= _BLOCK and decision.enforced):
-                decision = await reserve_price(guard, invocation, tool, event, tool_args)
-            if decision.action >= _BLOCK and decision.enforced:
-                call.refused = True
-                if decision.trip is not None:
-                    announce(decision.trip, self._invocations)
-                    # a Workflow's tool node has no model that would read the refusal
-                    if not isinstance(agent, BaseAgent):
-                        call.running = False
-                        await self._stopper.at_tool_node(ic, name, decision.trip, invocation, lane)
-                return refusal(decision.for_model)
-            seconds = rule.max_seconds if rule is not None else None
-            if guard.policy.max_seconds is not None or seconds is not None:
-                self._limits_time = True
-                limit_time(tool)
-                call.deadline = guard.clock() + seconds if seconds is not None else 0.0
-            return None
-        except Exception as error:
-            return refusal(STOPPED) if self._stopper.fault("before_tool", error, ic) is not None else None
-
-    def _check_transfer(
-        self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str
-    ) -> dict[str, Any] | None:
-        """Refuse a hand-off that goes too deep, where the model can still read the refusal. Hand-off circles are
-        judged on the event.
-        """
-        root = getattr(ic.agent, "root_agent", None)
-        target = root.find_agent(args.get("agent_name")) if root is not None else None
-        if target is None:
-            return None
-        event = AgentEntered(
-            invocation.run.info.run, lane, agent, self._guard.clock(), depth_of(target, invocation, lane)
-        )
-        decision = self._guard.check(event)
-        return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
-
-    def _learn_tool(self, tool: BaseTool) -> None:
-        """Declare the rule that ``@runguard.tool`` put beside the tool's code, once."""
-        if len(self._known_tools) < _TOOLS_KEPT:
-            self._known_tools.add(tool.name)
-        rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(
-            tool, "__runguard_tool__", None
-        )
-        if rule is not None:
-            self._guard.declare(tool.name, rule)
-
-    def after(
-        self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
-    ) -> None:
-        ic = tool_context._invocation_context
-        try:
-            if self._guard.tool_prices.is_used and (paying := self._invocations.find(ic.invocation_id)) is not None:
-                settle_price(self._guard, paying, tool, tool_context, tool_args, result)
-            if self._limits_time:
-                self.judge_time()
-            verdict = app_verdict(tool, tool_args, tool_context, result)
-            if verdict is not None and (known := self._invocations.find(ic.invocation_id)) is not None:
-                answered = known.calls.get(tool_context.function_call_id or "")
-                if answered is not None and not answered.refused:
-                    answered.verdict = verdict
-            is_node = not isinstance(ic.agent, BaseAgent)
-            if not tool.is_long_running and not is_node:
-                return
-            # A long-running tool's answer comes later or never, and a Workflow's tool node yields no function
-            # response: the event reader will not see an answer.
-            invocation = self._invocations.find(ic.invocation_id)
-            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
-            if invocation is None or call is None:
-                return
-            call.running = False
-            if call.once and not call.refused and call.outcome is None and (not result or is_node):
-                # What a long-running tool started counts as done: it must not start again.
-                self._guard.settle_once(invocation.run, call.once, not is_node or was_done(result))
-        except Exception as error:
-            self._stopper.fault("after_tool", error, ic)
-
-    def judge_time(self) -> None:
-        """A call has returned. A sync tool that took too long shows only now."""
-        tool = HERE.get().tool
-        call = tool.invocation.calls.get(tool.call_id) if tool is not None and tool.guard is self._guard else None
-        if tool is not None and call is not None and call.deadline and self._guard.clock() > call.deadline:
-            timed_out(tool)
-
-    def failed(self, tool: BaseTool, tool_context: ToolContext, error: BaseException) -> dict[str, Any] | None:
-        """The tool raised an error. Returns the answer to its call where the run is stopped."""
-        ic = tool_context._invocation_context
-        try:
-            call_id = tool_context.function_call_id or ""
-            invocation = self._invocations.find(ic.invocation_id)
-            call = invocation.calls.get(call_id) if invocation is not None else None
-            if invocation is None or call is None:
-                return None
-            if invocation.run.bills is not None and type(tool) is not BaseTool:
-                settle_price(self._guard, invocation, tool, tool_context, call.args, error)
-            if isinstance(error, asyncio.CancelledError):
-                call.running = False
-                return None
-            unknown = type(tool) is BaseTool
-            call.outcome = _UNKNOWN_TOOL if unknown else _TIMEOUT if isinstance(error, TimeoutError) else _ERROR
-            call.error = error_text(error)
-            # a missing item is not a tool failure
-            if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):
-                self._guard.report_failure(invocation.run, call.tool, call_id)
-            if call.once and not isinstance(ic.agent, BaseAgent):  # a Workflow's tool node yields no function response
-                self._guard.settle_once(invocation.run, call.once, False)
-            if isinstance(tool, AgentTool) or isinstance(error, RunStoppedError):
-                # It kept asking for a model, or the nested run was stopped and its empty answer does not fit a schema:
-                # answer the call.
-                return refusal(PART_STOPPED) if invocation.stop_in(call.lane) is not None else None
-        except Exception as fault:
-            self._stopper.fault("on_tool_error", fault, ic)
+        return known[1]
+    except Exception:  # an unhashable tool, or a declaration that cannot be read
         return None
 
 
-def error_text(error: BaseException) -> str:
-    """An exception's type and text arguments, without running its ``__str__``."""
-    words = " ".join(arg for arg in error.args if type(arg) is str)
-    return f"{type(error).__name__}: {words}"
+# ---- functions ------------------------------------------------------------------------------------------------------
+
+
+def _parameters(tool: FunctionTool) -> Fields:
+    """The parameters that a model can fill in."""
+    injected = {*_INJECTED, *getattr(tool, "_ignore_params", ())}
+    hints = _hints(tool.func)
+    fields = Fields(drops_others=True)
+    for name, parameter in inspect.signature(tool.func).parameters.items():
+        if name in injected:
+            continue
+        fields.kinds[name] = _parameter(hints.get(name, parameter.annotation))
+        if parameter.default is not inspect.Parameter.empty:
+            fields.defaults[name] = parameter.default
+    return fields
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether arguments take the way that ``FunctionTool`` defines."""
+    return all(
+        next((owner.__module__ in _PLAIN for owner in kind.__mro__ if step in vars(owner)), True) for step in _STEPS
+    )
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """Annotations by parameter. One that cannot be resolved does not hide the others."""
+    while isinstance(function, partial):
+        function = function.func
+    target: Any = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return get_type_hints(target, include_extras=True)
+    except Exception:
+        space = getattr(inspect.unwrap(target), "__globals__", {})
+        return {
+            name: _resolved(annotation, space) for name, annotation in getattr(target, "__annotations__", {}).items()
+        }
+
+
+def _resolved(annotation: Any, space: dict[str, Any]) -> Any:
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), space, include_extras=True)["it"]
+    except Exception:
+        return None
+
+
+def _parameter(annotation: Any) -> Kind:
+    """ADK makes models of parameters that are a model or a list of models, and hands on everything else as it came."""
+    annotation = _one(annotation)
+    inner = get_args(annotation)
+    item = _one(inner[0]) if get_origin(annotation) is list and inner else None
+    if _is_model(annotation):
+        return _kind(annotation, {})
+    return Each(_kind(item, {})) if _is_model(item) else _kind(annotation, None)
+
+
+def _kind(annotation: Any, models: dict[type, Fields | None] | None) -> Kind:
+    """What an annotation says about a value. ``models``: those met on the way; None where models are not made."""
+    annotation = _one(annotation)
+    if annotation is int or annotation is float or annotation is bool:
+        return annotation
+    if _is_model(annotation):
+        return None if models is None else models[annotation] if annotation in models else _model(annotation, models)
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if not isinstance(origin, type):
+        return None
+    if issubclass(origin, Mapping):
+        return Each(_kind(inner[1], models))
+    if issubclass(origin, Sequence | AbstractSet) and (len(inner) == 1 or inner[1:] == (...,)):
+        return Each(_kind(inner[0], models))
+    return None
+
+
+def _one(annotation: Any) -> Any:
+    """The type behind ``Annotated``, ``NewType``, an alias and ``Optional``; ``int | float`` is a float."""
+    while True:
+        if get_origin(annotation) is Annotated:
+            annotation = get_args(annotation)[0]
+        elif get_origin(annotation) in (Union, UnionType):
+            members = {_one(member) for member in get_args(annotation)} - {type(None)}
+            if members == {int, float}:
+                return float
+            if len(members) != 1:
+                return None
+            annotation = members.pop()
+        elif (
+            behind := getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)
+        ) is not None and not isinstance(annotation, type):
+            annotation = behind
+        else:
+            return annotation
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _model(model: type[BaseModel], models: dict[type, Fields | None]) -> Fields | None:
+    """The fields of a model that drops what it does not declare; None for one
+    that may look at everything it is given.
+    """
+    if _reads_input(model):
+        models[model] = None
+        return None
+    # known before its fields are read: one of them may be the model itself
+    fields = models[model] = Fields(drops_others=True)
+    by_name = model.model_config.get("populate_by_name") or model.model_config.get("validate_by_name")
+    for name, of in model.model_fields.items():
+        fields.kinds[name] = _kind(of.annotation, models)
+        if isinstance(of.validation_alias, str):
+            fields.names[name] = (of.validation_alias, name) if by_name else (of.validation_alias,)
+        if of.default_factory in _EMPTY:
+            fields.defaults[name] = of.default_factory()  # type: ignore[call-arg, misc]
+        elif of.default_factory is None and not of.is_required():
+            fields.defaults[name] = of.default
+    return fields
+
+
+def _reads_input(model: type[BaseModel]) -> bool:
+    """Whether more than the names of its fields decides what a model makes of its input."""
+    config, decorators = model.model_config, model.__pydantic_decorators__
+    paths = any(not isinstance(of.validation_alias, str | None) for of in model.model_fields.values())
+    validators = any(found.info.mode != "after" for found in decorators.model_validators.values()) or bool(
+        decorators.root_validators
+    )
+    own = any(
+        name in vars(owner)
+        for owner in model.__mro__
+        if owner is not BaseModel and issubclass(owner, BaseModel)
+        for name in _OWN_READING
+    )
+    special = (
+        config.get("extra") not in (None, "ignore")
+        or config.get("validate_by_alias") is False
+        or issubclass(model, RootModel)
+    )
+    return paths or validators or own or special or model.__pydantic_custom_init__
+
+
+# ---- schemas --------------------------------------------------------------------------------------------------------
+
+
+def _schema(tool: BaseTool) -> Fields | None:
+    """The types that a tool's schema declares.
+
+    What its code makes of other arguments is unknown, so all of them count.
+    """
+    declaration = tool._get_declaration()
+    if declaration is None:
+        return None
+    schema: Any = getattr(declaration, "parameters_json_schema", None)
+    if schema is None and declaration.parameters is not None:
+        schema = declaration.parameters.model_dump(mode="json", exclude_none=True, by_alias=True)
+    kind = _schema_kind(schema)
+    return kind if isinstance(kind, Fields) else None
+
+
+def _schema_kind(schema: Any) -> Kind:
+    if not isinstance(schema, dict):
+        return None
+    if options := schema.get("anyOf"):
+        left = [
+            option for option in options if not isinstance(option, dict) or str(option.get("type")).lower() != "null"
+        ]
+        return _schema_kind(left[0]) if len(left) == 1 else None
+    names = schema.get("type")
+    names = [str(name).lower() for name in (names if isinstance(names, list) else [names])]
+    match [name for name in names if name != "null"]:
+        case ["integer"]:
+            return int
+        case ["number"]:
+            return float
+        case ["boolean"]:
+            return bool
+        case ["array"]:
+            return Each(_schema_kind(schema.get("items")))
+        case ["object"]:
+            return Fields({name: _schema_kind(of) for name, of in (schema.get("properties") or {}).items()})
+    return None
