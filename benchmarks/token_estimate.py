@@ -3,7 +3,7 @@
     python benchmarks/token_estimate.py RUNS [--json]    # a file, or a folder with *.jsonl and *.jsonl.gz
 
 A prompt is the one before it, whose tokens are known, and what was added since: the answer, its tool calls and their
-results. What was added is sized as in ``runguard.adk.estimate`` and divided by the bytes per token. "Hold": what is
+results. What was added is sized as in ``runguard.adk.runs`` and divided by the bytes per token. "Hold": what is
 reserved for the prompt and for all that the model may write, an output token at four times the price of an input
 token, against what the call took.
 """
@@ -21,7 +21,7 @@ from typing import Any
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from runguard.adk.estimate import project
+from runguard.adk.runs import project
 from runguard.providers.usage import LIKELY, UPPER, text_size
 
 PART = 12  # bytes of every part beside its text

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.adk.cost_breaker import ADKCostBreaker
     from runguard.adk.guarded_llm import GuardedLlm
-    from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
+    from runguard.adk.runner import install, uninstall
     from runguard.adk.termination import TerminationPlugin, terminate
     from runguard.calls.functions import guard, guard_async, run
     from runguard.core.breaker import BreakerState

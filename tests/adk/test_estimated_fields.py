@@ -3,7 +3,7 @@
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
-from runguard.adk.estimate import project
+from runguard.adk.runs import project
 
 
 def _tokens(response: dict[str, object]) -> int:

@@ -260,7 +260,7 @@ async def test_functions_of_every_make(tool: Any) -> None:
 
 
 def test_an_annotation_that_cannot_be_resolved_hides_no_other() -> None:
-    from runguard.adk.declared_arguments import declared_by
+    from runguard.adk.tool_hooks import declared_by
 
     declared = declared_by(FunctionTool(unresolved))
     assert declared is not None

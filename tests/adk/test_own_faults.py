@@ -340,7 +340,7 @@ async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(
 
 
 async def test_a_fault_at_the_border_books_an_estimate_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runguard.adk.call_accounts import CallAccount
+    from runguard.adk.model_calls import CallAccount
 
     held: list[Any] = []
 

@@ -13,8 +13,10 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
 from runguard import testing
-from runguard.adk import RunGuardPlugin, estimate, model_hooks
-from runguard.adk.estimate import PromptProjection, project
+from runguard.adk import RunGuardPlugin
+from runguard.adk import plugin as model_hooks
+from runguard.adk import runs as estimate
+from runguard.adk.runs import PromptProjection, project
 from runguard.core import identity as answer_book
 from runguard.core.identity import copy_of
 

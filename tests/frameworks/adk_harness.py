@@ -22,7 +22,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from runguard.adk import RunGuardPlugin, TerminationPlugin
 from runguard.engine.guard import Controls
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 
 _ids = itertools.count(1)
 

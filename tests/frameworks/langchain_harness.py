@@ -17,7 +17,7 @@ from pydantic import BaseModel, PrivateAttr
 
 from runguard.engine.guard import Controls
 from runguard.langchain import RunGuardMiddleware
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Script, Session, TurnResult
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, Script, Session, TurnResult
 
 _ids = itertools.count(1)
 

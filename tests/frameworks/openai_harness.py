@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from runguard.engine.guard import Controls
 from runguard.openai_agents import AgentGuard
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 
 _ids = itertools.count(1)
 set_tracing_disabled(True)

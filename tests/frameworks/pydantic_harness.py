@@ -22,7 +22,7 @@ from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from runguard.engine.guard import Controls
 from runguard.pydantic_ai import RunGuard
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
 
 _ids = itertools.count(1)
 

@@ -8,15 +8,15 @@ from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import HumanMessage
 
 from runguard.langchain import RunGuardMiddleware
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.langchain_harness import LangChainHarness, ScriptedChat
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness
 
 # Each with the functions that read a request and the usage of an answer.
 LANGCHAIN, OPENAI, PYDANTIC = (
-    "runguard.langchain.middleware",
-    "runguard.openai_agents.model",
+    "runguard.langchain.guarding",
+    "runguard.openai_agents.guarding",
     "runguard.pydantic_ai.capability",
 )
 HARNESSES = [

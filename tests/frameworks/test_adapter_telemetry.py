@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from runguard.core.money import Budget
 from runguard.reporting import telemetry
 from runguard.reporting import telemetry as span_cost
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness

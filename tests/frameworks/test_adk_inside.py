@@ -15,7 +15,7 @@ from runguard.adk import RunGuardPlugin, TerminationPlugin
 from runguard.core.money import Budget
 from runguard.termination import MaxIterationsTermination
 from runguard.testing import ScriptedModel, call, text
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness

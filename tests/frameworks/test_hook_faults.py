@@ -12,7 +12,7 @@ from runguard.calls.run import AgentRun
 from runguard.engine.guard import Guard
 from runguard.langchain import GuardedChatModel
 from runguard.policy import Policy
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.langchain_harness import LangChainHarness, ScriptedChat
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness

@@ -12,7 +12,7 @@ from langgraph.prebuilt import ToolNode, tools_condition
 
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
-from runguard.testing.harness import Reply
+from runguard.testing.conformance import Reply
 from tests.frameworks.langchain_harness import ScriptedChat
 
 

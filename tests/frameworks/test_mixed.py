@@ -17,7 +17,7 @@ from runguard.langchain import RunGuardMiddleware
 from runguard.openai_agents import AgentGuard
 from runguard.pydantic_ai import RunGuard
 from runguard.testing import ScriptedModel, call, run, text
-from runguard.testing.harness import MODEL, AgentSpec, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Reply
 from tests.frameworks.langchain_harness import LangChainSession
 from tests.frameworks.openai_harness import OpenAIAgentsSession
 

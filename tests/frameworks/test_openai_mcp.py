@@ -8,7 +8,7 @@ from agents.mcp import MCPServer
 from mcp.types import CallToolResult, TextContent, Tool
 
 from runguard.openai_agents import guarded
-from runguard.testing.harness import AgentSpec, Reply
+from runguard.testing.conformance import AgentSpec, Reply
 from tests.frameworks.openai_harness import ScriptedModel
 
 

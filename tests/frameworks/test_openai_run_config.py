@@ -12,7 +12,7 @@ from agents.run_internal import turn_preparation
 from runguard.cli.doctor.framework_agents import find_agents
 from runguard.core.errors import RunGuardError
 from runguard.openai_agents import AgentGuard, guarded
-from runguard.testing.harness import AgentSpec, Reply, Script
+from runguard.testing.conformance import AgentSpec, Reply, Script
 from tests.frameworks.openai_harness import ScriptedModel
 
 run_loop: Any = _run_loop

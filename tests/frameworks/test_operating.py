@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from runguard.cli.main import main
-from runguard.testing.harness import MODEL, AgentSpec, Harness, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from runguard.view.store_view import StoreView
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness

@@ -14,10 +14,10 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.langchain.messages import request_of
-from runguard.openai_agents.model import GuardedModel
+from runguard.langchain.guarding import request_of
+from runguard.openai_agents.guarding import GuardedModel
 from runguard.pydantic_ai.capability import _asked
-from runguard.testing.harness import MODEL
+from runguard.testing.conformance import MODEL
 from tests.frameworks.langchain_harness import ScriptedChat
 
 TEXTS = st.sampled_from(["", "a", "page", "größer", "x" * 90, "東京" * 40])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from runguard import RunStoppedError, ToolRule
-from runguard.testing.harness import AgentSpec, Harness, Reply
+from runguard.testing.conformance import AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness

@@ -11,7 +11,7 @@ from runguard.core.decision import Trip
 from runguard.langchain import RunGuardMiddleware
 from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
 from runguard.pydantic_ai import RunGuard
-from runguard.testing.harness import AgentSpec, Reply
+from runguard.testing.conformance import AgentSpec, Reply
 from tests.frameworks.openai_harness import ScriptedModel
 
 

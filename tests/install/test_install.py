@@ -16,7 +16,8 @@ from google.adk.tools.agent_tool import AgentTool
 from google.genai import types
 
 import runguard
-from runguard.adk import RunGuardPlugin, patching, runner_wrappers
+from runguard.adk import RunGuardPlugin, patching
+from runguard.adk import runner as runner_wrappers
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
 

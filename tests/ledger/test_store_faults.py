@@ -46,7 +46,7 @@ def worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Makes guards with a cap of two calls per user, each with a ledger of its own, as workers in different processes
     have.
     """
-    monkeypatch.setattr("runguard.adk.invocations._WRITE_S", 0.05)  # how long the end of a run waits for a broken store
+    monkeypatch.setattr("runguard.adk.runs._WRITE_S", 0.05)  # how long the end of a run waits for a broken store
     made: list[RunGuardPlugin] = []
 
     def make(store: Store | None = None, **policy: Any) -> RunGuardPlugin:

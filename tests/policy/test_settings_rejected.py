@@ -141,7 +141,7 @@ def test_a_label_is_a_text(labels: Any) -> None:
     "value", [["a", "b"], ("a",), {"a": 1}, None, b"a", object()], ids=lambda value: type(value).__name__
 )
 def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
-    from runguard.adk.run_options import run_options
+    from runguard.adk.events import run_options
 
     _, _, _, wrong = run_options({"labels": {"te\nam": value}})
     assert wrong.startswith("RunConfig.custom_metadata['runguard']: labels.te\\nam = ")

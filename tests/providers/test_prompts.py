@@ -157,7 +157,7 @@ def test_types_of_genai_are_measured_as_their_json() -> None:
 def test_a_request_of_adk_is_at_least_what_adk_would_be_reserved() -> None:
     module = pytest.importorskip("google.adk.models.llm_request")
     types = pytest.importorskip("google.genai.types")
-    estimate = pytest.importorskip("runguard.adk.estimate")
+    estimate = pytest.importorskip("runguard.adk.runs")
     contents = [types.Content(role="user", parts=[types.Part(text="Wie wird das Wetter in Köln? " * 20)])] * 5
     request = module.LlmRequest(
         model="gemini-2.5-flash",

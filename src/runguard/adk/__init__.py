@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from runguard.adk.budget_plugin import BudgetPlugin
     from runguard.adk.cost_breaker import ADKCostBreaker
     from runguard.adk.guarded_llm import GuardedLlm
-    from runguard.adk.installation import install, uninstall
     from runguard.adk.plugin import RunGuardPlugin
+    from runguard.adk.runner import install, uninstall
     from runguard.adk.termination import TerminationPlugin, terminate
     from runguard.termination.conditions import termination_reason
 
@@ -18,8 +18,8 @@ _HOMES = {
     "ADKCostBreaker": "runguard.adk.cost_breaker",
     "BudgetPlugin": "runguard.adk.budget_plugin",
     "GuardedLlm": "runguard.adk.guarded_llm",
-    "install": "runguard.adk.installation",
-    "uninstall": "runguard.adk.installation",
+    "install": "runguard.adk.runner",
+    "uninstall": "runguard.adk.runner",
     "RunGuardPlugin": "runguard.adk.plugin",
     "TerminationPlugin": "runguard.adk.termination",
     "terminate": "runguard.adk.termination",

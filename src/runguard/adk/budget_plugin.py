@@ -32,12 +32,10 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import patching
-from runguard.adk.estimate import project
-from runguard.adk.hooks import hook
-from runguard.adk.invocation_state import DELIVERY_S
-from runguard.adk.paid_work import until_done
-from runguard.adk.stop_events import may_escalate, refusal, stop_response
-from runguard.adk.stream import halt
+from runguard.adk.patching import halt
+from runguard.adk.plugin import hook
+from runguard.adk.runs import DELIVERY_S, project
+from runguard.adk.stops import may_escalate, refusal, stop_response, until_done
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
 from runguard.core.errors import CheckedABC, PolicyError
 from runguard.core.identity import Newest

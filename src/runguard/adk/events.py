@@ -1,29 +1,53 @@
-"""Reads ADK's events: answers of tools, hand-offs, usage of live models, and model calls that a callback or another
-plugin answered.
-"""
+"""Reads ADK's events, and finds the run of an invocation that starts or resumes."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.genai import types
 
-from runguard.adk.estimate import LARGE
-from runguard.adk.invocation_state import Invocation, ModelInFlight, OpenToolCall
-from runguard.adk.invocations import Invocations
-from runguard.adk.lanes import lane_of
-from runguard.adk.stop_events import left_out, refusal, with_notice
-from runguard.adk.stop_owners import announce
-from runguard.adk.stops import Stopper
-from runguard.core.decision import ALLOW, NOTICE_KEY, PART_STOPPED, Action
-from runguard.core.events import Answer, HandOff, ModelCall, ModelResult, Outcome, StateChanged, ToolResults
+from runguard.adk.a2a import remote_budget
+from runguard.adk.runs import (
+    LARGE,
+    Invocation,
+    Invocations,
+    ModelInFlight,
+    OpenToolCall,
+    enclosing_tool,
+    lane_of,
+    open_child,
+)
+from runguard.adk.stops import Stopper, announce, left_out, refusal, with_notice
+from runguard.core.decision import ALLOW, METADATA_KEY, NOTICE_KEY, PART_STOPPED, Action, printable
+from runguard.core.errors import PolicyError
+from runguard.core.events import (
+    ROOT_LANE,
+    Answer,
+    HandOff,
+    ModelCall,
+    ModelResult,
+    Outcome,
+    RunInfo,
+    StateChanged,
+    ToolResults,
+)
 from runguard.core.identity import answer_text, words_name
+from runguard.core.money import shown, to_count, to_nano
+from runguard.engine.charges import Denied, finding_of
 from runguard.engine.guard import Guard
+from runguard.engine.resume import review_stops, run_name
+from runguard.engine.runs import Run
+from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.providers.messages import FRAMEWORK_TOOLS, REQUESTS
 from runguard.providers.usage import CallUsage
+
+# ---- Reads ADK's events: answers of tools, hand-offs, usage of live models, and model calls that a callback or
+#      another plugin answered.
 
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED
@@ -279,3 +303,200 @@ def _live_model(ic: InvocationContext, author: str) -> str:
     agent = (root.find_agent(author) if root is not None else None) or ic.agent
     model = getattr(agent, "canonical_live_model", None) or getattr(agent, "canonical_model", None)
     return getattr(model, "model", "") or ""
+
+
+# ---- The start of an invocation: a new run, a nested one, or one that is resumed after a pause.
+
+
+class RunStarter:
+    """Registers invocations. ``policy_error``: an invalid policy, which stops every run."""
+
+    def __init__(self, guard: Guard, invocations: Invocations, reader: EventReader, policy_error: str | None) -> None:
+        self._guard, self._invocations, self._reader = guard, invocations, reader
+        self._policy_error = policy_error
+
+    async def invocation_of(self, ic: InvocationContext) -> Invocation:
+        """The invocation that a hook is called for. Starts it where no hook announced it."""
+        return self._invocations.find_current(ic.invocation_id) or await self.start(ic)
+
+    async def start(self, ic: InvocationContext, *, announced: bool = False) -> Invocation:
+        """``announced``: by ADK's before-run hook, rather than found by a later hook."""
+        guard, tool = self._guard, enclosing_tool(self._guard)
+        if tool is not None:
+            lane = open_child(guard, tool)
+            facts = (ic.invocation_id, tool.invocation.run, ic.plugin_manager, ic.session.id, _root_of(ic))
+            return self._invocations.register(ic, Invocation(*facts, lane=lane, depth=tool.depth + 1, nested=True))
+        history = history_of(ic)
+        info, wrong = self._info(ic, history.name)
+        run = await run_of(guard, info, history)
+        known = self._invocations.find(ic.invocation_id)
+        if known is not None and known.run is run:  # resumed twice at once: both streams are the same run
+            known.entered += announced
+            return self._invocations.register(ic, known)
+        invocation = Invocation(ic.invocation_id, run, ic.plugin_manager, ic.session.id, _root_of(ic))
+        invocation.go_on()
+        invocation.resumable = ic.is_resumable
+        invocation.ask(history.questions)
+        invocation.questions -= history.answered
+        for error in (wrong, self._policy_error):
+            if error:
+                guard.fail(run.info.run, "policy_error", error, invocation.root_agent)
+        self._invocations.register(ic, invocation)
+        if history.arrived and invocation.calls:
+            self._reader.read_outside_answers(invocation, history.arrived)
+        return invocation
+
+    def _info(self, ic: InvocationContext, name: str) -> tuple[RunInfo, str]:
+        """The scope and the limits of the run; and an error text when the options in its RunConfig are invalid."""
+        config = ic.run_config
+        limit = config.max_llm_calls if config else None
+        labels, max_usd, max_tokens, wrong = run_options(
+            config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None
+        )
+        ceiling, sent_wrong = remote_budget(self._guard.policy, config)
+        info = RunInfo(
+            run=name,
+            app=ic.app_name,
+            user=ic.user_id,
+            session=ic.session.id,
+            invocation=ic.invocation_id,
+            at=self._guard.clock(),
+            model_call_limit=limit if limit and limit > 0 else None,
+            labels=labels,
+            max_usd=max_usd,
+            max_tokens=max_tokens,
+            ceiling=ceiling,
+        )
+        return info, wrong or sent_wrong
+
+
+def _root_of(ic: InvocationContext) -> str:
+    return getattr(ic.agent, "name", "") or ""
+
+
+# ---- Options for one call of a Runner:
+#
+# ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
+
+_KNOWN: Final = ("labels", "max_usd", "max_tokens")
+_LABELS_KEPT: Final = 64
+
+
+def run_options(given: Any) -> tuple[dict[str, str], int | None, int | None, str]:
+    """Labels, nano-USD, tokens; and an error text when they are invalid, which stops the run before it pays."""
+    if given is None:
+        return {}, None, None, ""
+    try:
+        return (*_read(given), "")
+    except PolicyError as error:
+        return {}, None, None, f"RunConfig.custom_metadata['runguard']: {error}"
+
+
+def _read(given: Any) -> tuple[dict[str, str], int | None, int | None]:
+    if not isinstance(given, Mapping):
+        raise PolicyError(f"must be a mapping with {', '.join(_KNOWN)}, not a {type(given).__name__}")
+    unknown = [str(name) for name in given if name not in _KNOWN]
+    if unknown:
+        raise PolicyError(f"{', '.join(unknown)}: unknown option; known: {', '.join(_KNOWN)}")
+    labels = given.get("labels") or {}
+    if not isinstance(labels, Mapping) or len(labels) > _LABELS_KEPT:
+        raise PolicyError(f"labels must be a mapping of at most {_LABELS_KEPT} names to values")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise PolicyError(f"labels.{printable(str(name))} = {shown(value)}: give a text for each label")
+    max_usd, max_tokens = given.get("max_usd"), given.get("max_tokens")
+    return (
+        {str(name): str(value) for name, value in labels.items()},
+        None if max_usd is None else to_nano(max_usd, "max_usd"),
+        None if max_tokens is None else to_count(max_tokens, "max_tokens"),
+    )
+
+
+# ---- Finds the run of an invocation, and resumes one that has paused.
+#
+# ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names
+# the
+# id. Neither adds a message of the user. A further message of the user starts a new run, also where ADK uses the id of
+# a
+# paused task for it.
+
+_log: Final = logging.getLogger("runguard")
+
+
+@dataclass(slots=True)
+class SessionHistory:
+    """What the session has of an invocation's current run."""
+
+    name: str  # of the run
+    before: str = ""  # the run that the user's last message has replaced
+    begun: bool = False  # agents have worked in it
+    questions: set[str] = field(default_factory=set)  # long-running calls, confirmations and sign-ins
+    answered: set[str] = field(default_factory=set)  # by the user
+    arrived: list[types.FunctionResponse] = field(default_factory=list)  # answers that no agent has worked with yet
+
+
+def history_of(ic: InvocationContext) -> SessionHistory:
+    """Read the events of this invocation in the session, which hold the new message already."""
+    invocation_id, messages = ic.invocation_id, 0
+    found = SessionHistory(invocation_id)
+    for event in ic.session.events:
+        if event.invocation_id != invocation_id:
+            continue
+        if event.author != _USER:
+            found.begun = True
+            found.arrived.clear()
+            found.questions.update(event.long_running_tool_ids or ())
+        elif _is_message(event):
+            messages += 1
+            found = SessionHistory(run_name(invocation_id, messages), found.name if messages > 1 else "")
+        else:
+            found.arrived += event.get_function_responses()
+            found.answered.update(response.id or "" for response in event.get_function_responses())
+    return found
+
+
+def _is_message(event: Event) -> bool:
+    """Whether it is a message of the user. Results of tasks and summaries of compactions have the author "user" too."""
+    parts: list[Any] = (event.content.parts if event.content is not None else None) or []
+    return (
+        bool(parts) and not any(part.function_response is not None for part in parts) and not event.actions.compaction
+    )
+
+
+async def run_of(guard: Guard, info: RunInfo, history: SessionHistory) -> Run:
+    """The run to go on with, or a new one."""
+    if history.before:
+        guard.pauses.discard(replace(info, run=history.before))
+    if guard.pauses.belongs_to_others(info):
+        info.run = f"{info.run}@{info.session}"
+    run = guard.runs.get(info.run)
+    if run is None:
+        await guard.growth.recall(info)
+        record = None
+        try:
+            if guard.shares_store and (history.begun or guard.pauses.find(info.run) is not None):
+                record = await guard.pauses.latest(info)
+            run = guard.runs.get(info.run) or guard.pauses.resume(info, record)  # the first: resumed twice at once
+        except (StoreOutage, StoreError) as error:
+            return _unsure(guard, info, error)
+    if run is None:
+        return guard.start(info)
+    await review_stops(guard, run)
+    return run
+
+
+def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
+    """The store cannot say what the run has used so far. As in an outage, the run stops or starts from zero."""
+    run = guard.start(info)
+    run.unsure = True
+    guard.accounts.outages[guard.policy.on_outage] += 1
+    if guard.policy.on_outage == "closed":
+        event = ModelCall(info.run, ROOT_LANE, "", guard.clock())
+        guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.store_name))
+    else:
+        _log.warning(
+            "runguard.resumed_unsure: the usage of a resumed run is unavailable; with on_outage=open it "
+            "starts from zero: %s",
+            error,
+        )
+    return run

@@ -22,10 +22,9 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from runguard.adk import patching
-from runguard.adk.context import HERE, ModelLayer, RunnerStream
-from runguard.adk.invocation_state import Invocation
-from runguard.adk.resuming import history_of, run_of
-from runguard.adk.stop_events import stop_response
+from runguard.adk.events import history_of, run_of
+from runguard.adk.runs import HERE, Invocation, ModelLayer, RunnerStream
+from runguard.adk.stops import stop_response
 from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults

@@ -8,38 +8,317 @@ accounts are closed here.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing, suppress
 from functools import wraps
 from typing import Any, Final
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.genai import types
 
-from runguard.adk.call_accounts import (
-    CallAccount,
-    PassingCall,
-    Stop,
-    call_off,
-    cap_output,
-    give_up,
-    keep_cap,
+from runguard.adk.patching import IN_USE
+from runguard.adk.runs import (
+    ANNOUNCED,
+    HERE,
+    Invocation,
+    ModelInFlight,
+    count_tokens,
+    enclosing_tool,
+    here_of,
+    project,
+    runners_inside,
 )
-from runguard.adk.context import ANNOUNCED, HERE, enclosing_tool, here_of, runners_inside
-from runguard.adk.estimate import count_tokens, project
-from runguard.adk.invocation_state import Invocation, ModelInFlight
-from runguard.adk.joining import joined
-from runguard.adk.model_refusals import refuse, refuse_barely
-from runguard.adk.stop_events import stop_response
-from runguard.adk.termination_calls import asked_first
-from runguard.adk.unannounced_calls import announced_accounts, callers
-from runguard.calls.model_calls import is_inside_tool
-from runguard.core.decision import STOP_CODE, Action
+from runguard.adk.stops import Halt, refused_response, stop_response, until_done
+from runguard.adk.termination import asked_first
+from runguard.calls.model_calls import ModelRequest, Permission, is_inside_tool
+from runguard.calls.run import AgentRun
+from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip, text_for_user
 from runguard.core.errors import RunStoppedError
-from runguard.core.events import AgentEntered, ModelCall
-from runguard.engine.charges import OWNERS
+from runguard.core.events import AgentEntered, ModelCall, ModelResult
+from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
+from runguard.providers.errors import was_unbilled
+from runguard.providers.usage import CallBill, CallUsage
+from runguard.termination.conditions import KEY, Ended
+
+# ---- An ADK Runner inside a tool of an agent of another framework: its model calls belong to the run of that agent.
+#
+# Every guard of another framework around the call is asked first, and pays. ADK's own guard judges the call as always.
+
+
+def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:
+    """``answers``, paid by the run of another framework whose tool makes this call."""
+    here = HERE.get()
+    own = {guard for plugin in IN_USE.plugins if (guard := getattr(plugin, "guard", None)) is not None}
+    name = here.stream.agent if here.stream is not None else ""
+    run = AgentRun.join(name or "model", own | set(IN_USE.of_models))
+    return answers if run is None else _paid_by(run, answers, llm, request, stream)
+
+
+async def _paid_by(
+    run: AgentRun, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
+) -> AsyncGenerator[LlmResponse, None]:
+    usage, config = CallUsage(), request.config
+    try:
+        held = (flight.charge for _, _, flight in ANNOUNCED.get() if flight.request() is request)
+        token = OWNERS.set((*OWNERS.get(), *(charge for charge in held if charge is not None)))
+        try:  # what ADK's guard holds in the same store is not held again
+            permission = await run.ask(lambda: _asked(llm, request))
+        finally:
+            OWNERS.reset(token)
+        if not isinstance(permission, Permission):
+            call_off(announced_accounts(request))
+            yield _last_response(run, permission)
+            return
+        permission.changed(_cap, request)
+        capped = request.config
+        try:
+            async with aclosing(permission.pieces(answers)) as pieces:
+                async for response in pieces:
+                    run.guard.faults.attempt("adapter", usage.add, response)
+                    yield response
+        except BaseException as error:
+            permission.fail(error, streaming=stream)
+            raise
+        finally:
+            if request.config is capped:
+                request.config = config  # the caller may use the request again
+        if (trip := permission.interrupted) is not None:
+            permission.fail(None, streaming=stream)
+            yield _last_response(run, trip)
+            return
+        permission.read(_settle, usage)
+    finally:
+        run.end()
+
+
+def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:
+    if isinstance(end, Ended):  # as where a condition of ADK's own has fired
+        return LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
+    return stop_response(end, run.guard.stop_text(end))
+
+
+def _cap(permission: Permission, request: LlmRequest) -> LlmRequest:
+    """A budget can pay only for a shorter answer. A notice is not added: ADK's guard gives its own."""
+    if (limit := permission.max_output_tokens) is not None:
+        config = request.config or types.GenerateContentConfig()
+        request.config = config.model_copy(update={"max_output_tokens": limit})
+    return request
+
+
+def _asked(llm: BaseLlm, request: LlmRequest) -> ModelRequest:
+    projection = project(request, None)
+    limit = request.config.max_output_tokens if request.config is not None else None
+    upper, likely = projection.upper, projection.likely
+    return ModelRequest(request.model or llm.model, upper, likely, limit, projection.audio)
+
+
+def _settle(permission: Permission, usage: CallUsage) -> None:
+    permission.settle(usage.reported)
+
+
+# ---- The accounts of one model call: one per guard, closed however the call ends.
+
+# Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
+# has given its answer.
+Stop = tuple[Trip | str | None, Guard]
+
+
+class CallAccount:
+    """One guard's account of one model call."""
+
+    __slots__ = (
+        "_flight",
+        "_invocation",
+        "_model",
+        "_settled",
+        "_usage",
+        "charge",
+        "delegated",
+        "guard",
+        "holder",
+        "is_layer",
+    )
+
+    def __init__(
+        self,
+        guard: Guard,
+        charge: Charge,
+        invocation: Invocation | None = None,
+        flight: ModelInFlight | None = None,
+        *,
+        is_layer: bool = False,
+        usage: CallUsage | None = None,
+    ) -> None:
+        """``is_layer``: of a guarded model. No hook sees its answer, so the detectors see it here. ``usage``: where to
+        collect what the model reports.
+        """
+        self.guard, self.charge, self.is_layer = guard, charge, is_layer
+        self._invocation, self._flight = invocation, flight
+        self._usage = usage or CallUsage()
+        self._settled: tuple[CallBill, str] | None = None
+        self._model = ""
+        self.holder: asyncio.Task[Any] | None = None  # the task that holds a slot for the call
+        self.delegated = False  # other models do the work: they are billed instead
+
+    @property
+    def run(self) -> Run | None:
+        return self.guard.runs.get(self.charge.run_costs.info.run)
+
+    @property
+    def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
+        return self._invocation, self._flight
+
+    def saw(self, response: LlmResponse) -> None:
+        """Read a chunk or the whole answer.
+
+        Settles the charge when the answer is complete, and again when a later report changes the usage.
+        """
+        if self.charge.is_probe:  # the provider takes calls again: do not wait for the end of the stream
+            self.guard.provider_waits.ended(self.charge, is_success=True)
+        is_new = self._usage.add(response)
+        self._model = response.model_version or self._model
+        if is_new and self._flight is not None and self._invocation is not None:
+            self._flight.usage = self._usage
+            self._invocation.learn_prompt(self._flight, self._usage.prompt or 0)
+        if response.partial and not self.charge.over:
+            return
+        self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+
+    def _settle(self, bill: CallBill) -> None:
+        if self._settled != (bill, self._model):
+            self.guard.settle(self.charge, bill.usage, self._model, estimated=bill.estimated)
+            self._settled = bill, self._model
+
+    def called_off(self) -> None:
+        """The call is not made after all."""
+        self._give_back()
+        if not self.charge.over:
+            self.guard.release(self.charge)
+            self.guard.unspent(self.charge.run_costs.info.run)
+
+    def _give_back(self) -> None:
+        run, holder, self.holder = self.run, self.holder, None
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
+    def ended(self, error: BaseException | None, streaming: bool) -> None:
+        if self.holder is not None:
+            self._give_back()
+        if self.is_layer and error is None and not self.delegated:
+            charge, usage = self.charge, self._usage
+            output = usage.reported.output if usage.reported is not None else None
+            self.guard.after(
+                ModelResult(
+                    charge.run_costs.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output
+                )
+            )
+        if self.delegated or self.charge.over:
+            return
+        if self._usage.reported is not None:
+            self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+            return
+        received = self._usage.text_tokens
+        if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it: it never left
+            self.called_off()
+            return
+        self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error), error=error)
+
+
+class PassingCall:
+    """A call on its way to its model: its accounts, and how the kill switch ends it. The switch cancels the task, and
+    the cancellation becomes a stop.
+    """
+
+    __slots__ = ("_loop", "_runs", "_thrown", "accounts", "is_due", "llm", "owners", "task")
+
+    def __init__(self, llm: BaseLlm, accounts: list[CallAccount]) -> None:
+        self.llm, self.accounts = llm, accounts
+        around = OWNERS.get()
+        self.owners = tuple([charge for charge in around if not charge.over]) if around else ()
+        self._thrown, self._loop = False, asyncio.get_running_loop()
+        self.task: asyncio.Task[Any] | None = None  # that waits for the model now
+        self.is_due = False  # the switch was thrown, perhaps while no task waited
+        self._runs: list[Run] = []
+        for account in accounts:
+            self.owners += (account.charge,)
+            if (run := account.guard.runs.get(account.charge.run_costs.info.run)) is not None:
+                self._runs.append(run)
+                run.in_flight.add(self._throw)
+                self.is_due = self.is_due or run.stopped is not None
+
+    def end_if_due(self) -> None:
+        """End the call where its run is still stopped by the switch."""
+        self.is_due = any(run.stopped is not None and run.stopped.rule == "kill_switch" for run in self._runs)
+        if self.is_due:
+            self._throw()
+
+    def over(self) -> None:
+        for run in self._runs:
+            run.in_flight.discard(self._throw)
+
+    def _throw(self) -> None:
+        self.is_due = True
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self.task is not None and not self._thrown:
+            self._thrown = True
+            self.task.cancel()
+
+    def by_switch(self) -> tuple[Trip, Guard] | None:
+        """The stop that ended the call. None when other code cancelled it."""
+        task = asyncio.current_task()
+        if not self._thrown or task is None or task.uncancel() > 0:
+            return None
+        return next(
+            (
+                (account.run.stopped, account.guard)
+                for account in self.accounts
+                if account.run is not None and account.run.stopped is not None
+            ),
+            None,
+        )
+
+
+def give_up(account: CallAccount, fault: Exception) -> None:
+    """Book an estimate at once where the usage cannot be booked, so that no other call waits for the reservation."""
+    guard, charge = account.guard, account.charge
+    guard.fault("border", fault, charge.run_costs.info.run)
+    if account.delegated:
+        return
+    try:
+        guard.abandon(charge)
+    except Exception as second:
+        guard.close(charge, second)
+
+
+def call_off(accounts: list[CallAccount]) -> None:
+    """The call is not made after all: another guard refused it, or its caller was cancelled."""
+    for account in accounts:
+        try:
+            account.called_off()
+        except Exception as fault:
+            give_up(account, fault)
+
+
+def keep_cap(request: LlmRequest, charge: Charge) -> None:
+    """A callback after ours may have asked for more output than ``charge`` holds."""
+    asked = request.config.max_output_tokens
+    if charge.max_output > 0 and (charge.limited if asked is None else asked > charge.max_output):
+        cap_output(request, charge.max_output)
+
+
+def cap_output(request: LlmRequest, tokens: int) -> None:
+    """Cap the output in a copy of the configuration, which may be shared with every later call."""
+    request.config = request.config.model_copy(update={"max_output_tokens": tokens})
+
+
+# ---- Every call that reaches a model passes here, whether or not a hook announced it.
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK
@@ -328,3 +607,116 @@ def wrap_model(original: Any) -> Any:
         return guarded
 
     return generate_content_async
+
+
+# ---- Calls that reach a model: which hooks announced them, and who makes a call that no hook announced.
+
+_DIRECT: Final = "(direct)"  # the agent of a call that no agent's hook announced
+_AGENT_LABEL: Final = "adk_agent_name"
+
+
+def announced_accounts(request: LlmRequest) -> list[CallAccount]:
+    """The accounts that hooks have opened for this call."""
+    found: list[CallAccount] = []
+    for guard, invocation, flight in ANNOUNCED.get():
+        if (
+            flight.charge is None
+            or flight.left
+            or flight.answered
+            or flight.charge.over
+            or flight.request() is not request
+        ):
+            continue
+        found.append(CallAccount(guard, flight.charge, invocation, flight, usage=flight.usage))
+        flight.left = True  # last: the after-hook settles the others
+    if found:
+        announced = ANNOUNCED.get()
+        ANNOUNCED.set(tuple([e for e in announced if not e[2].left]) if len(announced) > len(found) else ())
+    return found
+
+
+def callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
+    """Who makes a call that no hook announced: the guarded models around it; the tool call that it is in, or else the
+    Runner at work.
+
+    Yields guard, invocation, lane, agent, tool, and whether it is a guarded model.
+    """
+    child = _child_agent(request)
+    for layer in HERE.get().layers:
+        yield layer.guard, layer.invocation, layer.lane, layer.agent, "", True
+    tool, seen = HERE.get().tool, set()
+    while tool is not None:
+        run = tool.invocation.run
+        if tool.guard not in seen and tool.guard.runs.get(run.info.run) is run:
+            seen.add(tool.guard)
+            agent = child or (tool.path[-1] if tool.path else _DIRECT)
+            yield tool.guard, tool.invocation, tool.lane, agent, tool.name, False
+        tool = tool.outer
+    stream = HERE.get().stream
+    while stream is not None and stream.registry is None:  # a Runner without a guard inside of one that has a guard
+        stream = stream.outer
+    if seen or stream is None or stream.registry is None:
+        return
+    for invocation_id in reversed(stream.invocation_ids):
+        invocation = stream.registry.find(invocation_id)
+        if invocation is not None:
+            yield stream.registry.guard, invocation, invocation.lane, child or _DIRECT, "", False
+            return
+
+
+def _child_agent(request: LlmRequest) -> str:
+    """The agent that makes this call in a Runner without a guard: ADK labels each request with its name. Empty for a
+    call that no agent makes.
+    """
+    labels = request.config.labels if request.config is not None else None
+    named = labels.get(_AGENT_LABEL) if labels else None
+    if named:
+        return named
+    stream = HERE.get().stream
+    return stream.agent if stream is not None and stream.registry is None else ""
+
+
+# ---- The answer to a refused model call, and the end of a loop that keeps asking.
+
+# Rounds in which a stopped run may ask for a model before it is ended: a long list of documents is not an endless loop.
+_SPINS: Final = 1_000
+
+
+async def refuse(trip: Trip | str | None, guard: Guard, accounts: list[CallAccount]) -> LlmResponse:
+    """Answer instead of the model. A loop that ignores the refusals is ended from outside."""
+    call_off(accounts)  # another guard had admitted it
+    if isinstance(trip, str):
+        return _text_response(trip)
+    if trip is None:  # beside a run that has given its answer: nothing is stopped
+        return LlmResponse(error_code=STOP_CODE, error_message=text_for_user(""))
+    run = guard.runs.get(trip.run_id)
+    first = run is not None and not run.refusing
+    if run is not None:
+        run.refusing = True
+    await asyncio.sleep(0)  # code that asks in a loop must not block the event loop
+    if run is not None and first:  # calls that are refused together are one round
+        run.refusing = False
+        times, made = run.refused_at_border  # a model call in between starts the count anew
+        run.refused_at_border = (times + 1 if made == run.spend.model_calls else 1, run.spend.model_calls)
+        if run.refused_at_border[0] > _SPINS:
+            if HERE.get().tool is not None and run.refused_at_border[0] <= 2 * _SPINS:
+                raise RunStoppedError.of(trip)  # inside a tool: its call gets an answer, unless it swallows this
+            await until_done(lambda: not run.slots.busy())
+            raise Halt(trip)
+    return refused_response(trip, guard.stop_text(trip))
+
+
+def refuse_barely(trip: Trip | str | None, guard: Guard, accounts: list[CallAccount], fault: Exception) -> LlmResponse:
+    """Refuse a call although ``refuse`` failed. A run that is stopped as a whole is ended."""
+    guard.faults.note("refusing", fault)
+    call_off(accounts)
+    if isinstance(trip, str):
+        return _text_response(trip)
+    run = guard.runs.get(trip.run_id) if trip is not None else None
+    if trip is not None and run is not None and run.stopped is not None and HERE.get().tool is None:
+        raise Halt(trip)
+    return LlmResponse(error_code=STOP_CODE, error_message="refused")
+
+
+def _text_response(text: str) -> LlmResponse:
+    return LlmResponse(content=types.Content(role="model", parts=[types.Part(text=text)]))

@@ -5,40 +5,90 @@ it. Results are judged on the function-response event, which precedes the next m
 of them.
 """
 
+import asyncio
 import logging
-from typing import Any, Final, Unpack
+import re
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from functools import cache, wraps
+from types import SimpleNamespace
+from typing import Any, Final, TypeVar, Unpack
 
 from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
+from google.adk.models.base_llm import BaseLlm
+from google.adk.models.gemini_context_cache_manager import GeminiContextCacheManager
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from pydantic import BaseModel
 
-from runguard.adk import (
-    nesting,  # noqa: F401 - tells other adapters about ADK's tool calls
-    patching,
+from runguard.adk import patching
+from runguard.adk.a2a import RemoteCalls, is_remote
+from runguard.adk.events import EventReader, RunStarter
+from runguard.adk.model_calls import cap_output
+from runguard.adk.patching import Generations, invocation_of
+from runguard.adk.runs import (
+    ANNOUNCED,
+    FLIGHTS_KEPT,
+    HERE,
+    Invocation,
+    Invocations,
+    ModelInFlight,
+    count_tokens,
+    enter,
+    is_bounded,
+    lane_of,
+    project,
 )
-from runguard.adk.event_reader import EventReader
-from runguard.adk.generations import Generations
-from runguard.adk.hooks import hook
-from runguard.adk.invocations import Invocations
-from runguard.adk.lanes import enter, is_bounded, lane_of
-from runguard.adk.model_hooks import ModelHooks
-from runguard.adk.remote_agents import RemoteCalls, is_remote
-from runguard.adk.run_start import RunStarter
 from runguard.adk.stops import Stopper
 from runguard.adk.tool_hooks import ToolHooks
-from runguard.core.decision import Action
+from runguard.calls.model_calls import Layer, Place, register
+from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.errors import PolicyError
-from runguard.core.events import ROOT_LANE, AgentEntered
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
+from runguard.core.identity import words_name
+from runguard.engine.downgrade import Downgrades, PromptParts
 from runguard.engine.guard import Controls, Guard
+from runguard.engine.runs import Lane, Run
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.book import preload
+
+# ---- The outermost line of every hook of ADK.
+#
+# ADK ends a run when a hook of a plugin raises. So only a deliberate end of the run leaves a hook (``Halt``, which is
+# not
+# an ``Exception``). A failure of RunGuard is counted and logged, and ``on_guard_error`` decides the answer of the hook.
+# Where ``install()`` has replaced a policy, the plugin of the run answers the hook.
+
+_Hook = TypeVar("_Hook", bound=Callable[..., Coroutine[Any, Any, Any]])
+
+
+def hook(function: _Hook) -> _Hook:
+    """Wrap a hook. The object's ``instead_of`` gives the answer when the hook fails."""
+    name = function.__name__.removesuffix("_callback")
+
+    @wraps(function)
+    async def outermost(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            generations = getattr(self, "generations", None)
+            if generations is not None and (other := generations.of(invocation_of(kwargs))) is not self:
+                return await getattr(other, function.__name__)(*args, **kwargs)
+            return await function(self, *args, **kwargs)
+        except Exception as error:
+            return self.instead_of(name, error, *args, *kwargs.values())
+
+    return outermost  # type: ignore[return-value]
+
+
+# ---- ``RunGuardPlugin``: ADK's hooks. It translates hooks to events for the guard, and decides nothing.
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK  # bound once: a lookup on the enum costs as much as the rest of a line
@@ -292,3 +342,484 @@ class RunGuardPlugin(Controls, BasePlugin):
         except Exception as error:
             plugin.instead_of("on_event", error, invocation_context)
         return None
+
+
+# ---- Agents of other frameworks that a tool of an ADK agent starts: they join the run of the ADK agent.
+
+
+def _place() -> Place | None:
+    """The ADK tool calls around the running code, from the outermost guard to the innermost."""
+    tool = innermost = HERE.get().tool
+    if innermost is None:
+        return None
+    layers: list[Layer] = []
+    while tool is not None:
+        if all(layer.guard is not tool.guard for layer in layers):
+            layers.insert(0, Layer(tool.guard, tool.invocation.run, tool.lane))
+        tool = tool.outer
+    return Place(tuple(layers), f"{innermost.name}@{innermost.call_id}", innermost.depth + 1)
+
+
+register(_place)
+
+# ---- What the plugin does before and after a model call: check it, reserve its worst case, and judge its result.
+
+_LIMITS_KEPT: Final = 64
+_STOP: Final = Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line
+
+
+class ModelHooks:
+    """Model calls of one plugin."""
+
+    def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
+        self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
+        self._watches_context = guard.policy.rungs("context") is not None
+        self._counter = guard.policy.tokens
+        guard.cache_watch.read_parts = read_parts
+
+    async def before(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        ic = callback_context._invocation_context
+        trip, lane = self._stopper.gave_up(ic.invocation_id), ROOT_LANE
+        event: ModelCall | None = None
+        if trip is None:
+            try:
+                guard = self._guard
+                invocation = self._invocations.find(ic.invocation_id)
+                if invocation is None or invocation.nested:
+                    invocation = await self._starter.invocation_of(ic)
+                run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
+                lane = lane_of(guard, invocation, branch, ic.isolation_scope)
+                last = invocation.flights.get(task)
+                if last is not None and (not last.answered or (last.charge is not None and not last.charge.over)):
+                    self._settle_unanswered(invocation, last)
+                event = ModelCall(
+                    run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
+                )
+                flight = ModelInFlight(event.agent, branch, lane)
+                self._measure(invocation, event, flight, llm_request)
+                if self._counter is not None:
+                    await self._count(invocation, event, llm_request)
+                if guard.downgrades is not None and not invocation.live:
+                    self._choose_model(guard.downgrades, invocation, event, agent, llm_request)
+                state = run.lanes[lane]
+                if (
+                    state.is_new
+                    and state.parent is not None
+                    and branch is not None
+                    and "@" in branch
+                    and branch.rpartition("@")[2] not in invocation.calls
+                ):
+                    await self._count_siblings(state, state.parent, event)
+                decision = guard.check(event)
+                if decision.action is not _STOP or not decision.enforced:
+                    reserved = await guard.reserve(event, task=task)
+                    if reserved is not ALLOW and reserved:
+                        decision = reserved
+                if decision.action is not _STOP or not decision.enforced:
+                    self._admit(invocation, event, flight, llm_request, task)
+                    if state.notice:
+                        llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=state.notice)]))
+                        state.notice = ""
+                    return None
+                trip = decision.trip
+                answers = guard.last_answers
+                if (
+                    answers is not None
+                    and answers.may_answer(run, state, event, trip)
+                    and not invocation.live
+                    and await ask_for_last_answer(guard, run, event, agent, llm_request)
+                ):
+                    flight.last_after, flight.projection = trip, None
+                    self._admit(invocation, event, flight, llm_request, task)
+                    return None
+            except Exception as error:
+                trip = self._stopper.fault("before_model", error, ic)
+                self._take_back(event)
+        if trip is None:
+            return None
+        return await self._stopper.at_model(callback_context, trip, self._invocations.find(ic.invocation_id), lane)
+
+    def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
+        """What the call may take: the size of its prompt, and the largest answer."""
+        sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
+        event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
+        event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
+        event.max_output_tokens = request.config.max_output_tokens
+        event.candidates = request.config.candidate_count or 1
+        event.asked = prompt_hash(request)
+        if invocation.live:
+            # its usage comes in events: this call reserves almost nothing, it only needs permission
+            event.input_tokens = event.max_output_tokens = 1
+        if self._watches_context:
+            try:
+                event.context_limit = invocation.context_limits[event.model]
+            except KeyError:
+                event.context_limit = self._context_limit(invocation, event.model)
+        tool = HERE.get().tool
+        event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
+
+    def _choose_model(
+        self, downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
+    ) -> None:
+        """Send the request to a cheaper model where a threshold says so."""
+        if choose_model(downgrades, invocation, event, agent, request) and self._watches_context:
+            event.context_limit = self._context_limit(invocation, event.model)
+
+    async def _count(self, invocation: Invocation, event: ModelCall, request: LlmRequest) -> None:
+        """Ask the user's own counter. What it returns replaces the estimate, but a live call reserves nothing."""
+        counted = await count_tokens(self._counter, request) if self._counter is not None else None
+        if counted is not None:
+            event.projected_tokens = counted
+            if not invocation.live:
+                event.input_tokens = counted
+
+    def _context_limit(self, invocation: Invocation, model: str) -> int | None:
+        """The window of a model, looked up once per run."""
+        limits = invocation.context_limits
+        if len(limits) >= _LIMITS_KEPT:
+            limits.clear()
+        limit = limits[model] = self._guard.context_limit(model)
+        return limit
+
+    def _admit(
+        self,
+        invocation: Invocation,
+        event: ModelCall,
+        flight: ModelInFlight,
+        request: LlmRequest,
+        task: "asyncio.Task[Any] | None",
+    ) -> None:
+        """The call may be made. From here on ``model_calls`` reports how it ended, or the event of another answer."""
+        guard = self._guard
+        charge = flight.charge = event.charge
+        flight.request = weakref.ref(request)
+        if charge is not None:
+            charge.request = flight.request
+            if charge.lowered:
+                cap_output(request, charge.max_output)
+        if charge is not None and invocation.live:
+            guard.release(charge)
+        invocation.flights[task] = flight
+        if len(invocation.flights) > FLIGHTS_KEPT:
+            for over in invocation.drop_flights():
+                self._invocations.close_flight(over)
+        announced = ANNOUNCED.get()
+        others = [entry for entry in announced if entry[0] is not guard and not entry[2].left] if announced else ()
+        ANNOUNCED.set((*others, (guard, invocation, flight)))
+
+    def _take_back(self, event: ModelCall | None) -> None:
+        """The guard failed after it had reserved: release the charge. If the call is made, ``model_calls`` reserves
+        for it anew.
+        """
+        if event is None:
+            return
+        charge, event.charge = event.charge, None
+        if charge is not None and not charge.over:
+            self._guard.release(charge)
+            self._guard.faults.attempt("before_model", self._guard.unspent, event.run, event)
+        run, task = self._guard.runs.get(event.run), asyncio.current_task()
+        if run is not None and task is not None:
+            run.slots.give_back(task)
+
+    async def _count_siblings(self, state: Lane, above: Lane, event: ModelCall) -> None:
+        """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: wait for that turn, then
+        judge them together.
+
+        No hook of ADK says how many branches a node starts. Without this, the first ones would be paid before there
+        are too many.
+        """
+        state.is_new = False
+        if not state.concurrent:
+            return
+        above.starting += 1
+        try:
+            await asyncio.sleep(0)
+            # a stop shows at the next check
+            self._guard.check(AgentEntered(event.run, above.key, event.agent, event.at, 0, above.starting))
+        finally:
+            above.starting -= 1
+
+    def _settle_unanswered(self, invocation: Invocation, flight: ModelInFlight) -> None:
+        """Close the last call of this task. Without an answer from a model, a callback or a cache answered it."""
+        if not flight.answered and not flight.left:
+            flight.answered = flight.delivered = True
+            self._guard.unspent(invocation.run.info.run)
+        self._invocations.close_flight(flight)
+
+    def after(
+        self, callback_context: CallbackContext, llm_response: LlmResponse
+    ) -> tuple[Trip, Invocation, str] | None:
+        """Returns the stop, its invocation and lane where a last answer is none."""
+        ic = callback_context._invocation_context
+        try:
+            invocation = self._invocations.find(ic.invocation_id)
+            if invocation is None:
+                return None
+            task = asyncio.current_task()
+            flight = invocation.flights.get(task)
+            if flight is None:
+                return None
+            if not flight.left:
+                flight.usage.add(llm_response)
+            flight.answered = True
+            if ANNOUNCED.get():
+                # the call reached its model or never will: a context that outlives the run must not keep the run
+                ANNOUNCED.set(())
+            if llm_response.partial:
+                flight.streamed = True
+            else:
+                flight.text = _final_text(llm_response, flight.streamed)
+                flight.is_cut = llm_response.finish_reason is types.FinishReason.MAX_TOKENS
+                flight.done_at, flight.delivered = time.monotonic(), False
+                charge = flight.charge
+                # a model that is not one of ADK's classes: ``model_calls`` does not see it
+                if charge is not None and not flight.left and not charge.over:
+                    bill = flight.usage.bill(charge.input, charge.audio)
+                    self._guard.settle(charge, bill.usage, estimated=bill.estimated)
+                if not flight.judged:  # the detectors see an answer once, however many responses it came in
+                    flight.judged, usage, said = True, flight.usage, flight.text
+                    output = usage.reported.output if usage.reported is not None else None
+                    name, now = invocation.run.info.run, self._guard.clock()
+                    result = ModelResult(
+                        name, flight.lane, flight.agent, now, usage.prompt, output, is_cut=flight.is_cut
+                    )
+                    if said is not None:
+                        result.text_id, result.text = words_name(said), said
+                        flight.text = None
+                    self._guard.after(result)
+                if task is not None:
+                    invocation.run.slots.give_back(task)
+                if flight.last_after is not None and not is_answer(llm_response, ic.agent):
+                    return flight.last_after, invocation, flight.lane
+        except Exception as error:
+            self._stopper.fault("after_model", error, ic)
+        return None
+
+    def failed(self, invocation_id: str) -> tuple[Trip, Invocation, str] | None:
+        """The model raised an error. Returns the stop, its invocation and lane where that was the last answer."""
+        invocation = self._invocations.find(invocation_id)
+        task = asyncio.current_task()
+        if invocation is not None and (flight := invocation.flights.get(task)) is not None:
+            flight.answered = flight.delivered = True
+            if task is not None:
+                invocation.run.slots.give_back(task)
+            if flight.last_after is not None:
+                return flight.last_after, invocation, flight.lane
+        return None
+
+
+def _final_text(response: LlmResponse, streamed: bool) -> str | None:
+    """The text that ends an agent's work. None when it calls tools, sends media or has sent chunks before."""
+    text = ""
+    for part in (response.content.parts if response.content is not None else None) or ():
+        if part.text is None:
+            return None
+        if not part.thought:
+            text += part.text
+    text = text or str(response.error_code or "")
+    return text if text or not streamed else None
+
+
+# ---- The last answer on ADK: after a stop, one request goes to the model without tools. Its answer is the agent's
+#      own.
+#
+# The stop event follows it: the agents after it are skipped, and the wrapper on the Runner adds the event where none
+# was.
+
+
+async def ask_for_last_answer(guard: Guard, run: Run, event: ModelCall, agent: Any, request: LlmRequest) -> bool:
+    """Make this request the last one of its run: without tools, with the instruction, within what is held.
+
+    False: it cannot be paid, and the request is as it was.
+    """
+    last = guard.last_answers
+    assert last is not None
+    before = request.config, request.tools_dict
+    request.config, request.tools_dict = _without_tools(request.config, agent), {}
+    request.contents.append(types.Content(role="user", parts=[types.Part(text=last.instruction)]))
+    sizes = project(request, None)
+    event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
+    counter = guard.policy.tokens
+    if counter is not None and (counted := await count_tokens(counter, request)) is not None:
+        event.input_tokens = counted
+    charge = await last.take(run, event)
+    if charge is None:
+        request.contents.pop()
+        request.config, request.tools_dict = before
+        return False
+    return True
+
+
+def _without_tools(config: types.GenerateContentConfig, agent: Any) -> types.GenerateContentConfig:
+    changes: dict[str, Any] = {"tools": None, "tool_config": None}
+    schema = getattr(agent, "output_schema", None)
+    if schema is not None and config.response_schema is None and config.response_json_schema is None:
+        # with tools, ADK takes a structured answer through a tool of its own
+        changes |= {"response_schema": schema, "response_mime_type": "application/json"}
+    return config.model_copy(update=changes)
+
+
+def is_answer(response: LlmResponse, agent: Any) -> bool:
+    """Whether a last response can stand as the agent's answer: text, no tool call, valid for its schema."""
+    parts = (response.content.parts if response.content is not None else None) or []
+    if response.error_code is not None or any(part.function_call is not None for part in parts):
+        return False
+    text = "".join(part.text for part in parts if part.text and not part.thought)
+    if not text.strip():
+        return False
+    schema = getattr(agent, "output_schema", None)
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        try:
+            schema.model_validate_json(text)
+        except ValueError:
+            return False
+    return True
+
+
+# ---- A cheaper model on ADK. ADK picks the model object by the agent and passes the name in the request, so the name
+#      is changed: every model class of ADK that lists the name in ``supported_models()`` sends the request to that
+#      model.
+
+
+def choose_model(
+    downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
+) -> bool:
+    """Whether the request goes to a cheaper model now."""
+    run, key = invocation.run, (event.lane, event.agent)
+    was_other = run.switched is not None and key in run.switched
+    downgrades.choose(
+        run, event, lambda: _has_open_call(request.contents), lambda model: _obstacle(agent, model, request)
+    )
+    is_other = bool(event.instead_of)
+    is_unknown = is_other != was_other or key not in invocation.prompts
+    if is_unknown and request.cache_metadata is not None and not _caches_know_their_model():
+        request.cache_metadata = None  # it may be of the other model, and ADK would send it to this one
+    if is_other:
+        request.model = event.model
+    return is_other
+
+
+def _has_open_call(contents: list[types.Content]) -> bool:
+    """Whether the newest function calls of a conversation lack an answer. By name: ADK removes its own ids."""
+    answered: Counter[str] = Counter()
+    for content in reversed(contents):
+        parts = content.parts or ()
+        called = Counter(part.function_call.name or "" for part in parts if part.function_call is not None)
+        if called:
+            return bool(called - answered)
+        answered.update(part.function_response.name or "" for part in parts if part.function_response is not None)
+    return False
+
+
+def _obstacle(agent: Any, model: str, request: LlmRequest) -> str:
+    if request.previous_interaction_id is not None:
+        return "the provider keeps its conversation"
+    llm = getattr(agent, "canonical_model", None)
+    if not isinstance(llm, BaseLlm):
+        return "its model class is not known"
+    if any(re.fullmatch(pattern, model) for pattern in type(llm).supported_models()):
+        return ""
+    return f"its model class {type(llm).__name__} does not list {model} in supported_models()"
+
+
+@cache
+def _caches_know_their_model() -> bool:
+    """Whether ADK itself keeps the context cache of one model away from another one. Older releases do not."""
+    scope = SimpleNamespace(_cache_scope=lambda: "")
+    try:
+        name = GeminiContextCacheManager._generate_cache_fingerprint
+        return name(scope, LlmRequest(model="a"), 0) != name(scope, LlmRequest(model="b"), 0)  # type: ignore[arg-type]
+    except Exception:
+        return False
+
+
+# ---- A hash of what a model is asked, so that equal answers to new questions do not count as repetition.
+
+_LATEST: Final = 4  # contents: a question is the end of a history
+_READ: Final = 16_384
+
+
+def prompt_hash(request: LlmRequest) -> int:
+    """Valid within this process. 0 where the instruction is not a text.
+
+    Tool calls and their answers do not count: other rules judge them.
+    """
+    instruction = request.config.system_instruction
+    if instruction is not None and type(instruction) is not str:
+        return 0
+    asked: list[Any] = [instruction and (len(instruction), instruction[:_READ])]
+    for content in request.contents[-_LATEST:]:
+        for part in content.parts or ():
+            if part.text:
+                asked.append(part.text[:_READ])
+            elif part.inline_data is not None and part.inline_data.data:
+                asked.append((len(part.inline_data.data), part.inline_data.data[:_READ]))
+            elif part.file_data is not None:
+                asked.append(part.file_data.file_uri)
+    return hash(tuple(asked)) or 1
+
+
+# ---- Digests of the parts of a request, to say what changed when a prompt cache is no longer used.
+#
+# Only made once a model has reported cached tokens. Strings keep their hash, and ADK copies contents without copying
+# their strings, so a long text is hashed once. Of function calls and responses the names and the plain values count.
+
+_CONTENTS: Final = 512  # a change further behind loses little of the cache
+_VALUES: Final = 32
+_PLAIN: Final = (str, int, float, bool, type(None))
+
+
+def read_parts(request: LlmRequest | None, contents: int) -> PromptParts | None:
+    """None where the request is gone, or where ADK manages a context cache and takes the cached parts out of it."""
+    if request is None or request.cache_config is not None:
+        return None
+    config = request.config
+    history = beginning = 0
+    for position, content in enumerate(request.contents[:_CONTENTS]):
+        if position == contents:
+            beginning = history
+        history = hash((history, _content(content)))
+    count = min(len(request.contents), _CONTENTS)
+    if contents >= count:
+        beginning = history if contents == count else 0
+    return PromptParts(_tools(config.tools), _instruction(config.system_instruction), history, count, beginning)
+
+
+def _content(content: types.Content) -> Any:
+    parts: list[Any] = [content.role]
+    for part in content.parts or ():
+        if part.text is not None:
+            parts.append(part.text)
+        elif part.function_call is not None:
+            parts.append((part.function_call.name, _values(part.function_call.args)))
+        elif part.function_response is not None:
+            parts.append((part.function_response.name, _values(part.function_response.response)))
+        elif part.inline_data is not None:
+            parts.append(len(part.inline_data.data or b""))
+    return tuple(parts)
+
+
+def _values(given: Any) -> Any:
+    if not isinstance(given, Mapping):
+        return None
+    plain = [(key, value) for key, value in list(given.items())[:_VALUES] if isinstance(value, _PLAIN)]
+    return len(given), tuple(plain)
+
+
+def _instruction(given: Any) -> int:
+    if isinstance(given, str):
+        return hash(given)
+    if isinstance(given, types.Content):
+        return hash(_content(given))
+    return hash(tuple(_instruction(item) for item in given)) if isinstance(given, list) else 0
+
+
+def _tools(given: Any) -> int:
+    found: list[Any] = []
+    for tool in given or ():
+        for one in getattr(tool, "function_declarations", None) or ():
+            properties = one.parameters.properties if one.parameters is not None else None
+            schema = str(one.parameters_json_schema) if one.parameters_json_schema is not None else ""
+            names = tuple((name, about.description) for name, about in (properties or {}).items())
+            found.append((one.name, one.description, names, schema))
+    return hash(tuple(found))

@@ -1,20 +1,638 @@
-"""Which lane of a run a hook or an event belongs to, and how many delegations are above its agent.
+"""Invocations of a Runner: their state, their lanes, where running code is, and the size of the next request."""
 
-A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
-``mode="single_turn"``) gets a lane of its own: its hooks see the tool call around it. So does a task (``mode="task"``):
-its hooks see the id of the delegating call as isolation scope. ADK gives a task a new branch at each transfer inside of
-it, and may start it again inside of itself; all of that is the task's one lane. Elsewhere a branch is parallel work.
-"""
-
+import asyncio
+import inspect
+import itertools
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.llm_request import LlmRequest
+from google.genai import types
 
-from runguard.adk.context import HERE, EnclosingTool
-from runguard.adk.invocation_state import Invocation
+from runguard.core.decision import Trip
+from runguard.core.events import ROOT_LANE, Outcome
+from runguard.core.identity import HEAD, Newest, copy_of, size_of
+from runguard.core.money import shown
+from runguard.engine.charges import Charge
 from runguard.engine.guard import Guard
-from runguard.engine.runs import parallel_part
+from runguard.engine.runs import Run, parallel_part
+from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, CallUsage, media_tokens, text_size
+
+# ---- How large the next request is, before a model has counted it.
+#
+# The first request of an agent is measured whole. After its answer the real prompt is known, and only what was added
+# since is measured: exact for the old part, an estimate for the new, and the same work however long the history has
+# become. Where the old part changed (compaction, another history), the whole is measured again and scaled by what was
+# learned.
+
+_log: Final = logging.getLogger("runguard")
+_COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
+_PART: Final = 12  # bytes of every part beside its text
+_ENOUGH: Final = 64_000_000
+LARGE: Final = 4_096  # bytes: a larger answer is not copied a second time
+_FEW: Final = 4  # fields that are looked at
+_LEVELS: Final = 4  # of a value, whose lengths are looked at
+_WIDTH: Final = 16  # entries of each level
+
+Look = tuple[str | None, int, int]  # how a content is recognised at little cost: role, number of parts, lengths
+_EMPTY: Final[Look] = (None, 0, 0)
+AnswerSizes = dict[tuple[str | None, int], int]  # by tool and lengths: ADK removes the ids of calls from a request
+
+
+@dataclass(slots=True)
+class PromptProjection:
+    """One request of an agent in a lane, and once a model has answered it, how many tokens it really was."""
+
+    upper: int  # tokens, for reserving
+    likely: int  # tokens, for the context window
+    audio: int  # tokens of it
+    size: int
+    contents: int
+    tail: Look  # of its last content
+    tokens: int = 0  # as counted by the model
+    answers: "AnswerSizes | None" = None  # of the large answers that came since
+
+    def know(self, tool: str, answer: Any, size: int) -> None:
+        """The size of a large answer, which the next request will bring."""
+        key = tool, lengths_of(answer)
+        self.answers = self.answers or {}
+        self.answers[key] = max(size, self.answers.get(key, 0))
+
+
+async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
+    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
+
+    0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
+    """
+    try:
+        counted = counter(request)
+        if inspect.isawaitable(counted):
+            async with asyncio.timeout(_COUNT_S):
+                counted = await counted
+        if type(counted) is int and counted > 0:
+            return counted
+        problem = f"gave {shown(counted)}, not a number of tokens"
+    except Exception as error:
+        problem = f"raised {type(error).__name__}"
+    if counter not in _warned:
+        _warned.append(counter)
+        _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
+    return None
+
+
+_warned: Final[deque[Any]] = deque(maxlen=64)
+
+
+def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjection:
+    """The size of a request, based on the request before it. Each content is measured once.
+
+    ADK copies all contents for every request, so an old content is recognised by its position. The last old one is
+    looked at again: where it has changed, the whole request is measured.
+    """
+    contents = request.contents
+    count = len(contents)
+    if known is not None and 0 < known.contents <= count and _look(contents[known.contents - 1]) == known.tail:
+        added, audio, tail = _measure(contents[known.contents :], known.answers)
+        upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
+        return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
+    added, audio, look = _measure(contents)
+    size, tail = _overhead(request) + added, look or _EMPTY
+    if known is not None and known.size:
+        likely = size * known.tokens // known.size
+        return PromptProjection(likely + likely // 8, likely, audio, size, count, tail)
+    return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
+
+
+def _look(content: types.Content) -> Look:
+    lengths = 0
+    for part in content.parts or ():
+        if part.text is not None:
+            lengths += len(part.text)
+        elif part.function_call is not None:
+            lengths += lengths_of(part.function_call.args)
+        elif part.function_response is not None:
+            lengths += lengths_of(part.function_response.response)
+        elif part.inline_data is not None:
+            lengths += len(part.inline_data.data or b"")
+    return content.role, len(content.parts or ()), lengths
+
+
+def lengths_of(value: Any) -> int:
+    """The sum of the lengths of the texts, lists and dicts in the upper part of a value."""
+    total = 0
+    level: Any = (value,)
+    for _ in range(_LEVELS):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is str:
+                total += len(item)
+            elif kind is dict:
+                total += len(item)
+                if len(below) < _WIDTH:
+                    below += islice(item.values(), _WIDTH)
+            elif kind is list or kind is tuple:
+                total += len(item)
+                if len(below) < _WIDTH:
+                    below += item[:_WIDTH]
+        if not below:
+            break
+        level = below
+    return total
+
+
+def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) -> tuple[int, int, Look | None]:
+    """Bytes of contents, media counted by the text that would have as many tokens; their audio tokens; and a look at
+    the last one.
+
+    ``answers``: what is known of large ones. One that has changed since is measured.
+    """
+    size = audio = 0
+    for content in contents:
+        for part in content.parts or ():
+            size += _PART
+            if part.text is not None:
+                size += len(part.text) if part.text.isascii() else text_size(part.text)
+            elif part.function_call is not None or part.function_response is not None:
+                call, answer, known = part.function_call, part.function_response, None
+                name, value = (call.name, call.args) if call else (answer.name, answer.response) if answer else ("", {})
+                if answers is not None and answer is not None:
+                    known = answers.get((name, lengths_of(value)))
+                if known is None:
+                    copy = copy_of(value)
+                    known = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
+                for field in value.values() if type(value) is dict and len(value) <= _FEW else ():
+                    if type(field) is str and 2 * len(field) > known:
+                        break  # one text is most of it
+                else:
+                    known += known // 2  # fields have 2.4 bytes per token where text has 3.2
+                size += len(name or "") + known
+            elif part.inline_data is not None:
+                tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+                size, audio = size + tokens * UPPER, audio + sound
+            elif part.file_data is not None:
+                size += IMAGE_TOKENS * UPPER  # its length is unknown
+    return size, audio, _look(contents[-1]) if contents else None
+
+
+def _overhead(request: LlmRequest) -> int:
+    """Instruction and tool declarations: sent with every request, measured with the first."""
+    config = request.config
+    size = _instruction(config.system_instruction) if config.system_instruction else 0
+    for tool in config.tools or ():
+        for declaration in getattr(tool, "function_declarations", None) or ():
+            copy = copy_of(declaration.model_dump(exclude_none=True, mode="json"))
+            size += (max(len(copy) - HEAD, 0) if copy is not None else _ENOUGH) + _PART
+    return size
+
+
+def _instruction(value: Any) -> int:
+    if isinstance(value, str):
+        return text_size(value)
+    if isinstance(value, types.Content):
+        return _measure([value])[0]
+    if isinstance(value, list):
+        return sum(_instruction(item) for item in value)
+    return len(value.text) if isinstance(value, types.Part) and value.text else 0
+
+
+# ---- The state of one invocation of a Runner: its open tool calls, its model calls in flight, its lanes.
+#
+# Three facts of ADK 2.x shape it. A transfer is not nested and the transferring agent's after-hook never fires, so
+# nothing counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it
+# reaches
+# an AgentTool's nested run or a single-turn agent and cannot leak (``context``). Events arrive in the Runner's task,
+# where that variable is not visible, so calls are also kept by their id.
+
+_CALLS_KEPT: Final = 4_096
+FLIGHTS_KEPT: Final = 64
+_PROMPTS_KEPT: Final = 1_024
+_START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
+# From a model's answer to its event. An agent that never yields the event must not block us for ever.
+DELIVERY_S: Final = 0.25
+
+
+@dataclass(slots=True)
+class OpenToolCall:
+    """A function call from the model's response until its answer."""
+
+    tool: str
+    args: Any
+    lane: str
+    batch: str
+    fingerprint: bytes = b""
+    once: bytes = b""
+    refused: bool = False
+    interrupted: bool = False  # a model call inside of it was refused
+    outcome: Outcome | None = None
+    verdict: Outcome | None = None  # of the app's own classifier on its answer
+    error: str = ""
+    executed: bool = False  # of a tool with a price: it was called, and not answered by a callback
+    running: bool = False
+    task: "asyncio.Task[Any] | None" = None  # the task that runs it: each call has its own
+    deadline: float = 0.0  # by the guard's clock; 0 without one
+    asked_at: float = 0.0  # when the model asked, by the monotonic clock; 0 where nothing has to follow soon
+    agent: str = ""  # the agent whose model asked
+
+
+def _no_request() -> None:
+    return None
+
+
+@dataclass(slots=True)
+class ModelInFlight:
+    """A model call between its before-hook and its answer."""
+
+    agent: str
+    branch: str | None
+    lane: str
+    answered: bool = False  # by the model, a callback or another plugin
+    done_at: float = 0.0  # when its last chunk came, by the monotonic clock
+    delivered: bool = False  # its event has passed the Runner
+    charge: Charge | None = None
+    left: bool = False  # it reached the model
+    request: Callable[[], Any] = _no_request  # a weak reference to the admitted request
+    projection: PromptProjection | None = None
+    usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
+    judged: bool = False  # the detectors have seen its result
+    text: str | None = None  # that ends the work of the agent
+    is_cut: bool = False  # it hit its output limit
+    streamed: bool = False  # chunks of it came before
+    last_after: Trip | None = None  # the stop after which it gives the last answer
+
+    def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
+        if self.done_at and not self.delivered:
+            return now - self.done_at > DELIVERY_S
+        return self.delivered or (task is not None and task.done())
+
+
+@dataclass(slots=True)
+class Invocation:
+    """One invocation of a Runner: the root of a run, or nested in a tool call of one."""
+
+    id: str
+    run: Run
+    manager: Any  # the Runner's plugin manager: distinguishes Runners
+    session: str
+    root_agent: str
+    lane: str = ROOT_LANE
+    depth: int = 0
+    live: bool = False
+    nested: bool = False
+    batches: dict[str, str] = field(default_factory=dict)  # lane -> the model response whose calls run now
+    calls: OrderedDict[str, OpenToolCall] = field(default_factory=OrderedDict)
+    flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
+    # by call, branch and isolation scope
+    lanes: dict[tuple[str, str | None, str | None], str] = field(default_factory=dict)
+    tasks: "dict[str, Task]" = field(default_factory=dict)  # by the id of the delegating call
+    # lane -> depth of the delegated agent, and models above it in the tree
+    delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
+    depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
+    prompts: dict[tuple[str, str], PromptProjection] = field(default_factory=dict)  # by lane and agent
+    context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
+    # live: by lane, usage since the last report, and that report's prompt
+    live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
+    streamed: bool = False  # the wrapper on the Runner sees its end
+    finished: bool = False  # its agents are done; a compaction may follow
+    resumable: bool = False  # its app lets callers resume it, whatever ended it
+    asked: bool = False  # it has asked for input from outside, so that an answer may resume it at any time
+    questions: set[str] = field(default_factory=set)  # calls that wait for input from outside
+    entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
+    at_end: dict[object, Callable[[], None]] = field(default_factory=dict)  # what to close when it is over
+    stop_stored: str = ""  # live: the trip whose stop event is in the session
+
+    def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
+        """The model has counted the prompt."""
+        prompt = flight.projection
+        if prompt is not None and tokens > 0:
+            if len(self.prompts) >= _PROMPTS_KEPT:
+                self.prompts.clear()
+            prompt.tokens = tokens
+            self.prompts[flight.lane, flight.agent] = prompt
+
+    def remember(self, call_id: str, call: OpenToolCall) -> None:
+        self.calls[call_id] = call
+        if len(self.calls) > _CALLS_KEPT:  # long-running calls that ADK never answers
+            self.calls.popitem(last=False)
+
+    def ask(self, call_ids: Iterable[str]) -> None:
+        """These calls need an answer from outside. The invocation pauses for them."""
+        self.questions.update(call_ids)
+        self.asked = self.asked or bool(self.questions)
+
+    def rest(self) -> None:
+        """The run pauses. Keep on the run what the next stream of this invocation needs, without references to this
+        stream.
+        """
+        for call in self.calls.values():
+            call.running, call.task = False, None
+        self.run.memo = (self.calls, self.prompts)
+
+    def go_on(self) -> None:
+        """The run was resumed."""
+        if self.run.memo is not None:
+            self.calls, self.prompts = self.run.memo
+            self.run.memo = None
+
+    def stop_in(self, lane: str) -> Trip | None:
+        """Why a lane is stopped: by itself, by a lane around it, or with the whole run."""
+        found = self.run.lanes.get(lane)
+        return self.run.stopped or (found.stop_in_force() if found is not None else None)
+
+    def is_quiet(self) -> bool:
+        """No paid call is in flight and no call waits for its answer: ending now loses no paid work."""
+        now = time.monotonic()
+        busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
+        return not busy and not self.in_flight() and not self.run.slots.has_waiting()
+
+    def is_idle(self, beside: str) -> bool:
+        """No tool call and no model call runs, except the tool calls around lane ``beside``, which wait for it."""
+        running = (
+            call_id
+            for call_id, call in self.calls.items()
+            if call.running and call.task is not None and not call.task.done()
+        )
+        return all(f"@{call_id}" in beside for call_id in running) and not self.in_flight()
+
+    def in_flight(self) -> int:
+        """Model calls whose answer has not passed the Runner yet."""
+        now = time.monotonic()
+        return sum(1 for task, flight in self.flights.items() if not flight.is_over(task, now))
+
+    def drop_flights(self) -> list[ModelInFlight]:
+        """Returns flights that are over, which it forgets: a long run of many agents has a task for each."""
+        now = time.monotonic()
+        return [self.flights.pop(done) for done in [t for t, f in self.flights.items() if f.is_over(t, now)]]
+
+
+# ---- The invocations that one guard knows, from their start to their end, and why the guard gave up on some of them.
+
+_INVOCATIONS_KEPT: Final = 10_000
+_GAVE_UP_KEPT: Final = 1_000
+_WRITE_S: Final = 1.0
+
+# agent and branch -> times skipped since the last model call, and how many model calls had been made then
+Skips = dict[tuple[str, str | None], tuple[int, int]]
+
+
+class Invocations:
+    """The registry of one guard: invocations by ADK's id.
+
+    ``gave_up``, ``skips`` and ``failed_stops`` belong to ``stops``. They are kept here, by invocation, because they end
+    with it.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.owner: Any = None  # its plugin, where ``generations`` must find it again
+        self.known: dict[str, Invocation] = {}
+        self.gave_up = Newest[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
+        self.skips: dict[str, Skips] = {}
+        self.failed_stops: dict[str, int] = {}  # stops that could not be carried out as they should be
+        self.writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store
+        self.find: Callable[[str], Invocation | None] = self.known.get
+
+    def find_current(self, invocation_id: str) -> Invocation | None:
+        """As ``find``, but None where the run that it was nested in has ended: it is a run of its own from now on."""
+        found = self.known.get(invocation_id)
+        if found is not None and found.nested and self.guard.runs.get(found.run.info.run) is not found.run:
+            return None
+        return found
+
+    def stop_of(self, invocation_id: str) -> Trip | None:
+        """Why the whole run of an invocation is stopped, or None."""
+        invocation = self.known.get(invocation_id)
+        return self.gave_up.get(invocation_id) or (invocation.run.stopped if invocation is not None else None)
+
+    def is_idle(self, run: Run, beside: str) -> bool:
+        """No call of a run is in progress, except the calls around lane ``beside``."""
+        return all(invocation.is_idle(beside) for invocation in list(self.known.values()) if invocation.run is run)
+
+    def give_up(self, invocation_id: str, trip: Trip) -> None:
+        """The guard failed in this invocation and its policy says stop. Hooks do not ask the guard again."""
+        self.gave_up[invocation_id] = trip
+
+    def register(self, ic: InvocationContext, invocation: Invocation) -> Invocation:
+        invocation.live = ic.live_request_queue is not None
+        self.known[ic.invocation_id] = invocation
+        stream = HERE.get().stream
+        if stream is not None:
+            stream.invocation_ids.append(ic.invocation_id)
+            invocation.streamed = True
+        if len(self.known) > _INVOCATIONS_KEPT:
+            self.forget(next(iter(self.known)))
+        if stream is not None and stream.fault is not None and not invocation.nested:
+            fault, stream.fault = stream.fault, None
+            self.guard.stop_after("runner", fault, invocation.run.info.run)
+        return invocation
+
+    def forget(self, invocation_id: str) -> Trip | None:
+        """A stream of an invocation is over, however it ended.
+
+        The first to notice calls this. Returns the last trip, if there was one.
+        """
+        invocation = self.known.get(invocation_id)
+        if invocation is not None and invocation.entered > 1:
+            invocation.entered -= 1
+            return invocation.run.trips[-1] if invocation.run.trips else None
+        self.known.pop(invocation_id, None)
+        trip = self.gave_up.pop(invocation_id, None)
+        self.skips.pop(invocation_id, None)
+        self.failed_stops.pop(invocation_id, None)
+        if invocation is None:
+            return trip
+        attempt = self.guard.faults.attempt  # a fault in one step does not prevent the others
+        for task, flight in invocation.flights.items():
+            attempt("end of run", self.close_flight, flight)
+            if task is not None:
+                attempt("end of run", invocation.run.slots.give_back, task)
+        for close in list(invocation.at_end.values()):
+            attempt("end of run", close)
+        if not invocation.nested:
+            attempt("end of run", self._end_run, invocation)
+        return invocation.run.trips[-1] if invocation.run.trips else trip
+
+    def _end_run(self, invocation: Invocation) -> None:
+        """The run is over or paused. A run that can be resumed is kept with its counts."""
+        run = invocation.run
+        may_resume = invocation.asked or invocation.resumable or run.stopped is not None
+        if not may_resume or invocation.live or run.unsure:
+            self.guard.end(run.info.run)
+            return
+        try:
+            invocation.rest()
+            written = self.guard.pauses.keep(run.info.run, waits=bool(invocation.questions) and run.stopped is None)
+            if written is not None:
+                writing, name = self.writing, invocation.id
+                writing[name] = written
+                written.add_done_callback(lambda _: writing.pop(name, None))
+        except Exception as error:
+            self.guard.faults.note("pause", error)
+            self.guard.end(run.info.run)
+
+    async def written(self, invocation_ids: Iterable[str]) -> None:
+        """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as
+        their streams have ended.
+
+        It does not wait while the store is away: every refused run would end a second later.
+        """
+        futures = [
+            asyncio.wrap_future(future) for one in invocation_ids if (future := self.writing.get(one)) is not None
+        ]
+        if futures and not self.guard.accounts.ledger.is_away:
+            await asyncio.wait(futures, timeout=_WRITE_S)
+
+    def close_flight(self, flight: ModelInFlight) -> None:
+        """Close the charge of a call that is over: release it if the call never left, book an estimate if it did."""
+        charge = flight.charge
+        if charge is None or charge.over:
+            return
+        if flight.left:
+            self.guard.abandon(charge)
+        else:
+            self.guard.release(charge)
+
+
+# ---- Where running code is: which tool call, Runner and model call it works for.
+#
+# ADK gives its hooks a context object, but not the calls that it makes past the hooks: an AgentTool's own Runner, a
+# tool
+# that calls a model, a compaction. Context variables connect those. asyncio copies them when a task starts, so what a
+# task sets reaches the work inside it and nothing else. RunGuard has five, and a test counts them:
+#
+# - ``HERE`` (this file): the tool call, the Runner, the guarded models, the termination conditions and the model call
+#   around the running code, in one immutable record.
+# - ``ANNOUNCED`` (this file): model calls that a hook admitted and that have not reached their model yet.
+# - ``adk/budget_plugin.py``: the run whose token budget pays.
+# - ``engine/charges.py`` ``OWNERS``: the charges around a call, so that nested guards do not hold money twice.
+# - ``calls/function_state.py``: the run of ``runguard.run``, the guarded function around a call, and the tool call of
+#   another framework.
+#
+# An async generator runs in the context of the code that iterates over it. So a generator that sets a field does it for
+# each step, and undoes it before it yields. To undo is to restore that one field, because the step may have changed
+# others; ``HERE.reset(token)`` comes first, because it raises in a foreign context, where there is nothing to undo::
+#
+#     token = HERE.set(HERE.get()._replace(layers=layers))
+#     try: ...
+#     finally:
+#         now = HERE.get()
+#         HERE.reset(token)
+#         HERE.set(now._replace(layers=HERE.get().layers))
+#
+# Nothing of this calls a function of RunGuard: where such a function could fail, no code is left to handle it.
+
+
+class EnclosingTool(NamedTuple):
+    """The tool call that the running code is inside of."""
+
+    guard: Guard
+    invocation: Invocation
+    call_id: str
+    name: str
+    lane: str
+    depth: int
+    path: tuple[str, ...]
+    outer: "EnclosingTool | None" = None  # the tool call around it: of another guard, or of the caller
+    stream: "RunnerStream | None" = None  # the Runner that made the call
+
+
+@dataclass(slots=True)
+class RunnerStream:
+    """A Runner at work: the registry of its guard, and the invocations that it started."""
+
+    registry: "Invocations | None"
+    outer: "RunnerStream | None" = None  # the Runner inside of which this one works
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    guarded: dict[Any, Any] = field(default_factory=dict)  # what each guarded model knows of this run
+    ends: list[tuple[Guard, str, Callable[[], None]]] = field(default_factory=list)  # runs that end with it, and how
+    fault: Exception | None = None  # a failure of RunGuard before the run started
+    invocation_ids: list[str] = field(default_factory=list)
+    halted: tuple[str, Trip, str] | None = None  # the invocation that a Halt ends, its trip, the text for the user
+    number: int = field(default_factory=itertools.count(1).__next__)
+    context: Any = None  # ADK's context of the invocation, where this version of ADK offers it
+    agent: str = ""  # the Runner's root agent
+
+
+@dataclass(slots=True)
+class ModelLayer:
+    """A guarded model around the model that is called."""
+
+    guard: Guard
+    invocation: Invocation
+    lane: str
+    agent: str
+
+
+class Here(NamedTuple):
+    """What is around the running code, innermost only."""
+
+    tool: EnclosingTool | None = None
+    stream: RunnerStream | None = None
+    layers: tuple[ModelLayer, ...] = ()
+    conditions: tuple[Any, ...] = ()  # termination conditions, from the outermost to the innermost
+    model_call: Any = None  # the call that passes through ``model_calls`` now
+
+
+# They make a record from a tuple of all fields. Every step makes some, and the class itself and ``_replace`` cost
+# Python calls.
+here_of: Final[Callable[[tuple[Any, ...]], Here]] = partial(tuple.__new__, Here)
+enclosing_of: Final[Callable[[tuple[Any, ...]], EnclosingTool]] = partial(tuple.__new__, EnclosingTool)
+
+HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # noqa: B039 - immutable
+# One entry per guard: guard, invocation, call.
+ANNOUNCED: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
+    "runguard_announced", default=()
+)
+
+
+def adopt(context: Context) -> None:
+    """Take RunGuard's variables from another context: a thread does not inherit them from the code that starts it."""
+    for variable, value in context.items():
+        if variable.name.startswith("runguard_"):
+            variable.set(value)
+
+
+def enclosing_tool(guard: Guard) -> EnclosingTool | None:
+    """The innermost tool call of this guard around the running code. None when its run has ended."""
+    tool = HERE.get().tool
+    while tool is not None and tool.guard is not guard:
+        tool = tool.outer
+    if tool is None or guard.runs.get(tool.invocation.run.info.run) is not tool.invocation.run:
+        return None
+    return tool
+
+
+def runners_inside(tool: EnclosingTool) -> int:
+    """How many Runners without a guard are at work inside a tool call, one inside the other.
+
+    The tool started the outermost of them.
+    """
+    inside, stream = 0, HERE.get().stream
+    while stream is not None and stream is not tool.stream:
+        inside, stream = inside + 1, stream.outer
+    return inside if stream is tool.stream else 0
+
+
+# ---- Which lane of a run a hook or an event belongs to, and how many delegations are above its agent.
+#
+# A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
+# ``mode="single_turn"``) gets a lane of its own: its hooks see the tool call around it. So does a task
+# (``mode="task"``):
+# its hooks see the id of the delegating call as isolation scope. ADK gives a task a new branch at each transfer inside
+# of
+# it, and may start it again inside of itself; all of that is the task's one lane. Elsewhere a branch is parallel work.
 
 _KEPT: Final = 4_096
 

@@ -4,25 +4,25 @@ end.
 
 import asyncio
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.invocation_context import InvocationContext
+from google.adk.agents.invocation_context import InvocationContext, LlmCallsLimitExceededError
 from google.adk.events import Event
 from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import Runner
 from google.genai import types
 
-from runguard.adk.invocation_state import Invocation
-from runguard.adk.invocations import Invocations, Skips
-from runguard.adk.live import stored_once
-from runguard.adk.paid_work import until_done
-from runguard.adk.stop_events import Halt, mark_stop, may_escalate, refusal, stop_content, stop_response
-from runguard.adk.stop_owners import announce
-from runguard.core.decision import STOP_CODE, STOPPED, Trip
+from runguard.adk.runs import Invocation, Invocations, Skips
+from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, STOPPED, Trip
+from runguard.core.errors import LimitExceededError, RunStoppedError
+from runguard.core.identity import Newest
 from runguard.engine.decide import guard_error_trip
 from runguard.engine.guard import Guard
+from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
@@ -205,3 +205,235 @@ def _context_in(given: Any) -> InvocationContext | None:
 
 def _thought(text: str) -> types.Content:
     return types.Content(role="model", parts=[types.Part(text=text, thought=True)])
+
+
+# ---- What a stop or a refusal looks like on ADK, how it is stored, and where it may escalate.
+#
+# The stop is never an agent's answer: a ``thought`` part with ``error_code`` and ``error_message`` does not land in
+# ``output_key``, does not break an ``output_schema`` and does not enter the next prompt. Plain text would do all three.
+
+
+class Halt(BaseException):
+    """Ends a stopped run that keeps asking. Not an Exception: retries, tools and nodes must not swallow it."""
+
+    def __init__(self, trip: Trip) -> None:
+        super().__init__(trip.message)
+        self.trip = trip
+
+
+def stop_content(text: str) -> types.Content:
+    return types.Content(role="model", parts=[types.Part(text=text, thought=True)])
+
+
+def stop_response(trip: Trip, text: str) -> LlmResponse:
+    return LlmResponse(
+        content=stop_content(text),
+        error_code=STOP_CODE,
+        error_message=text,
+        custom_metadata={METADATA_KEY: trip.to_dict()},
+    )
+
+
+def refused_response(trip: Trip, text: str) -> LlmResponse:
+    """The answer to a call without a hook. It has no content: code must not take it for a summary or an advice."""
+    return LlmResponse(error_code=STOP_CODE, error_message=text, custom_metadata={METADATA_KEY: trip.to_dict()})
+
+
+def mark_stop(event: Event, trip: Trip, text: str) -> None:
+    """Give the event of a skipped agent the fields of ``stop_response``: ADK's agent hook can return content only."""
+    event.error_code = STOP_CODE
+    event.error_message = text
+    event.custom_metadata = {**(event.custom_metadata or {}), METADATA_KEY: trip.to_dict()}
+
+
+def refusal(text: str) -> dict[str, Any]:
+    """The answer to a call that was not executed."""
+    return {"status": NOT_EXECUTED, "message": text}
+
+
+def left_out(text: str) -> dict[str, Any]:
+    """In place of an answer that is too large. The call was made and had its effects."""
+    return {"status": LEFT_OUT, "message": text}
+
+
+def with_notice(response: dict[str, Any] | None, text: str) -> dict[str, Any]:
+    """A tool's answer with a nudge added. The tool's own object is not changed."""
+    return {**(response or {}), NOTICE_KEY: text}
+
+
+def may_escalate(agent: BaseAgent) -> bool:
+    """Escalating ends the enclosing loops.
+
+    Not from a direct child of a ParallelAgent: it would cancel paid siblings.
+    """
+    return not isinstance(agent.parent_agent, ParallelAgent)
+
+
+# ---- in the session -------------------------------------------------------------------------------------------------
+
+
+async def stored_stop(
+    runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str
+) -> list[Event]:
+    """Store the stop event, and before it an answer for every open call: models reject a history with a call that has
+    no answer.
+    """
+    event = Event(
+        author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text)
+    )
+    mark_stop(event, trip, text)
+    answers: list[Event] = []
+    stored = None
+    try:
+        stored = await read_session(runner, user, session)
+        if stored is not None:
+            answers = answers_to_open_calls(stored, invocation_id, STOPPED)
+    except Exception:  # the caller gets the stop all the same
+        stored = None
+        _log.exception("runguard.stop_not_stored: the session cannot be read")
+    await store(runner, stored, [*answers, event])
+    return [*answers, event]
+
+
+async def read_session(runner: Runner, user: str, session: str) -> Any:
+    """The session as stored; None when the session service fails."""
+    try:
+        return await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
+    except Exception:
+        _log.exception("runguard.stop_not_stored: the session service does not give the session")
+        return None
+
+
+async def store(runner: Runner, stored: Any, events: list[Event]) -> None:
+    try:
+        for event in events if stored is not None else ():
+            await runner.session_service.append_event(session=stored, event=event)
+    except Exception:  # the caller gets the events all the same
+        _log.exception("runguard.stop_not_stored: the session service refused the stop event")
+
+
+def answers_to_open_calls(session: Any, invocation_id: str, why: str) -> list[Event]:
+    """An answer for every call of this invocation that has none and does not wait for input from outside."""
+    events = [event for event in session.events if event.invocation_id == invocation_id]
+    answered = {response.id for event in events for response in event.get_function_responses()}
+    answers: list[Event] = []
+    for event in events:
+        waiting = event.long_running_tool_ids or ()
+        calls = [c for c in event.get_function_calls() if c.id not in answered and c.id not in waiting]
+        if calls:
+            answers.append(answer_to(event, calls, invocation_id, why))
+    return answers
+
+
+def answer_to(asker: Event, calls: list[types.FunctionCall], invocation_id: str, why: str) -> Event:
+    """One event for the calls of one response, as ADK does it."""
+    parts = [
+        types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(why))) for c in calls
+    ]
+    content = types.Content(role="user", parts=parts)
+    return Event(author=asker.author, invocation_id=invocation_id, branch=asker.branch, content=content)
+
+
+# ---- Which guard a stop event comes from, and the error that ``on_stop="raise"`` raises in its place.
+
+_KEPT: Final = 10_000
+_owners: Final = Newest[str, weakref.ref[Invocations]](_KEPT)  # by the id of the trip
+
+Stop = tuple[str, Invocations]  # the id of a trip, and the registry of its guard
+
+
+class AdkCallLimitError(LimitExceededError, LlmCallsLimitExceededError):
+    """``RunConfig.max_llm_calls`` is used up. Code that catches ADK's error for it catches this one too."""
+
+
+def announce(trip: Trip, invocations: Invocations) -> None:
+    """A stop event with this trip is about to appear in a stream. Remember the guard that decides what follows."""
+    _owners[trip.id] = weakref.ref(invocations)
+
+
+def stop_in(event: Event) -> Stop | None:
+    """The announced stop that an event carries."""
+    metadata = event.custom_metadata
+    if not metadata or METADATA_KEY not in metadata or not isinstance(metadata[METADATA_KEY], dict):
+        return None
+    trip_id = metadata[METADATA_KEY].get("id")
+    if not isinstance(trip_id, str):
+        return None
+    found = _owners.get(trip_id)
+    owner = found() if found is not None else None
+    return (trip_id, owner) if owner is not None else None
+
+
+def is_raised(event: Event) -> bool:
+    """Whether an error will be raised in place of this stop event. Code that returns at the final event must not take
+    it for an answer.
+    """
+    found = stop_in(event) if event.error_code == STOP_CODE else None
+    return found is not None and found[1].guard.policy.on_stop == "raise"
+
+
+def error_of(stop: Stop) -> RunStoppedError | None:
+    """What ``on_stop="raise"`` raises after the clean stop."""
+    trip_id, guard = stop[0], stop[1].guard
+    if guard.policy.on_stop != "raise":
+        return None
+    trip = next((t for t in reversed(guard.trips) if t.id == trip_id), None)
+    return _error_for(trip, guard.policy) if trip is not None and trip.enforced else None
+
+
+def _error_for(trip: Trip, policy: Policy) -> RunStoppedError:
+    if trip.rule == "model_calls" and policy.max_model_calls is None:
+        return AdkCallLimitError(trip)
+    return RunStoppedError.of(trip)
+
+
+# ---- Waiting for paid work: model calls that are in flight when a run must be ended from outside.
+
+_LOOK_S: Final = 0.05
+_LOOKS: Final = 600  # half a minute
+
+
+async def until_done(is_done: Callable[[], bool]) -> bool:
+    """Wait, at most half a minute, until the paid calls beside a stopped one have their answers.
+
+    Returns whether there was anything to wait for.
+    """
+    for look in range(_LOOKS):
+        if is_done():
+            return look > 0
+        await asyncio.sleep(_LOOK_S)
+    return True
+
+
+# ---- Live connections: when a stopped one may be closed, and how its stop is stored.
+#
+# ADK does not end a live connection after a stop: it calls the hooks for every further user content, and sends audio
+# without a hook. So the stream closes the connection once the stop was reported and the model is between two answers.
+
+
+class LiveTurn:
+    """Whether the model of a live connection is in the middle of an answer."""
+
+    __slots__ = ("is_open",)
+
+    def __init__(self) -> None:
+        self.is_open = False
+
+    def follow(self, event: Event) -> None:
+        if event.error_code == STOP_CODE or event.author == "user":
+            return  # ADK marks our stop as a complete turn, which is not the model's own turn
+        if event.turn_complete or event.interrupted:
+            self.is_open = False
+        elif event.content is not None or event.output_transcription is not None:
+            self.is_open = True
+
+
+def stored_once(invocation: Invocation | None, trip_id: str, stop: LlmResponse) -> LlmResponse:
+    """The stop of a live run.
+
+    ADK stores every answer to a user content that is not partial. Only the first stop should be stored.
+    """
+    if invocation is not None and invocation.live:
+        stop.partial = True if invocation.stop_stored == trip_id else None
+        invocation.stop_stored = trip_id
+    return stop

@@ -1,30 +1,165 @@
-"""One termination condition at work: what it has seen, and how it ends the wait for the next event.
-
-A condition sees every event after it was yielded. Before every model call that it covers, it is asked again: what is
-known without an event (time, tokens, cost, an external signal) ends the work before that call is paid. Calls in flight
-are waited for; an external signal or a timeout ends them. Open function calls get an answer, so that the next turn
-works.
-"""
+"""Termination conditions on ADK: for a run of a Runner, or for one agent inside of it."""
 
 import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final
 
-from google.adk.events import Event
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.events import Event, EventActions
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
 from google.genai import types
 
-from runguard.adk.context import HERE
-from runguard.adk.invocation_state import DELIVERY_S
-from runguard.adk.stop_events import answer_to
-from runguard.adk.stream import note_fault
+from runguard.adk import patching
+from runguard.adk.patching import IN_USE, note_fault
+from runguard.adk.runs import DELIVERY_S, HERE, project
+from runguard.adk.stops import answer_to, answers_to_open_calls, read_session, store
 from runguard.core.decision import METADATA_KEY, TERMINATED
+from runguard.core.errors import PolicyError
 from runguard.pricing.rates import Usage
-from runguard.providers.usage import CallBill
-from runguard.termination.conditions import KEY, TerminationCondition, termination_reason
+from runguard.providers.usage import CallBill, CallUsage
+from runguard.termination.conditions import (
+    KEY,
+    KEYWORD,
+    LOOP_KEYWORD,
+    TerminationCondition,
+    checked,
+    termination_reason,
+)
+
+_OWN: Final = "__runguard_termination__"
+_RUN: Final = "_run_async_impl"
+_CONDITION: Final = "__runguard_condition__"
+SCOPES: Final = ("loop", "run")
+
+
+class TerminationPlugin(BasePlugin):
+    """Ends the runs of its App or Runner when a condition fires:
+
+    ``App(..., plugins=[TerminationPlugin(TextMentionTermination("DONE"))])``.
+    """
+
+    def __init__(self, condition: TerminationCondition, *, name: str = "runguard_termination") -> None:
+        super().__init__(name=name)
+        self.condition = checked(condition)
+        patching.watch(self)  # the wrapped Runner sees every event and can end any topology
+
+
+def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop") -> Any:
+    """Let a condition end this agent, and nothing around it. Returns the agent: a LoopAgent, any other agent, or a
+    Runner's Workflow.
+
+    ``scope="run"`` ends the whole run with it.
+    """
+    from google.adk.workflow import Workflow  # loads ADK's web server, which most programs do not need
+
+    checked(condition)
+    if scope not in SCOPES:
+        raise PolicyError(f"scope = {scope!r}: 'loop' ends the agent alone, 'run' the whole run")
+    if not isinstance(agent, BaseAgent | Workflow):
+        raise PolicyError(f"terminate({agent!r}, …): give an agent or a Workflow of google-adk")
+    if isinstance(agent, LlmAgent | Workflow):  # at the root, agents that they hand over to are not inside of them
+        agent.__dict__[_OWN] = condition, scope
+    if isinstance(agent, BaseAgent):
+        agent.__dict__[_RUN] = _run_until(type(agent)._run_async_impl, condition, scope)
+    patching.watch_conditions(end_runs=scope == "run")
+    return agent
+
+
+def condition_of(root: Any) -> tuple[TerminationCondition | None, str]:
+    """The condition of a Runner's root agent that applies to the whole run, and its scope."""
+    found: tuple[TerminationCondition | None, str] = getattr(root, "__dict__", {}).get(_OWN, (None, "loop"))
+    return found
+
+
+def _run_until(original: Any, condition: TerminationCondition, scope: str) -> Any:
+    """The agent's run method, ended when its condition fires.
+
+    The agent comes from the context: a clone shares this function.
+    """
+
+    @wraps(original)
+    def run_until(ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        events: AsyncGenerator[Event, None] = original(ctx.agent, ctx)
+        if any(one.of_root is condition and one.stream is HERE.get().stream for one in HERE.get().conditions):
+            return events  # the wrapped Runner applies it
+        try:
+            watched, name = Watched(condition), getattr(ctx.agent, "name", "")
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+            return events
+
+        async def finish(*_: Any) -> list[Event]:
+            ends_run = False
+            try:
+                ends_run = scope == "run" and watched.end_run()
+            except Exception as error:
+                note_fault(error, HERE.get().stream)
+            return watched.last_events(name, ctx.invocation_id, ctx.branch, escalate=scope == "run" and not ends_run)
+
+        return until(events, watched, finish)
+
+    setattr(run_until, _CONDITION, condition)
+    return run_until
+
+
+# ---- under install(): a keyword of ADK ------------------------------------------------------------------------------
+
+
+def _get_condition(loop: "LoopAgent") -> TerminationCondition | None:
+    return getattr(loop.__dict__.get(_RUN), _CONDITION, None)
+
+
+def _set_condition(loop: "LoopAgent", condition: TerminationCondition | None) -> None:
+    if condition is not None:
+        terminate(loop, condition)
+    elif _get_condition(loop) is not None:
+        del loop.__dict__[_RUN]
+
+
+_PROPERTY: Final = property(
+    _get_condition, _set_condition, doc="The condition that ends this loop, or None. Added by runguard.install()."
+)
+
+
+class LoopTermination:
+    """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
+
+    def put_on(self) -> None:
+        from google.adk.agents import LoopAgent
+
+        if KEYWORD in LoopAgent.model_fields:
+            return  # this ADK has it
+        LOOP_KEYWORD.put_on()
+        LOOP_KEYWORD.accept = terminate
+        setattr(LoopAgent, KEYWORD, _PROPERTY)
+
+    def take_off(self) -> None:
+        from google.adk.agents import LoopAgent
+
+        LOOP_KEYWORD.take_off()
+        if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
+            delattr(LoopAgent, KEYWORD)
+
+
+LOOP_TERMINATION: Final = LoopTermination()
+
+# ---- One termination condition at work: what it has seen, and how it ends the wait for the next event.
+#
+# A condition sees every event after it was yielded. Before every model call that it covers, it is asked again: what is
+# known without an event (time, tokens, cost, an external signal) ends the work before that call is paid. Calls in
+# flight
+# are waited for; an external signal or a timeout ends them. Open function calls get an answer, so that the next turn
+# works.
 
 _log: Final = logging.getLogger("runguard")
 _SOONEST_S: Final = 0.02
@@ -128,8 +263,6 @@ class Watched:
     ) -> list[Event]:
         """An answer to every open call, and the event that says why it ends."""
         reason = self.reason or ""
-        from runguard.adk.termination_event_types import TerminationActions, TerminationEvent
-
         actions = TerminationActions(escalate=True if escalate else None, termination_reason=reason)
         metadata = {METADATA_KEY: {KEY: {"reason": reason, "condition": self._by[:_REPR_CHARS]}}}
         last = TerminationEvent(
@@ -359,3 +492,157 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
         note_fault(error, HERE.get().stream)
     for ending in endings:
         yield ending
+
+
+# ---- Model calls under termination conditions: a call is made unless a condition around it has fired.
+
+
+async def asked_first(
+    call: AsyncGenerator[LlmResponse, None],
+    watched: tuple[Watched, ...],
+    request: LlmRequest,
+    call_off: Callable[[], None],
+) -> AsyncGenerator[LlmResponse, None]:
+    """Make a model call unless a condition around it has fired. Then the answer has no content."""
+    task, stream, is_ended = asyncio.current_task(), HERE.get().stream, False
+    around: list[Watched] = []
+    for one in watched:
+        try:
+            if not one.is_left:
+                around.append(one)
+                one.asks(task)
+                await one.see([])
+                is_ended = is_ended or one.reason is not None
+        except Exception as error:
+            note_fault(error, stream)
+    if is_ended:
+        try:
+            call_off()
+        except Exception as error:
+            note_fault(error, stream)
+        await call.aclose()
+        await asyncio.sleep(0)  # code that asks in a loop must not block the event loop
+        try:
+            for one in around:
+                if one.is_over:  # a loop that never yields would ask for ever
+                    one.end_wait()
+        except Exception as error:
+            note_fault(error, stream)
+        yield LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
+        return
+    usage: CallUsage | None = None
+    model, is_answered = "", False
+    for one in around:
+        one.in_flight += 1
+    try:
+        async with aclosing(call) as answers:
+            async for response in answers:
+                try:
+                    usage = usage or CallUsage()
+                    usage.add(response)
+                    model = response.model_version or model
+                    if not response.partial and not is_answered:
+                        is_answered = True
+                        for one in around:
+                            one.in_flight -= 1
+                        bill = _billed(usage, request)
+                        for one in around:
+                            one.answered(
+                                PaidAnswer(task, response.usage_metadata, bill, model, time.monotonic()), stream
+                            )
+                except Exception as error:
+                    note_fault(error, stream)
+                yield response
+    finally:
+        if not is_answered:
+            for one in around:
+                one.in_flight -= 1
+            try:
+                taken = usage.bill(0).usage if usage is not None and usage.reported is not None else None
+                for one in around:
+                    one.cut_off(taken, model)
+            except Exception as error:
+                note_fault(error, stream)
+
+
+def _billed(usage: CallUsage, request: LlmRequest) -> CallBill:
+    """The usage of a call. The request is measured only where its size was not reported."""
+    bill = usage.bill(0)
+    if not bill.estimated:
+        return bill
+    size = project(request, None)
+    return usage.bill(size.upper, size.audio)
+
+
+# ---- The event by which a termination condition ends the work. Imported when one fires: pydantic builds these
+#      classes.
+
+
+class TerminationActions(EventActions):
+    """ADK's actions with the reason; stored as ADK's own."""
+
+    termination_reason: str | None = None
+
+
+class TerminationEvent(Event):
+    """Says why the work ended.
+
+    It has no content and is not a response: code that reads ``event.content.parts[0]`` must not take it for one.
+    """
+
+    def is_final_response(self) -> bool:
+        return False
+
+
+# ---- The termination conditions of a run: the one given with the call, those of its plugins, that of its root agent.
+
+
+def until_terminated(
+    runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str
+) -> AsyncGenerator[Event, None]:
+    """The events of a run until one of its conditions fires."""
+    own, scope = condition_of(runner.agent)
+    found = [own, given]
+    if HERE.get().stream is None:  # a run inside of another is part of that one
+        found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, TerminationPlugin)]
+        found.append(Passive() if IN_USE.has_run_conditions else None)  # around all others
+    for condition in found:
+        if condition is not None:
+            watched = Watched(checked(condition))
+            watched.of_root = own if condition is own else None
+            ends_run = condition is own and scope == "run"
+            events = until(events, watched, _finish(runner, watched, user, session, ends_run))
+    return events
+
+
+def _finish(runner: Runner, watched: Watched, user: str, session: str, ends_run: bool) -> Finish:
+    async def finish(invocation_id: str, last_reason: str | None) -> list[Event]:
+        try:
+            if ends_run:
+                watched.end_run()
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        stored = None
+        try:
+            stored = await read_session(runner, user, session)
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        if not invocation_id and stored is not None and stored.events:
+            # it ended before its first event: use that of the user's message
+            invocation_id = stored.events[-1].invocation_id
+        answers: list[Event] | None = None
+        try:
+            answers = answers_to_open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        author = getattr(runner.agent, "name", "") or "runguard"
+        events = watched.last_events(author, invocation_id, None, answers, escalate=True)
+        if last_reason == watched.reason and len(events) == 1:
+            return []  # the agent that ended the run has reported it
+        try:
+            await store(runner, stored, events)
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        return events
+
+    return finish

@@ -1,12 +1,8 @@
-"""What a tool of ADK declares about its arguments, and which of them reach its code.
+"""What the plugin does before and after a tool call: check it, refuse it, time it, and record how it failed."""
 
-``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
-function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass with
-its own ``run_async`` may treat arguments in another way, so there every argument counts, as for MCP, OpenAPI and all
-other tools; only the types in their schema are used.
-"""
-
+import asyncio
 import inspect
+import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,11 +10,261 @@ from functools import partial
 from types import SimpleNamespace, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
 
+from google.adk.agents import BaseAgent
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.tool_context import ToolContext
 from pydantic import BaseModel, RootModel
 
+from runguard.adk.events import RunStarter
+from runguard.adk.runs import (
+    HERE,
+    EnclosingTool,
+    Invocation,
+    Invocations,
+    OpenToolCall,
+    depth_of,
+    enclosing_of,
+    here_of,
+    lane_of,
+)
+from runguard.adk.stops import Stopper, announce, refusal
+from runguard.core.decision import PART_STOPPED, STOPPED, Action, Decision
+from runguard.core.errors import RunStoppedError
+from runguard.core.events import AgentEntered, Outcome, ToolCall
+from runguard.core.outcomes import says_missing, was_done
+from runguard.engine.charges import OWNERS
+from runguard.engine.guard import Guard
 from runguard.policy.tools import Each, Fields, Kind
+from runguard.providers.messages import FRAMEWORK_TOOLS, TRANSFER
+
+_BLOCK: Final = Action.BLOCK
+_ERROR, _TIMEOUT, _UNKNOWN_TOOL = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL
+_TOOLS_KEPT: Final = 4_096
+
+
+class ToolHooks:
+    """Tool calls of one plugin."""
+
+    def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
+        self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
+        self._known_tools: set[str] = set()
+        self._limits_time = False  # some call had a deadline
+
+    async def before(
+        self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
+    ) -> dict[str, Any] | None:
+        ic = tool_context._invocation_context
+        if self._stopper.gave_up(ic.invocation_id) is not None:
+            return refusal(STOPPED)
+        try:
+            invocation = self._invocations.find(ic.invocation_id)
+            if invocation is None or invocation.nested:
+                invocation = await self._starter.invocation_of(ic)
+            guard, run, name, agent = self._guard, invocation.run, tool.name, ic.agent
+            agent_name = agent.name if agent is not None else ""
+            lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
+            call_id = tool_context.function_call_id or ""
+            call = invocation.calls.get(call_id)
+            if call is None:
+                call = OpenToolCall(name, tool_args, lane, invocation.batches.get(lane, ""), agent=agent_name)
+                invocation.remember(call_id, call)
+            call.lane, call.running, call.task = lane, True, asyncio.current_task()
+            if tool.is_long_running:
+                invocation.ask([call_id])
+            if name not in self._known_tools:
+                self._learn_tool(tool)
+            depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
+            here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
+            around = enclosing_of((guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream))
+            HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
+            if name in FRAMEWORK_TOOLS:
+                return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
+            call.fingerprint = guard.fingerprint(name, tool_args)
+            below = 0
+            if AgentTool in type(tool).__mro__:  # ``isinstance`` asks the metaclass
+                below = depth + 1
+                beside = sum(
+                    1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name
+                )
+                # a stop shows at the next check
+                guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
+            known = guard.tools.known
+            rule = known[name] if name in known else guard.tool_rule(name)
+            if rule is not None and rule.once:
+                call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
+            if guard.accounts.ledger.is_shared:
+                await guard.prepare_tool(run, name, call.once, call_id)
+            now, fingerprint = guard.clock(), call.fingerprint
+            event = ToolCall(
+                run.info.run, lane, agent_name, now, name, fingerprint, call.batch, call_id, below, call.once
+            )
+            decision = guard.check(event)
+            if rule is not None and rule.price is not None and not (decision.action >= _BLOCK and decision.enforced):
+                decision = await reserve_price(guard, invocation, tool, event, tool_args)
+            if decision.action >= _BLOCK and decision.enforced:
+                call.refused = True
+                if decision.trip is not None:
+                    announce(decision.trip, self._invocations)
+                    # a Workflow's tool node has no model that would read the refusal
+                    if not isinstance(agent, BaseAgent):
+                        call.running = False
+                        await self._stopper.at_tool_node(ic, name, decision.trip, invocation, lane)
+                return refusal(decision.for_model)
+            seconds = rule.max_seconds if rule is not None else None
+            if guard.policy.max_seconds is not None or seconds is not None:
+                self._limits_time = True
+                limit_time(tool)
+                call.deadline = guard.clock() + seconds if seconds is not None else 0.0
+            return None
+        except Exception as error:
+            return refusal(STOPPED) if self._stopper.fault("before_tool", error, ic) is not None else None
+
+    def _check_transfer(
+        self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str
+    ) -> dict[str, Any] | None:
+        """Refuse a hand-off that goes too deep, where the model can still read the refusal. Hand-off circles are
+        judged on the event.
+        """
+        root = getattr(ic.agent, "root_agent", None)
+        target = root.find_agent(args.get("agent_name")) if root is not None else None
+        if target is None:
+            return None
+        event = AgentEntered(
+            invocation.run.info.run, lane, agent, self._guard.clock(), depth_of(target, invocation, lane)
+        )
+        decision = self._guard.check(event)
+        return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
+
+    def _learn_tool(self, tool: BaseTool) -> None:
+        """Declare the rule that ``@runguard.tool`` put beside the tool's code, once."""
+        if len(self._known_tools) < _TOOLS_KEPT:
+            self._known_tools.add(tool.name)
+        rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(
+            tool, "__runguard_tool__", None
+        )
+        if rule is not None:
+            self._guard.declare(tool.name, rule)
+
+    def after(
+        self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
+    ) -> None:
+        ic = tool_context._invocation_context
+        try:
+            if self._guard.tool_prices.is_used and (paying := self._invocations.find(ic.invocation_id)) is not None:
+                settle_price(self._guard, paying, tool, tool_context, tool_args, result)
+            if self._limits_time:
+                self.judge_time()
+            verdict = app_verdict(tool, tool_args, tool_context, result)
+            if verdict is not None and (known := self._invocations.find(ic.invocation_id)) is not None:
+                answered = known.calls.get(tool_context.function_call_id or "")
+                if answered is not None and not answered.refused:
+                    answered.verdict = verdict
+            is_node = not isinstance(ic.agent, BaseAgent)
+            if not tool.is_long_running and not is_node:
+                return
+            # A long-running tool's answer comes later or never, and a Workflow's tool node yields no function
+            # response: the event reader will not see an answer.
+            invocation = self._invocations.find(ic.invocation_id)
+            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
+            if invocation is None or call is None:
+                return
+            call.running = False
+            if call.once and not call.refused and call.outcome is None and (not result or is_node):
+                # What a long-running tool started counts as done: it must not start again.
+                self._guard.settle_once(invocation.run, call.once, not is_node or was_done(result))
+        except Exception as error:
+            self._stopper.fault("after_tool", error, ic)
+
+    def judge_time(self) -> None:
+        """A call has returned. A sync tool that took too long shows only now."""
+        tool = HERE.get().tool
+        call = tool.invocation.calls.get(tool.call_id) if tool is not None and tool.guard is self._guard else None
+        if tool is not None and call is not None and call.deadline and self._guard.clock() > call.deadline:
+            timed_out(tool)
+
+    def failed(self, tool: BaseTool, tool_context: ToolContext, error: BaseException) -> dict[str, Any] | None:
+        """The tool raised an error. Returns the answer to its call where the run is stopped."""
+        ic = tool_context._invocation_context
+        try:
+            call_id = tool_context.function_call_id or ""
+            invocation = self._invocations.find(ic.invocation_id)
+            call = invocation.calls.get(call_id) if invocation is not None else None
+            if invocation is None or call is None:
+                return None
+            if invocation.run.bills is not None and type(tool) is not BaseTool:
+                settle_price(self._guard, invocation, tool, tool_context, call.args, error)
+            if isinstance(error, asyncio.CancelledError):
+                call.running = False
+                return None
+            unknown = type(tool) is BaseTool
+            call.outcome = _UNKNOWN_TOOL if unknown else _TIMEOUT if isinstance(error, TimeoutError) else _ERROR
+            call.error = error_text(error)
+            # a missing item is not a tool failure
+            if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):
+                self._guard.report_failure(invocation.run, call.tool, call_id)
+            if call.once and not isinstance(ic.agent, BaseAgent):  # a Workflow's tool node yields no function response
+                self._guard.settle_once(invocation.run, call.once, False)
+            if isinstance(tool, AgentTool) or isinstance(error, RunStoppedError):
+                # It kept asking for a model, or the nested run was stopped and its empty answer does not fit a schema:
+                # answer the call.
+                return refusal(PART_STOPPED) if invocation.stop_in(call.lane) is not None else None
+        except Exception as fault:
+            self._stopper.fault("on_tool_error", fault, ic)
+        return None
+
+
+def error_text(error: BaseException) -> str:
+    """An exception's type and text arguments, without running its ``__str__``."""
+    words = " ".join(arg for arg in error.args if type(arg) is str)
+    return f"{type(error).__name__}: {words}"
+
+
+# ---- The app's own verdict on a tool's answer.
+#
+# ADK's logging plugins take a ``tool_result_classifier`` (from ADK 2.13 on) that knows which answers of the app's tools
+# are failures. Where a plugin of the same app has one, its verdict comes before RunGuard's own rules.
+
+_log: Final = logging.getLogger("runguard")
+_VERDICTS: Final = {"OK": Outcome.OK, "ERROR": Outcome.FAILED}
+_failed: Final[set[str]] = set()  # tools whose answer made a classifier raise: logged once each
+_FAILED_KEPT: Final = 256
+
+
+def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> Outcome | None:
+    """The verdict of the first classifier that has one, or None."""
+    for plugin in tool_context._invocation_context.plugin_manager.plugins:
+        classify = getattr(plugin, "_tool_result_classifier", None) or getattr(
+            getattr(plugin, "config", None), "tool_result_classifier", None
+        )
+        if classify is None:
+            continue
+        try:
+            verdict = classify(tool=tool, tool_args=tool_args, tool_context=tool_context, result=result)
+            status = getattr(verdict, "status", None)
+        except Exception as error:
+            if tool.name not in _failed and len(_failed) < _FAILED_KEPT:
+                _failed.add(tool.name)
+                _log.warning(
+                    "runguard.classifier_failed: tool_result_classifier raised %s on an answer of %s; RunGuard judges "
+                    "such answers by its own rules",
+                    type(error).__name__,  # its message may hold the answer
+                    tool.name,
+                )
+            continue
+        if type(status) is str and status in _VERDICTS:
+            return _VERDICTS[status]
+    return None
+
+
+# ---- What a tool of ADK declares about its arguments, and which of them reach its code.
+#
+# ``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
+# function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass with
+# its own ``run_async`` may treat arguments in another way, so there every argument counts, as for MCP, OpenAPI and all
+# other tools; only the types in their schema are used.
 
 _INJECTED: Final = ("tool_context", "input_stream")
 _EMPTY: Final[tuple[Any, ...]] = (list, dict, set, tuple, str)  # factories of defaults that are always the same
@@ -224,3 +470,127 @@ def _schema_kind(schema: Any) -> Kind:
         case ["object"]:
             return Fields({name: _schema_kind(of) for name, of in (schema.get("properties") or {}).items()})
     return None
+
+
+# ---- Tools with a price on ADK: the price is reserved in the hook before the tool and settled in the one after it.
+#
+# ADK calls the hook after a tool also where a callback or another plugin answered instead of it. So the tool's own
+# ``run_async`` is wrapped, once per tool object, to see whether the tool was executed.
+
+_PRICED_MARK: Final = "_runguard_priced"
+
+
+async def reserve_price(guard: Guard, invocation: Invocation, tool: BaseTool, event: ToolCall, args: Any) -> Decision:
+    """Hold the price of a call that the rules have allowed. Calls inside of the tool do not wait for this hold."""
+    _watch(tool)
+    decision = await guard.reserve_tool(invocation.run, event, args)
+    charge = guard.tool_prices.charge_of(invocation.run, event.id)
+    if charge is not None:
+        OWNERS.set((*(owner for owner in OWNERS.get() if not owner.over), charge))
+    return decision
+
+
+def settle_price(
+    guard: Guard, invocation: Invocation, tool: BaseTool, context: ToolContext, args: Any, answer: object
+) -> None:
+    """The hook after a tool: ``answer`` is its result, or the exception that it raised."""
+    call_id = context.function_call_id or ""
+    call = invocation.calls.get(call_id)
+    actions = context.actions
+    waits = call_id in (actions.requested_tool_confirmations or ()) or call_id in (actions.requested_auth_configs or ())
+    if waits or not _was_executed(call, invocation) or _lacks_arguments(tool, answer):
+        guard.release_tool(invocation.run, call_id)
+    elif isinstance(answer, asyncio.CancelledError):
+        guard.tool_prices.settle_unknown(invocation.run, call_id)
+    else:
+        guard.settle_tool(invocation.run, call_id, args, answer)
+
+
+def _was_executed(call: OpenToolCall | None, invocation: Invocation) -> bool:
+    # a live model's streaming tools are not called through run_async
+    return invocation.live or (call is not None and call.executed)
+
+
+def _lacks_arguments(tool: BaseTool, answer: object) -> bool:
+    """Whether ADK answered in the tool's place, because the model left out arguments."""
+    error = answer.get("error") if isinstance(answer, dict) and len(answer) == 1 else None
+    return isinstance(error, str) and error.startswith(f"Invoking `{tool.name}()` failed as the following mandatory")
+
+
+def _watch(tool: BaseTool) -> None:
+    if getattr(tool, _PRICED_MARK, False):
+        return
+    original = tool.run_async
+
+    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        around = HERE.get().tool
+        if around is not None and around.call_id == tool_context.function_call_id:
+            call = around.invocation.calls.get(around.call_id)
+            if call is not None:
+                call.executed = True
+        return await original(args=args, tool_context=tool_context)
+
+    tool.run_async = run_async  # type: ignore[method-assign]
+    setattr(tool, _PRICED_MARK, True)
+
+
+# ---- Deadlines of tools: an async call is ended when its time is up, a sync one is judged when it returns.
+#
+# The tool's own ``run_async`` is wrapped once per tool object, when a limit first applies to it; the context
+# names the limit that applies, so the tool keeps nothing of a run. Nothing else can end one call without cancelling the
+# run around it.
+
+_TIMED_MARK = "_runguard_timed"
+
+
+def limit_time(tool: BaseTool) -> None:
+    """Make calls of this tool end at their deadline. A sync function cannot be ended: it is judged when it returns."""
+    if getattr(tool, _TIMED_MARK, False):
+        return
+    function = getattr(tool, "func", None)
+    if function is not None and not (
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    ):
+        return
+    original = tool.run_async
+
+    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        around, left = HERE.get().tool, None
+        try:
+            left = _left(around) if around is not None and around.call_id == tool_context.function_call_id else None
+        except Exception as fault:
+            if around is not None:
+                around.guard.fault("tool time", fault, around.invocation.run.info.run)
+        if around is None or left is None:
+            return await original(args=args, tool_context=tool_context)
+        try:
+            async with asyncio.timeout(max(left, 0.0)) as limit:
+                return await original(args=args, tool_context=tool_context)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the tool's own timeout, not ours
+            around.guard.faults.attempt("tool time", timed_out, around)
+            return {
+                "error": (
+                    f"'{tool.name}' took too long and was ended. Do not call it again in the same way in this turn."
+                )
+            }
+
+    tool.run_async = run_async  # type: ignore[method-assign]
+    setattr(tool, _TIMED_MARK, True)
+
+
+def timed_out(around: EnclosingTool) -> None:
+    call = around.invocation.calls.get(around.call_id)
+    if call is not None and call.outcome is None:
+        call.outcome, call.error = Outcome.TIMEOUT, "timed out"
+        around.guard.report_failure(around.invocation.run, call.tool, around.call_id)
+
+
+def _left(around: EnclosingTool) -> float | None:
+    guard, rule = around.guard, around.guard.tool_rule(around.name)
+    left = rule.max_seconds if rule is not None else None
+    if guard.policy.max_seconds is not None:
+        run_left = around.invocation.run.started + guard.policy.max_seconds - guard.clock()
+        left = run_left if left is None else min(left, run_left)
+    return left

@@ -763,7 +763,7 @@ class OperatorStops:
 # ---- Which lane of a run an ADK event belongs to, as far as events show it: by its branch, its isolation scope and
 #      the calls that are open.
 #
-# ``runguard.adk.lanes`` names the same lanes from hooks, which see more.
+# ``runguard.adk.runs`` names the same lanes from hooks, which see more.
 
 _KEPT: Final = 4_096
 

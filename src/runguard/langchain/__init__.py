@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.langchain.chat_model import GuardedChatModel
-    from runguard.langchain.middleware import RunGuardMiddleware
+    from runguard.langchain.guarding import GuardedChatModel, RunGuardMiddleware
 
 _HOMES = {
-    "GuardedChatModel": "runguard.langchain.chat_model",
-    "RunGuardMiddleware": "runguard.langchain.middleware",
+    "GuardedChatModel": "runguard.langchain.guarding",
+    "RunGuardMiddleware": "runguard.langchain.guarding",
 }
 
 __all__ = ["GuardedChatModel", "RunGuardMiddleware"]

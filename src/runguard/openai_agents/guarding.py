@@ -2,26 +2,417 @@
 
 import copy
 import logging
-from types import CellType, FunctionType
-from typing import Any, Final, Unpack
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import CellType, FunctionType, SimpleNamespace
+from typing import Any, Final, NamedTuple, Unpack
 
 from agents import Agent, AgentHooks, FunctionTool, Handoff
+from agents.agent_output import AgentOutputSchemaBase
+from agents.items import ModelResponse
+from agents.model_settings import ModelSettings
 from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
 from agents.run_context import TContext
+from agents.run_internal import run_loop
+from agents.usage import Usage as ReportedUsage
+from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
 
-from runguard.calls.model_calls import ToolUse
-from runguard.calls.run import fitting
-from runguard.core.errors import PolicyError
+from runguard.calls.model_calls import ModelRequest, Permission, ToolUse, current_place
+from runguard.calls.run import AgentRun, error_of, fitting
+from runguard.core.decision import Trip
+from runguard.core.errors import PolicyError, RunGuardError
+from runguard.core.identity import Newest
 from runguard.engine.guard import Controls, Guard
-from runguard.openai_agents.model import GuardedModel
-from runguard.openai_agents.replaced_models import report, watch
-from runguard.openai_agents.runs import Runs
 from runguard.policy.settings import Policy, PolicySettings
-from runguard.providers.messages import arguments
-from runguard.termination.conditions import TerminationCondition
+from runguard.pricing.rates import Usage
+from runguard.providers.messages import arguments, is_search
+from runguard.providers.usage import fields, size_of
+from runguard.termination.conditions import KEY as _ENDED
+from runguard.termination.conditions import Ended, TerminationCondition
+
+# ---- Which guarded run a hook, a model call or a tool call of the SDK belongs to.
+#
+# Hooks and tools see the run's context. A model sees only its request: the hook that the SDK calls right before it sees
+# the same list of input items, and that list connects the two.
+
+_REQUESTS_KEPT: Final = 4_096
+
+
+@dataclass(slots=True)
+class _Request:
+    items: Any
+    run: AgentRun
+    is_guarded: bool = False  # a guarded model was called for it
+
+
+class PastTheGuard(NamedTuple):
+    """A model call that no guarded model has made."""
+
+    items: Any
+    is_first: bool  # of this guard
+
+
+class Runs:
+    """The runs of one guard."""
+
+    def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
+        self._guard, self._whom = guard, whom
+        self._runs: dict[tuple[int, str], AgentRun] = {}
+        self._requests = Newest[int, _Request](_REQUESTS_KEPT)
+        self._has_missed = False  # a call past the guard was seen
+        self._lock = threading.Lock()
+
+    def of(self, context: Any, agent: str) -> AgentRun:
+        """The run of a context, begun with its first agent. An agent used as a tool shares the usage of its caller's
+        context, and is identified by the tool call that it runs in.
+        """
+        usage = context.usage
+        key = (id(usage), current_place().call)
+        with self._lock:
+            run = self._runs.get(key)
+            if run is None:
+                run = self._runs[key] = AgentRun.start(self._guard, agent, **self._whom)
+                # A run that fails reaches no hook. It ends with its context.
+                weakref.finalize(usage, self._forget, key)
+            return run
+
+    def alone(self) -> AgentRun:
+        """A run for a model call whose agent is not known: it was made with other input items, or by your code."""
+        with self._lock:
+            waiting = (request for request in reversed(self._requests.values()) if not request.is_guarded)
+            if (newest := next(waiting, None)) is not None:
+                newest.is_guarded = True
+        return AgentRun.start(self._guard, "model", **self._whom)
+
+    def end(self, context: Any) -> None:
+        self._forget((id(context.usage), current_place().call))
+
+    def _forget(self, key: tuple[int, str]) -> None:
+        with self._lock:
+            run = self._runs.pop(key, None)
+        if run is not None:
+            run.end()
+
+    def connect(self, items: Any, run: AgentRun) -> None:
+        """The next model call with these input items belongs to ``run``."""
+        with self._lock:
+            self._requests[id(items)] = _Request(items, run)
+
+    def asking(self, items: Any) -> AgentRun | None:
+        with self._lock:
+            found = self._requests.get(id(items))
+            if found is None or found.items is not items:
+                return None
+            found.is_guarded = True
+            return found.run
+
+    def disconnect(self, run: AgentRun) -> PastTheGuard | None:
+        """The model has answered: its input items are no longer kept. Returns a call that no guarded model has made."""
+        with self._lock:
+            past = None
+            for key in [key for key, one in self._requests.items() if one.run is run]:
+                request = self._requests.pop(key)
+                past = past if request.is_guarded else request
+            if past is None:
+                return None
+            is_first, self._has_missed = not self._has_missed, True
+            return PastTheGuard(past.items, is_first)
+
+
+# ---- A model of the OpenAI Agents SDK with a guard around it.
+
+
+class GuardedModel(Model):
+    """Asks the guard before each call of the inner model, and reports what it used."""
+
+    def __init__(self, inner: Model, given: str | Model | None, guard: Guard, runs: Runs) -> None:
+        """``given``: what the agent or ``RunConfig`` has as its model. It names the model for its price."""
+        self._inner, self.given, self._guard, self._runs = inner, given, guard, runs
+        self.name = given if isinstance(given, str) else name_of(inner)
+        self._instead: GuardedModel | None = None
+
+    def is_of(self, runs: Runs) -> bool:
+        """Whether these runs are checked here."""
+        return self._runs is runs
+
+    def guard_instead(self, chosen: Model, run_config: Any) -> Model:
+        """``chosen``, which ``RunConfig`` has put in the place of this model, with the same guard around it.
+
+        The newest one is kept: the SDK remembers all models of a run, and asks for the model before each call.
+        """
+        if isinstance(chosen, GuardedModel) and chosen.is_of(self._runs):
+            return chosen
+        given = run_config.model if isinstance(run_config.model, str) else chosen
+        made = self._instead
+        if made is None or made._inner is not chosen or made.given != given:
+            made = self._instead = GuardedModel(chosen, given, self._guard, self._runs)
+        return made
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_retry_advice(self, request: Any) -> Any:
+        return self._inner.get_retry_advice(request)
+
+    async def _cleanup_on_run_end(self, owner: object) -> None:
+        await self._inner._cleanup_on_run_end(owner)
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the SDK's name
+        model_settings: ModelSettings,
+        tools: Any,
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: Any,
+        tracing: Any,
+        **kwargs: Any,
+    ) -> ModelResponse:
+        run, is_alone = self._run(input)
+        try:
+            permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
+            if not isinstance(permission, Permission):
+                return ModelResponse([self._last_words(permission, output_schema)], ReportedUsage(), None)
+            items, settings = permission.changed(_changed, (input, model_settings))
+            if permission.last_after is not None:
+                tools, handoffs = [], []
+            try:
+                response = await permission.during(
+                    self._inner.get_response(
+                        system_instructions, items, settings, tools, output_schema, handoffs, tracing, **kwargs
+                    )
+                )
+            except BaseException as error:
+                permission.fail(error)
+                if (trip := permission.interrupted) is not None:
+                    return ModelResponse([self._last_words(trip, output_schema)], ReportedUsage(), None)
+                raise
+            permission.read(lambda one, answer: settle_answer(one, answer, handoffs), response)
+            return response
+        finally:
+            if is_alone:
+                run.end()
+
+    async def stream_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the SDK's name
+        model_settings: ModelSettings,
+        tools: Any,
+        output_schema: AgentOutputSchemaBase | None,
+        handoffs: Any,
+        tracing: Any,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        run, is_alone = self._run(input)
+        try:
+            permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
+            if not isinstance(permission, Permission):
+                yield _completed(self._last_words(permission, output_schema), self.name)
+                return
+            items, settings = permission.changed(_changed, (input, model_settings))
+            if permission.last_after is not None:
+                tools, handoffs = [], []
+            streamed, final = 0, None
+            try:
+                stream: Any = self._inner.stream_response(
+                    system_instructions, items, settings, tools, output_schema, handoffs, tracing, **kwargs
+                )
+                async with aclosing(permission.pieces(stream)) as events:
+                    async for event in events:
+                        if isinstance(event, ResponseCompletedEvent):
+                            final = event.response
+                        elif isinstance(delta := getattr(event, "delta", None), str):
+                            streamed += len(delta.encode())
+                        if final is not None:
+                            permission.read(lambda one, answer: settle_answer(one, answer, handoffs), final)
+                        yield event
+                if final is None and (trip := permission.interrupted) is not None:
+                    permission.fail(None, streamed, streaming=True)
+                    yield _completed(self._last_words(trip, output_schema), self.name)
+                    return
+            except BaseException as error:
+                permission.fail(error, streamed, streaming=True)
+                if (trip := permission.interrupted) is None:
+                    raise
+                yield _completed(self._last_words(trip, output_schema), self.name)
+                return
+            permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
+        finally:
+            if is_alone:
+                run.end()
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _run(self, items: Any) -> tuple[AgentRun, bool]:
+        """The run that asks, and whether it consists of this call alone."""
+        run = self._runs.asking(items)
+        return (run, False) if run is not None else (self._runs.alone(), True)
+
+    def _asked(self, instructions: Any, items: Any, settings: ModelSettings, tools: Any, handoffs: Any) -> ModelRequest:
+        declared = [[getattr(tool, "name", ""), getattr(tool, "description", ""), _schema(tool)] for tool in tools]
+        declared += [[one.tool_name, one.tool_description, one.input_json_schema] for one in handoffs]
+        return ModelRequest.of(self.name, [instructions, items, declared], settings.max_tokens)
+
+    def _last_words(self, end: Trip | Ended, schema: AgentOutputSchemaBase | None) -> ResponseOutputMessage:
+        """The message that ends the run. With structured output no text can end it, so the typed error is raised."""
+        is_trip = isinstance(end, Trip)
+        if (is_trip and self._guard.policy.on_stop == "raise") or (schema is not None and not schema.is_plain_text()):
+            raise error_of(end)
+        words, name = (self._guard.stop_text(end), end.id) if isinstance(end, Trip) else (end.reason, _ENDED)
+        text = ResponseOutputText(type="output_text", text=words, annotations=[])
+        return ResponseOutputMessage(
+            id=f"runguard_{name}", type="message", role="assistant", status="completed", content=[text]
+        )
+
+
+def name_of(model: str | Model | None) -> str:
+    """The name of a model, for its price."""
+    if isinstance(model, GuardedModel):
+        return model.name
+    name = model if isinstance(model, str) else getattr(model, "model", "")
+    return name if isinstance(name, str) else str(name)
+
+
+def settle_answer(permission: Permission, response: Any, handoffs: Any) -> None:
+    """Report the usage, the tool calls and the text of an answer."""
+    output = response.output
+    names = {one.tool_name for one in handoffs}
+    calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
+    permission.settle(
+        _usage_of(response.usage, response.output),
+        calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
+        text="" if len(calls) < len(output) - len(_texts(output)) else "".join(_texts(output)),
+        size=size_of(output),
+    )
+
+
+def _schema(tool: Any) -> Any:
+    return getattr(tool, "params_json_schema", None)
+
+
+def _texts(output: list[Any]) -> list[str]:
+    return [
+        part.text
+        for item in output
+        if isinstance(item, ResponseOutputMessage)
+        for part in item.content
+        if isinstance(part, ResponseOutputText)
+    ]
+
+
+def _changed(permission: Permission, request: tuple[Any, ModelSettings]) -> tuple[Any, ModelSettings]:
+    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    items, settings = request
+    if permission.notice:
+        items = [*([{"role": "user", "content": items}] if isinstance(items, str) else items)]
+        items.append({"role": "user", "content": permission.notice})
+    if (limit := permission.max_output_tokens) is not None:
+        settings = replace(settings, max_tokens=limit)
+    if permission.last_after is not None:
+        settings = replace(settings, tool_choice=None, parallel_tool_calls=None)
+    return items, settings
+
+
+def _usage_of(usage: Any, output: Any) -> Usage | None:
+    if usage is None or not (usage.input_tokens or usage.output_tokens):
+        return None
+    inputs, outputs = usage.input_tokens_details, usage.output_tokens_details
+    return Usage(
+        input=usage.input_tokens,
+        output=usage.output_tokens,
+        cached=getattr(inputs, "cached_tokens", 0) or 0,
+        cache_write=getattr(inputs, "cache_write_tokens", 0) or 0,
+        thinking=getattr(outputs, "reasoning_tokens", 0) or 0,
+        searches=sum(is_search(fields(item).get) for item in output),
+    )
+
+
+def _completed(message: ResponseOutputMessage, model: str) -> ResponseCompletedEvent:
+    response = Response(
+        id=message.id,
+        created_at=0.0,
+        model=model or "runguard",
+        object="response",
+        output=[message],
+        parallel_tool_calls=False,
+        tool_choice="none",
+        tools=[],
+    )
+    return ResponseCompletedEvent(response=response, sequence_number=0, type="response.completed")
+
+
+# ---- ``RunConfig(model=…)`` replaces the model of every agent in a run. Here the replacement gets the guard of the
+#      agent.
+#
+# The SDK shows the ``RunConfig`` of a run to no hook and to no agent. Its run loop finds the model of each call with
+# the
+# function ``get_model``, and the settings for it with ``get_model_settings``. ``watch`` puts a function around both.
+# They
+# change nothing for agents without a guard, nor for runs without ``RunConfig.model``. They do not change ``RunConfig``.
+# In a version of the SDK without these functions, ``report`` sees the call when the model has answered: it books the
+# call and ends the run. In shadow mode the run goes on.
 
 _log: Final = logging.getLogger("runguard")
+_MESSAGE: Final = (
+    "agent '%s' called a model past its guard: RunConfig(model=...) has replaced the guarded model, and RunGuard "
+    "cannot guard the replacement in this version of openai-agents. The call is booked at the price of '%s'. Do this "
+    "instead: set the model on the agent, then call guarded(agent, ...)"
+)
+
+
+def watch() -> None:
+    """Guard what replaces the model of a guarded agent, from now on."""
+    for name, around in (("get_model", _guarded_choice), ("get_model_settings", _fitting_settings)):
+        found = getattr(run_loop, name, None)
+        if callable(found):
+            setattr(run_loop, name, around(found))
+
+
+def _guarded_choice(get_model: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(get_model)
+    def guarded_choice(agent: Any, run_config: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen, own = get_model(agent, run_config, *args, **kwargs), agent.model
+        return chosen if chosen is own or not isinstance(own, GuardedModel) else own.guard_instead(chosen, run_config)
+
+    return guarded_choice
+
+
+def _fitting_settings(get_model_settings: Callable[..., Any]) -> Callable[..., Any]:
+    """The SDK replaces default settings that belong to the name of the agent's model. It must see that name."""
+
+    @wraps(get_model_settings)
+    def fitting_settings(agent: Any, run_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if run_config.model is not None and isinstance(own := agent.model, GuardedModel):
+            agent = SimpleNamespace(model=own.given, model_settings=agent.model_settings)
+        return get_model_settings(agent, run_config, *args, **kwargs)
+
+    return fitting_settings
+
+
+async def report(run: AgentRun, agent: Any, items: Any, response: Any, *, is_first: bool) -> RunGuardError | None:
+    """Book the call, log the first one of a guard, and return the error that must end the run."""
+    mode = run.guard.policy.mode
+    if mode == "off":
+        return None
+    name = name_of(agent.model)
+    if is_first:
+        _log.warning("runguard.unguarded: %s", _MESSAGE % (agent.name, name))
+    permission = await run.ask(lambda: ModelRequest.of(name, items))
+    if isinstance(permission, Permission):
+        permission.read(lambda one, answer: settle_answer(one, answer, ()), response)
+    elif isinstance(permission, Trip):
+        return error_of(permission)
+    return RunGuardError(_MESSAGE % (agent.name, name)) if mode == "enforce" else None
+
+
+# ---- ``guarded``: a copy of an agent, and of all agents that it can reach, with a guard around models and tools.
+
 _PARTS: Final = ("model", "hooks", "tools", "handoffs")  # of an agent, which the guard is put around
 watch()
 

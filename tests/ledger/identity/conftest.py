@@ -11,7 +11,7 @@ from tests.kit.vanishing_stores import Make, Worker
 
 @pytest.fixture
 def worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
-    monkeypatch.setattr("runguard.adk.invocations._WRITE_S", 0.05)  # how long the end of a run waits for a lost store
+    monkeypatch.setattr("runguard.adk.runs._WRITE_S", 0.05)  # how long the end of a run waits for a lost store
     made: list[Worker] = []
 
     def make(**policy: Any) -> Worker:

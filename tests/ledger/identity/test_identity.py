@@ -66,7 +66,7 @@ async def test_live_workers_make_no_call_and_nothing_else_in_what_they_find(
 async def test_a_refused_run_does_not_wait_for_a_store_that_is_away(
     place: Place, worker: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runguard.adk.invocations._WRITE_S", 1_000.0)  # longer than a test lasts
+    monkeypatch.setattr("runguard.adk.runs._WRITE_S", 1_000.0)  # longer than a test lasts
     one = worker()
     assert await one.calls(1) == 1
     assert one.plugin.flush(10)

@@ -143,7 +143,7 @@ def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
     do = "give the agent the same RunGuardMiddleware, or wrap the chat model of a graph in GuardedChatModel"
     name = str(getattr(graph, "name", ""))
     found = FoundAgent("" if name == _UNNAMED else name, "LangChain", do)
-    own, guarded_model = _class("runguard.langchain.middleware", "RunGuardMiddleware"), _guarded_model()
+    own, guarded_model = _class("runguard.langchain.guarding", "RunGuardMiddleware"), _guarded_model()
     hooks = [getattr(getattr(node, "bound", None), "func", None) for node in graph.nodes.values()]
     owners = [getattr(hook, "__self__", None) for hook in hooks]
     found.guard = next((owner for owner in owners if isinstance(owner, own)), None)
@@ -177,7 +177,7 @@ def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
     do = "guard the outermost agent: guarded(agent, ...); call an agent inside of a tool as guarded, too"
     found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
     model = agent.model
-    name = "name" if isinstance(model, _class("runguard.openai_agents.model", "GuardedModel")) else "model"
+    name = "name" if isinstance(model, _class("runguard.openai_agents.guarding", "GuardedModel")) else "model"
     found.models = [model if isinstance(model, str) else str(getattr(model, name, ""))]
     hosted = sorted({type(tool).__name__ for tool in agent.tools} & set(_HOSTED))
     if hosted:
@@ -223,7 +223,7 @@ def _is_middleware(one: object) -> bool:
 
 
 def _guarded_model() -> Any:
-    return _class("runguard.langchain.chat_model", "GuardedChatModel")
+    return _class("runguard.langchain.guarding", "GuardedChatModel")
 
 
 def _model_name(model: Any) -> str:
