@@ -1,235 +1,295 @@
-"""``runguard replay``: read sources, print a table or JSON, write a page."""
+"""The result as one self-contained page: tables and plots, no script, no request to anywhere, light and dark."""
 
-import json
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from html import escape
+from typing import Final
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-from runguard.console.screen import console
-from runguard.policy.settings import Policy
-from runguard.replay.batches import Batch, PieceResult, replay
-from runguard.replay.engine import Judge, quiet
-from runguard.replay.explain import explain
+from runguard.replay.formatting import cost, count, money
 from runguard.replay.results import RunResult
-from runguard.replay.sources import Source, error_text
-from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, checked
-from runguard.replay.table import Rows, print_explanation, print_result
-from runguard.replay.totals import Totals
+from runguard.replay.steps import Faults
+from runguard.replay.svg import Plot, key_of
+from runguard.replay.table import MEASURES, Rows, group_cells
+from runguard.replay.totals import BINS, Totals
 
-_Piece = TypeVar("_Piece", Batch, PieceResult)
-_NAMED: Final = 10
-
-
-def run(
-    sources: list[Source],
-    policies: list[tuple[str, Policy]],
-    *,
-    as_json: bool = False,
-    page: Path | None = None,
-    every: bool = False,
-    workers: int | None = None,
-    model: str = "",
-) -> None:
-    """Replay all sources and print the result; raise UnreadableError if there is no run or the page is not writable."""
-    if page is not None:
-        check_place(page)
-    totals = [Totals(name) for name, _ in policies]
-    faults, rows = Faults(), Rows(every)
-    report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
-    batches = replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)
-    for batch in with_progress(sources, batches):
-        faults.merge(batch.faults)
-        for results in batch.results:
-            _add(results, totals, rows, report)
-    if not totals[0].all.runs:
-        raise UnreadableError(_nothing_read(sources, faults))
-    if report is not None:
-        report.end(totals, faults)
-    else:
-        print_result(console(), rows, totals, faults)
-    if page is not None:
-        from runguard.replay.page import page_of
-
-        write_file(page, page_of([source.name for source in sources], totals, rows, faults))
-
-
-class JsonReport:
-    """Writes one JSON document, run by run, so that memory does not depend on the number of runs."""
-
-    def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
-        self._out, self._first = out, True
-        # written with the first run; without any run there is an error to print instead
-        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
-
-    def add(self, results: list[RunResult]) -> None:
-        self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
-        self._first = False
-        first, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
-        for other in others:
-            first["against"] = {
-                key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
-            }
-        self._out.write(json.dumps(first))
-
-    def end(self, totals: list[Totals], faults: Faults) -> None:
-        self._out.write("\n  ],\n")
-        rest: dict[str, Any] = {"totals": unknown_as_null(totals[0].to_dict(), totals[0].unpriced)}
-        if len(totals) > 1:
-            rest["against"] = unknown_as_null(totals[1].to_dict(), totals[1].unpriced)
-        rest["skipped"] = {"count": faults.count, "first": faults.first}
-        self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
+_NANO: Final = 1e9
+_STYLES: Final = ("first", "second")
+_WORDS: Final = ("policy", "would have been", "would have been, second policy")  # columns of words, not of numbers
+_CSS: Final = """
+:root { color-scheme: light dark; --bg: #ffffff; --fg: #1c2024; --dim: #60646c; --rule: #d9d9e0;
+  --first: #0a6cc9; --second: #b4530a; --bad: #c62a2f; --many: #8b8d98; }
+@media (prefers-color-scheme: dark) {
+  :root { --bg: #111113; --fg: #edeef0; --dim: #b0b4ba; --rule: #363a3f; --first: #70b8ff; --second: #ffa057;
+  --bad: #ff9592; --many: #696e77; } }
+body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
+max-width: 1400px; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } h1, h2, p, li { overflow-wrap: anywhere; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
+th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top;
+white-space: nowrap; }
+th:first-child, td:first-child, .text { text-align: left; }
+td.id, td.text, td.story { white-space: normal; overflow-wrap: anywhere; } td.id { min-width: 7rem; max-width: 22rem; }
+td.text { min-width: 7rem; } td.story { min-width: 14rem; text-align: left; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1.5rem;
+margin-top: 2rem; }
+figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto;
+min-width: 32rem; }
+.key { color: var(--dim); font-size: 13px; margin: 0; }
+.key span { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .35em 0 .6em; }
+.key span:first-child { margin-left: 0; }
+.key .first { background: var(--first); } .key .second { background: var(--second); }
+.key .many { background: var(--many); }
+.key .stop { background: var(--bad); }
+.grid { stroke: var(--rule); } .tick, .axis, .label { fill: var(--dim); font-size: 12px; } .label { fill: var(--fg); }
+polyline { fill: none; stroke-width: 2; } polyline.first { stroke: var(--first); }
+polyline.second { stroke: var(--second); stroke-dasharray: 5 3; }
+polyline.many { stroke: var(--many); stroke-width: 1; opacity: .6; }
+rect.first, circle.first { fill: var(--first); opacity: .8; } rect.second, circle.second { fill: var(--second);
+opacity: .8; } circle.stop { fill: var(--bad); }
+.dim { color: var(--dim); } .bad { color: var(--bad); }
+"""
 
 
-def unknown_as_null(data: Any, unpriced: int) -> Any:
-    """Replace a ``usd`` of zero by null if calls have no price: the sum is unknown, not zero."""
-    if not unpriced:
-        return data
-    if isinstance(data, list):
-        return [unknown_as_null(entry, unpriced) for entry in data]
-    if not isinstance(data, dict):
-        return data
-    known = {key: unknown_as_null(value, unpriced) for key, value in data.items()}
-    return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
+def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults) -> str:
+    policy = totals[0].name if len(totals) < 2 else f"{totals[0].name} against {totals[1].name}"
+    parts = [
+        "<!doctype html>",
+        (
+            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
+            'initial-scale=1">'
+        ),
+        f"<title>RunGuard replay</title><style>{_CSS}</style></head><body>",
+        "<h1>What RunGuard would have done</h1>",
+        (
+            f"<p>{escape(', '.join(sources[:10]))}{' and others' if len(sources) > 10 else ''}, under "
+            f"{escape(policy)}.</p>"
+        ),
+        *(_summary(each, len(totals) > 1) for each in totals),
+        _notes(totals[0]),
+        '<div class="plots">',
+        _curves(totals[0], "Cost per turn", "USD", totals[0].cost_sums, column=1, scale=_NANO, prefix="$"),
+        _curves(totals[0], "Prompt growth", "prompt tokens", totals[0].prompt_sums, column=0),
+        _where_plot(totals),
+        _saved_plot(totals),
+        "</div>",
+        _rules(totals),
+        _runs(rows),
+        _false_stops(totals),
+        _skipped(faults),
+        "</body></html>\n",
+    ]
+    return "\n".join(parts)
 
 
-def _nothing_read(sources: list[Source], faults: Faults) -> str:
-    """Return one line that says why there is no run."""
-    names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
+# ---- tables ---------------------------------------------------------------------------------------------------------
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    top = "".join(
+        f'<th class="text">{escape(name)}</th>' if name in _WORDS else f"<th>{escape(name)}</th>" for name in head
+    )
+    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str, kind: str = "") -> str:
+    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+
+
+def _summary(totals: Totals, several: bool) -> str:
+    title = f"<h2>{escape(totals.name)}</h2>" if several else ""
+    rows = [[_cell(text) for text in (name, *group_cells(group))] for name, group in totals.groups.items()]
+    return title + _table(["", *MEASURES], rows)
+
+
+def _notes(totals: Totals) -> str:
+    """What the figures do not know."""
+    notes = []
+    if totals.unpriced:
+        notes.append(
+            f"{totals.unpriced} of {totals.all.model_calls} model calls have no price and count as $0: give "
+            "one under prices in the policy, or --model."
+        )
+    if totals.estimated:
+        notes.append(
+            f"Tokens of {totals.estimated} of {totals.all.model_calls} model calls are estimated from the "
+            "length of the texts."
+        )
+    return f'<p class="dim">{escape(" ".join(notes))}</p>' if notes else ""
+
+
+def _rules(totals: list[Totals]) -> str:
+    rows = [
+        [
+            _cell(name),
+            _cell(each.name, "text"),
+            *(_cell(str(n)) for n in (rule.nudge, rule.block, rule.stop, rule.false_stops)),
+            _cell(money(rule.saved.nano)),
+        ]
+        for each in totals
+        for name, rule in sorted(each.rules.items())
+    ]
+    head = [
+        "rule",
+        "policy",
+        "nudged first",
+        "blocked first",
+        "stopped",
+        "of those labelled a success",
+        "money after its stops",
+    ]
+    return f"<h2>Rules</h2>{_table(head, rows)}" if rows else ""
+
+
+def _runs(rows: Rows) -> str:
+    shown = [
+        [
+            _cell(run.id, "id"),
+            *map(_story, results),
+            *(_cell(text) for text in (count(run.model_calls), count(run.tool_calls), count(run.tokens), cost(run))),
+        ]
+        for results in rows.shown
+        for run in results[:1]
+    ]
+    several = bool(rows.shown) and len(rows.shown[0]) > 1
+    head = [
+        "run",
+        "would have been",
+        *(["would have been, second policy"] if several else []),
+        "model calls",
+        "tool calls",
+        "tokens",
+        "cost",
+    ]
+    more = f'<p class="dim">and {rows.hidden} more that would have been touched</p>' if rows.hidden else ""
+    return f"<h2>Runs</h2>{_table(head, shown)}{more}"
+
+
+def _story(run: RunResult) -> str:
+    verdicts = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
+    lines = []
+    for verdict in verdicts:
+        spent = f"{count(verdict.after.tokens)} tokens" + (
+            f", {money(verdict.after.nano)}" if run.usd is not None else ""
+        )
+        lines.append(escape(f"after call {verdict.turn}: {verdict}; then {spent}"))
+    return f'<td class="story">{"<br>".join(lines) or "left alone"}</td>'
+
+
+def _false_stops(totals: list[Totals]) -> str:
+    parts = []
+    for each in totals:
+        if each.false_stop_count:
+            names = "".join(f"<li>{escape(name)}</li>" for name in each.false_stops)
+            parts.append(
+                f'<h2 class="bad">Stopped although labelled a success, under {escape(each.name)}: '
+                f"{each.false_stop_count}</h2><ul>{names}</ul>"
+            )
+    return "".join(parts)
+
+
+def _skipped(faults: Faults) -> str:
     if not faults.count:
-        return f"{names}: contains no run"
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in faults.first)
+    return f"<h2>Records that could not be read: {faults.count}</h2><ul>{lines}</ul>"
+
+
+# ---- plots ----------------------------------------------------------------------------------------------------------
+
+
+def _turns(totals: Totals) -> int:
+    """How many turns are worth drawing: as many as one run in a hundred has."""
+    enough = max(totals.turn_counts[0] // 100, 1)
+    return max(sum(1 for seen in totals.turn_counts if seen >= enough), 2)
+
+
+def _curves(
+    totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0, prefix: str = ""
+) -> str:
+    """The mean of all runs, and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
+    turns = _turns(totals)
+    counted = zip(sums, totals.turn_counts[:turns], strict=False)
+    means: list[tuple[float, float]] = [
+        (turn, total / runs / scale) for turn, (total, runs) in enumerate(counted, 1) if runs
+    ]
+    lines: list[tuple[str, list[tuple[float, float]], int | None]] = [
+        (name, [(turn, values[column] / scale) for turn, values in enumerate(curve[:turns], 1)], stop)
+        for _, name, curve, stop in totals.lines
+    ]
+    top = max((value for points in (means, *(line[1] for line in lines)) for _, value in points), default=1.0)
+    stops = (
+        [("stop", "would have been stopped")]
+        if any(stop is not None and 0 < stop <= len(points) for _, points, stop in lines)
+        else []
+    )
+    key = key_of(("first", "mean of all runs"), ("many", "the most expensive runs"), *stops)
+    plot = Plot(title, "model call of the run", unit, turns, top, y_prefix=prefix, whole="x", key=key)
+    for name, points, stop in lines:
+        plot.line(points, "many", name)
+        if stop is not None and 0 < stop <= len(points):
+            plot.point(*points[stop - 1], "stop", f"{name}: would have been stopped after call {stop}")
+    plot.line(means, "first", "mean of all runs")
+    return plot.svg()
+
+
+def _where_plot(totals: list[Totals]) -> str:
+    top = max((height for each in totals for height in each.stop_shares), default=1)
+    plot = Plot(
+        "Where stops fall",
+        "% of the run's model calls made by then",
+        "runs stopped",
+        100,
+        top,
+        whole="y",
+        key=_policies(totals),
+    )
+    width = 100 / BINS / len(totals)
+    for number, each in enumerate(totals):
+        for position, height in enumerate(each.stop_shares):
+            if height:
+                start = position * 100 / BINS + number * width
+                plot.bar(
+                    start,
+                    start + width,
+                    height,
+                    _STYLES[number],
+                    f"{each.name}: {height} runs stopped at {position * 100 // BINS} % or later",
+                )
+    return plot.svg()
+
+
+def _saved_plot(totals: list[Totals]) -> str:
+    points = [
+        (name, rule, number) for number, each in enumerate(totals) for name, rule in each.rules.items() if rule.stop
+    ]
+    by_money = any(rule.saved.nano for _, rule, _ in points)
+    saved = [
+        (name, rule.false_stops, rule.saved.nano / _NANO if by_money else rule.saved.tokens, number)
+        for name, rule, number in points
+    ]
+    right, top = (
+        max((false for _, false, _, _ in saved), default=1),
+        max((value for _, _, value, _ in saved), default=1.0),
+    )
+    title = "Saved against false stops, by rule"
+    y = "USD after the stops" if by_money else "tokens after the stops"
+    prefix = "$" if by_money else ""
+    plot = Plot(
+        title,
+        "stops of runs labelled a success",
+        y,
+        max(right, 1),
+        top or 1.0,
+        y_prefix=prefix,
+        whole="x",
+        key=_policies(totals),
+        inset=True,
+    )
+    for name, false, value, number in saved:
+        plot.point(false, value, _STYLES[number], f"{totals[number].name}: {name}, {false} false stops", name)
+    return plot.svg()
+
+
+def _policies(totals: list[Totals]) -> str:
     return (
-        f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: "
-        f"{faults.first[0]}"
+        key_of(*((style, each.name) for style, each in zip(_STYLES, totals, strict=False))) if len(totals) > 1 else ""
     )
-
-
-def check_place(file: Path) -> None:
-    """Check that the file can be written, before the long work starts."""
-    if not file.parent.is_dir():
-        raise UnreadableError(f"{file}: cannot be written: the folder {file.parent} does not exist; create it first")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UnreadableError(f"{file}: cannot be written: permission denied")
-
-
-def write_file(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8", errors="replace")  # a name may contain half a surrogate pair
-    except OSError as error:
-        sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is already on stdout
-        sys.exit(2)
-    sys.stderr.write(f"{file} written\n")
-
-
-def _add(results: list[RunResult], totals: list[Totals], rows: Rows, report: JsonReport | None) -> None:
-    rows.add(results)
-    for total, result in zip(totals, results, strict=True):
-        total.add(result)
-    if report is not None:
-        report.add(results)
-
-
-def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str, Any]:
-    used = [{"name": name, "digest": policy.digest} for name, policy in policies]
-    return {"sources": [source.name for source in sources], "policy": used[0]} | (
-        {"against_policy": used[1]} if len(used) > 1 else {}
-    )
-
-
-@contextmanager
-def _bar(sources: list[Source]) -> Iterator[Progress | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    shown = (
-        TextColumn("replaying"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
-        sizes = [source.size for source in sources]
-        known = (
-            None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
-        )
-        progress.add_task("", total=known, runs=0)
-        yield progress
-
-
-def with_progress(sources: list[Source], pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Show a progress bar on a terminal while the pieces are processed."""
-    runs = 0
-    with _bar(sources) as progress:
-        for piece in pieces:
-            runs += len(piece.results)
-            if progress is not None:
-                progress.update(progress.task_ids[0], advance=piece.size, runs=runs)
-            yield piece
-
-
-def run_explanation(
-    sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = ""
-) -> None:
-    """Explain one run; raise UnreadableError if there is no run of that name."""
-    with quiet():
-        recorded = _find(sources, name, model)
-        try:
-            explanation = explain(recorded, Judge(policy, to_the_end=True))
-        except Exception as error:  # an unforeseen record
-            raise UnreadableError(f"{recorded.id}: cannot be replayed: {error_text(error)}") from None
-    if as_json:
-        sys.stdout.write(
-            json.dumps(unknown_as_null(explanation.to_dict(), explanation.result.unpriced), indent=2) + "\n"
-        )
-    else:
-        print_explanation(console(), explanation)
-
-
-def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
-    """Find a run by its id, its session's id or a run within it, or by a unique prefix of one of the first two."""
-    prefixed: dict[str, None] = {}
-    known: list[str] = []
-    faults = Faults()
-    for recorded in _runs(sources, model, faults):
-        if name in (recorded.id, recorded.session):
-            return _held(recorded)
-        if len(known) < _NAMED:
-            known.append(recorded.id)
-        if len(prefixed) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
-            prefixed[recorded.id] = None
-    for recorded in _runs(sources, model, Faults()):  # a trip names the run within its session
-        steps = list(_held(recorded).steps)
-        if any(type(step) is Turn and step.run == name for step in steps):
-            recorded.steps = iter(steps)
-            return recorded
-    if len(prefixed) == 1:
-        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in prefixed)
-    if prefixed:
-        raise UnreadableError(f"{name!r} matches several runs: {', '.join(prefixed)}")
-    if not known:
-        raise UnreadableError(_nothing_read(sources, faults))
-    raise UnreadableError(f"{name!r}: no run with this id. The first ones are {', '.join(known)}; --json lists all")
-
-
-def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[RecordedRun]:
-    for source in sources:
-        for piece in source.pieces():
-            try:
-                for recorded in piece.runs(faults, model):
-                    yield checked(recorded, faults)
-            except Exception as error:  # the rest of a damaged source
-                faults.add(source.name, f"cannot be read to its end: {error_text(error)}")
-
-
-def _held(recorded: RecordedRun) -> RecordedRun:
-    """Return the run with all its steps in memory, up to the first damaged one; its file closes when reading ends."""
-    steps: list[Step] = []
-    with suppress(Exception):
-        steps.extend(recorded.steps)
-    recorded.steps = iter(steps)
-    return recorded
