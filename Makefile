@@ -63,7 +63,7 @@ test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
 	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 
-# Branch coverage of core, conductor, accounting and ledger. Fails under 95 %.
+# Branch coverage of core, engine and ledger. Fails under 95 %.
 coverage: $(NEW)/.ready
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(NEW)/bin/coverage run -m pytest $(PARALLEL) --timeout 300 $(COVERING); $(NEW)/bin/coverage combine -q && $(NEW)/bin/coverage report

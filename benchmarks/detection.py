@@ -32,9 +32,8 @@ from replays import Run, Verdict, by_rival, by_runguard, turn_tokens
 from rivals import RIVALS
 from runguard.policy import Policy
 from runguard.policy.settings import RULES
-from runguard.replay.bounded_files import lines_of
-from runguard.replay.engine import Judge
-from runguard.replay.steps import Faults
+from runguard.replay.player import Judge
+from runguard.replay.steps import Faults, lines_of
 from shapes import Declared
 
 LIMITS = {"tool_calls": "max_tool_calls", "depth": "max_delegation_depth"}  # rules that are switched off by a keyword

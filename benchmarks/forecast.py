@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from runguard.engine.forecast import CALLS_KEPT, calls_until_size, calls_within, trend_of, was_cut
-from runguard.replay.bounded_files import lines_of
-from runguard.replay.neutral import run_of
-from runguard.replay.steps import Asked, Faults
+from runguard.replay.sources import run_of
+from runguard.replay.steps import Asked, Faults, lines_of
 
 INPUT, OUTPUT = 300, 2_500  # nano-USD per token
 Call = tuple[str, int, int]  # agent, tokens in and out

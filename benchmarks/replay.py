@@ -25,7 +25,7 @@ from typing import Any
 
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
-from runguard.replay.totals import Totals
+from runguard.replay.results import Totals
 
 STEPS = 60  # tool calls of a run
 WORDS = (

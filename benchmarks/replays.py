@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rivals.steps import Detector, Step
-from runguard.replay.engine import Judge, quiet
-from runguard.replay.neutral import run_of
+from runguard.replay.player import Judge, quiet
+from runguard.replay.sources import run_of
 from runguard.replay.steps import Asked, Faults
 
 Run = dict[str, Any]

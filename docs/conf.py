@@ -25,7 +25,7 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = "RunGuard"
-html_favicon = html_logo = "../src/runguard/dashboard/static/icon.svg"
+html_favicon = html_logo = "../src/runguard/cli/dashboard/static/icon.svg"
 html_show_sphinx = False
 
 autodoc_member_order = "bysource"

@@ -16,7 +16,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SBOM = ROOT / "sboms" / "runguard-agents.cdx.json"
-_VENDOR = ROOT / "src" / "runguard" / "dashboard" / "static" / "vendor"
+_VENDOR = ROOT / "src" / "runguard" / "cli" / "dashboard" / "static" / "vendor"
 _PRICES = ROOT / "src" / "runguard" / "pricing" / "price_table.jsonl"
 
 

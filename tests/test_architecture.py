@@ -18,19 +18,16 @@ MODULES = {
 RANKS = (
     {"_lazy", "_version"},
     {"core"},
-    {"log_lines"},
     {"background", "validation"},
-    {"console", "errors", "pricing", "ledger", "alerts"},
-    {"providers", "policy"},
-    {"accounting"},
-    {"outlets"},
-    {"conductor"},
-    {"functions", "termination"},
-    {"adapters"},
+    {"console", "errors", "pricing", "ledger"},
+    {"providers", "reporting"},
+    {"alerts", "policy"},
+    {"engine"},
+    {"termination"},
+    {"calls"},
     {"adk", "langchain", "openai_agents", "pydantic_ai"},
     {"replay"},
-    {"calibrate", "view", "testing"},
-    {"dashboard", "demo", "gate"},
+    {"calibrate", "gate", "view", "testing"},
     {"cli"},
     {"__main__"},
     {""},  # the root package: names the public surface for type checkers
@@ -38,7 +35,7 @@ RANKS = (
 RANK = {package: number for number, packages in enumerate(RANKS) for package in packages}
 # Top-level packages of frameworks, and who may import them.
 FRAMEWORKS = {
-    "google": {"adk", "testing", "demo", "cli"},
+    "google": {"adk", "testing", "cli"},
     "langchain": {"langchain"},
     "langchain_core": {"langchain"},
     "langgraph": {"langchain"},

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import runguard
 from runguard import BudgetPlugin, BudgetPolicy, TerminationPlugin, TokenUsageTermination
 from runguard.adk import GuardedLlm, RunGuardPlugin
-from runguard.replay.adk_events import Events
-from runguard.replay.engine import Judge
+from runguard.replay.adk import Events
+from runguard.replay.player import Judge
 from runguard.replay.steps import RecordedRun
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play

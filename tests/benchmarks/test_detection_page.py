@@ -9,7 +9,7 @@ from detection_page import FIGURES, PAGE, updated
 from made_up import HEALTHY, LOOPS
 from replays import by_runguard
 from runguard.policy import Policy
-from runguard.replay.engine import Judge
+from runguard.replay.player import Judge
 
 figures = json.loads(FIGURES.read_text(encoding="utf-8"))
 page = PAGE.read_text(encoding="utf-8")

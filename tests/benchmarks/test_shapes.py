@@ -7,7 +7,7 @@ import pytest
 from made_up import HEALTHY, LOOPS
 from replays import Verdict, by_runguard
 from runguard.policy import Policy
-from runguard.replay.engine import Judge
+from runguard.replay.player import Judge
 from shapes import Shape
 
 PROMISED = {

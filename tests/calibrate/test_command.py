@@ -120,7 +120,7 @@ def test_a_file_is_replaced_only_when_forced(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_told_before_the_work(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runguard.calibrate.printing.calibrate", lambda *_, **__: pytest.fail("it has begun"))
+    monkeypatch.setattr("runguard.calibrate.proposal.calibrate", lambda *_, **__: pytest.fail("it has begun"))
     missing = command("calibrate", recorded, "--write", "absent/x.toml")
     assert (missing.exit_code, missing.stdout) == (2, "")
     assert missing.stderr == "absent/x.toml: cannot be written: the folder absent does not exist; create it first\n"

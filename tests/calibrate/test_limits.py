@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from runguard.calibrate import Limit, Proposal, calibrate
-from runguard.calibrate.meter import Usages
-from runguard.calibrate.proposed_limits import rounded_up
-from runguard.calibrate.samples import Sample
+from runguard.calibrate.measure import Sample, Usages
+from runguard.calibrate.proposal import rounded_up
 from runguard.policy import Policy
 from tests.kit.recordings import sized, working, write
 

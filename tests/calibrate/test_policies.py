@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.calibrate import Limit, Proposal, calibrate
-from runguard.calibrate.measuring import Measuring, variants
-from runguard.calibrate.policy_values import changed
-from runguard.calibrate.toml_file import value_of
+from runguard.calibrate.measure import Measuring, changed, variants
+from runguard.calibrate.proposal import value_of
 from runguard.core.money import Budget, Threshold
 from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay
-from runguard.replay.batches import workers_for
-from runguard.replay.engine import harmless
+from runguard.replay.player import harmless, workers_for
 from runguard.replay.steps import RecordedRun, Wrote
 from tests.kit.recordings import sized, write
 

@@ -7,13 +7,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard.calibrate import Choice, calibrate
-from runguard.calibrate.measuring import TRIED, Measuring, outcome_of, scaled, variants
-from runguard.calibrate.policy_values import changed
-from runguard.calibrate.rungs import ENOUGH
+from runguard.calibrate.measure import TRIED, Measuring, changed, outcome_of, scaled, variants
+from runguard.calibrate.proposal import ENOUGH
 from runguard.core.decision import Rungs
 from runguard.policy import Policy
 from runguard.replay import replay_run
-from runguard.replay.neutral import run_of
+from runguard.replay.sources import run_of
 from runguard.replay.steps import Faults
 from tests.kit.recordings import repeating, rungs_of, working, write
 

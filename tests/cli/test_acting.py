@@ -15,8 +15,8 @@ import pytest
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.console.hints import hint
 from runguard.testing import assert_stopped, run
+from runguard.view.story import hint
 from tests.kit.agents import scripted
 from tests.kit.commands import guarded, looping, process, runguard, told
 from tests.kit.stores import Place

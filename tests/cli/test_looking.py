@@ -10,7 +10,7 @@ from rich.console import Console
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.console.screen import print_table, table
+from runguard.console import print_table, table
 from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import run
 from tests.kit.commands import guarded, looping, runguard, told

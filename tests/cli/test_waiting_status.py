@@ -5,11 +5,11 @@ from pathlib import Path
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.cli.commands.status import _rate_limits
-from runguard.dashboard.data import Looks
+from runguard.cli.dashboard.server import Looks
+from runguard.cli.store_commands import _rate_limits
 from runguard.policy import Policy
 from runguard.testing import ScriptedModel, run, text
-from runguard.view.store_view import StoreView
+from runguard.view.store import StoreView
 from tests.kit.commands import runguard, told
 from tests.kit.money import agent
 

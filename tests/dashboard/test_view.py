@@ -17,7 +17,7 @@ from runguard.errors import PolicyError
 from runguard.ledger.ledger import Line, StoreError
 from runguard.ledger.sqlite import SqliteStore
 from runguard.view import StoreView
-from runguard.view.rows import plain
+from runguard.view.story import plain
 from tests.kit.guarded_runs import Alive, guard, healthy, runaway
 from tests.kit.waiting import eventually
 
@@ -179,7 +179,7 @@ def test_a_control_document_that_cannot_be_read_is_no_stop_and_no_error(place: A
 def test_calls_are_read_once_and_a_correction_replaces_what_it_corrects(
     place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runguard.view.spend_over_time._FIRST_LOOK", 8)
+    monkeypatch.setattr("runguard.view.store._FIRST_LOOK", 8)
     session = place.connect()
     told = {"agent": "a", "model": "m", "app": "x", "user": "u", "input": 10, "output": 5}
     for number in range(30):
@@ -214,8 +214,8 @@ def test_the_dearest_names_stand_for_themselves_and_the_rest_together(place: Any
 def test_only_so_many_calls_are_read_and_that_is_said(
     place: Any, view: StoreView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runguard.view.spend_over_time.CALLS_KEPT", 30)
-    monkeypatch.setattr("runguard.view.spend_over_time._FIRST_LOOK", 8)
+    monkeypatch.setattr("runguard.view.store.CALLS_KEPT", 30)
+    monkeypatch.setattr("runguard.view.store._FIRST_LOOK", 8)
     session = place.connect()
     for number in range(40):
         session.append("call", "r", json.dumps({"id": f"{number}", "app": "x", "usd": "1"}))

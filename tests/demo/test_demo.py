@@ -13,11 +13,12 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-import runguard.demo
+import runguard.cli.demo
+from runguard.cli import demo as show
+from runguard.cli import stories as play
 from runguard.cli.main import main
+from runguard.cli.stories import LOOK_ALIKES, STORIES, DemoStory
 from runguard.core.money import to_usd
-from runguard.demo import play, show
-from runguard.demo.stories import LOOK_ALIKES, STORIES, DemoStory
 
 BY_KEY = {story.key: story for story in (*STORIES, *LOOK_ALIKES)}
 
@@ -242,7 +243,7 @@ def test_a_table_that_is_alive_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     terminal = Terminal()
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", terminal)
-        code = runguard.demo.run()
+        code = runguard.cli.demo.run()
     drawn = terminal.getvalue()
     assert code == 0
     assert "\x1b[1A" in drawn, "drawn over and over"
@@ -253,8 +254,7 @@ def test_a_table_that_is_alive_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_loading_the_package_and_its_screen_loads_nothing_of_google() -> None:
     code = (
-        "import sys, runguard.demo.show; sys.exit(str([name for name in sys.modules if name.split('.')[0] == "
-        "'google']))"
+        "import sys, runguard.cli.demo; sys.exit(str([name for name in sys.modules if name.split('.')[0] == 'google']))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
     assert ran.stderr.strip() == "[]"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from runguard.cli import stories as seed_table
 from runguard.cli.main import main
-from runguard.demo import seed_table
-from runguard.demo.seed_table import SEED_VALUES, Row, SeedTable
+from runguard.cli.stories import SEED_VALUES, Row, SeedTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "seed-table.md"
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)

@@ -26,7 +26,7 @@ import runguard
 
 PACKAGE: Final = str(Path(runguard.__file__).parent)
 # what users write tests with, and what shows things off
-_NOT_THE_GUARD: Final = (f"{PACKAGE}/testing/", f"{PACKAGE}/demo/")
+_NOT_THE_GUARD: Final = (f"{PACKAGE}/testing/", f"{PACKAGE}/cli/demo.py", f"{PACKAGE}/cli/stories.py")
 _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls through these is the caller
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 # Several callers share these. In each, a ``try`` or a ``with`` is around everything that can fail.

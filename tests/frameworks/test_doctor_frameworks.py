@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from runguard.cli.doctor import examine as examining
+from runguard.cli import doctor as examining
 from runguard.cli.main import main
 
 LANGCHAIN = """

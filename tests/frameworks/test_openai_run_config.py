@@ -9,7 +9,7 @@ from agents.models.interface import Model, ModelProvider
 from agents.run_internal import run_loop as _run_loop
 from agents.run_internal import turn_preparation
 
-from runguard.cli.doctor.framework_agents import find_agents
+from runguard.cli.doctor import find_agents
 from runguard.core.errors import RunGuardError
 from runguard.openai_agents import AgentGuard, guarded
 from runguard.testing.conformance import AgentSpec, Reply, Script

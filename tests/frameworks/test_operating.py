@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from runguard.cli.main import main
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
-from runguard.view.store_view import StoreView
+from runguard.view.store import StoreView
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness

@@ -225,7 +225,6 @@ def test_type_checkers_see_the_functions_own_signature(tmp_path: Path) -> None:
             "--config-file=",
             str(program),
             str(home / "calls" / "functions.py"),
-            str(home / "calls" / "functions.py"),
         ],
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.gate.baseline import Cost, Sums, change, interval, pairs_of
+from runguard.gate.checks import Cost, Sums, change, interval, pairs_of
 
 COSTS = st.lists(st.tuples(st.integers(1, 10**12), st.booleans()), min_size=2, max_size=60).filter(
     lambda costs: any(is_success for _, is_success in costs)

@@ -9,7 +9,7 @@ import pytest
 
 from runguard import Policy
 from runguard.gate import Baseline, gate
-from runguard.gate.baseline import BaselineError
+from runguard.gate.checks import BaselineError
 from runguard.replay import UnreadableError
 from tests.kit.commands import runguard, told
 from tests.kit.recordings import looping, sized, working, write

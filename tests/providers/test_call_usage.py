@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import CallUsage, Counts, EventUsage, read_usage
-from runguard.replay.neutral import run_of
+from runguard.replay.sources import run_of
 from runguard.replay.steps import Asked, Faults
 
 NAMES = {

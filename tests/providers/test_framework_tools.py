@@ -22,4 +22,4 @@ def test_tools_of_the_user(name: str) -> None:
 
 def test_the_list_exists_once() -> None:
     holders = [path.name for path in SOURCE.rglob("*.py") if '"set_model_response"' in path.read_text(encoding="utf-8")]
-    assert holders == ["framework_tools.py"]
+    assert holders == ["messages.py"]

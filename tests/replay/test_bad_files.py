@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from runguard.cli.main import main
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
-from runguard.replay.bounded_files import JsonStream, TruncatedError
+from runguard.replay.steps import JsonStream, TruncatedError
 from tests.kit.recordings import FIXTURES, looping, working
 
 from .test_sources import adk_database, session

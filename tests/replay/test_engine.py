@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from runguard.pricing.rates import Usage
-from runguard.replay.engine import Judge, play
-from runguard.replay.explain import explain
-from runguard.replay.neutral import run_of
+from runguard.replay.output import explain
+from runguard.replay.player import Judge, play
 from runguard.replay.results import RunResult
+from runguard.replay.sources import run_of
 from runguard.replay.steps import Answered, Asked, Called, Faults, RecordedRun, Step, Turn
 from tests.kit.recordings import early, looping, working
 

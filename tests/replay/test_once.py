@@ -9,8 +9,8 @@ from google.adk.agents import LlmAgent
 from runguard.adk import RunGuardPlugin
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
-from runguard.replay.engine import Judge
-from runguard.replay.neutral import run_of
+from runguard.replay.player import Judge
+from runguard.replay.sources import run_of
 from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.recordings import early

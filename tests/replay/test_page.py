@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from runguard.cli.main import main
-from runguard.replay.svg import Plot, number, step_of
+from runguard.replay.output import Plot, number, step_of
 from tests.kit.recordings import looping, working
 
 EVIL = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">\"&'</title></svg>" + "x" * 150

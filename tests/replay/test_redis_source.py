@@ -17,7 +17,8 @@ from runguard.adk import RunGuardPlugin
 from runguard.cli.main import main
 from runguard.ledger.redis import RedisStore
 from runguard.policy import Policy
-from runguard.replay import UnreadableError, open_sources, own_records, replay
+from runguard.replay import UnreadableError, open_sources, replay
+from runguard.replay import sources as own_records
 from runguard.replay.results import RunResult
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit import valkey_server

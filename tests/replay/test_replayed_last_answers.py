@@ -5,7 +5,7 @@ from typing import Any
 
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
-from runguard.replay.engine import Judge
+from runguard.replay.player import Judge
 from runguard.replay.results import RunResult
 from runguard.replay.steps import Asked, RecordedRun, Turn
 

@@ -17,8 +17,8 @@ from google.adk.sessions import InMemorySessionService
 
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
-from runguard.replay.engine import Judge
-from runguard.replay.explain import explain
+from runguard.replay.output import explain
+from runguard.replay.player import Judge
 from runguard.replay.steps import Faults
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit import topologies

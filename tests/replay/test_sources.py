@@ -13,8 +13,7 @@ import pytest
 
 from runguard.policy import Policy
 from runguard.replay import RunResult, UnreadableError, open_sources, replay
-from runguard.replay.bounded_files import JsonStream, TruncatedError, lines_of, ranges
-from runguard.replay.steps import Faults
+from runguard.replay.steps import Faults, JsonStream, TruncatedError, lines_of, ranges
 from tests.kit.recordings import FIXTURES, early, looping, working
 
 

@@ -12,7 +12,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from runguard.replay import open_sources, replay
-from runguard.replay.engine import Judge
+from runguard.replay.player import Judge
 from runguard.replay.steps import Asked, RecordedRun, Turn
 from runguard.testing import ScriptedModel, call, text
 from tests.kit.adk_runs import play

@@ -5,10 +5,9 @@ from typing import Any
 from runguard import Budget
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
-from runguard.replay.engine import Judge
-from runguard.replay.results import RunResult
+from runguard.replay.player import Judge
+from runguard.replay.results import RunResult, Totals
 from runguard.replay.steps import Asked, RecordedRun, Turn
-from runguard.replay.totals import Totals
 
 
 def replayed(every_s: float, **policy: Any) -> RunResult:

@@ -5,7 +5,7 @@ import json
 from tests.kit.scripts import ROOT, script
 
 sbom = script("sbom")
-VENDORED = ROOT / "src" / "runguard" / "dashboard" / "static" / "vendor"
+VENDORED = ROOT / "src" / "runguard" / "cli" / "dashboard" / "static" / "vendor"
 
 
 def test_it_is_current() -> None:

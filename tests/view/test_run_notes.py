@@ -10,8 +10,8 @@ from google.genai import types
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, text
-from runguard.view.records import notes_of
-from runguard.view.store_view import StoreView
+from runguard.view.store import StoreView
+from runguard.view.story import notes_of
 from tests.kit.adk_runs import play
 from tests.kit.rule_agents import Tool, agent
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from runguard.view.records import Call
-from runguard.view.story import build_story
+from runguard.view.story import Call, build_story
 
 TRIP = {
     "id": "t",

@@ -5,19 +5,17 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.calibrate.proposal import Proposal, calibrate
-    from runguard.calibrate.proposed_limits import Limit
-    from runguard.calibrate.rungs import Choice
-    from runguard.calibrate.samples import Quantile, quantile, runs_needed
+    from runguard.calibrate.measure import Quantile, quantile, runs_needed
+    from runguard.calibrate.proposal import Choice, Limit, Proposal, calibrate
 
 _HOMES = {
-    "Limit": "runguard.calibrate.proposed_limits",
+    "Limit": "runguard.calibrate.proposal",
     "Proposal": "runguard.calibrate.proposal",
     "calibrate": "runguard.calibrate.proposal",
-    "Quantile": "runguard.calibrate.samples",
-    "quantile": "runguard.calibrate.samples",
-    "runs_needed": "runguard.calibrate.samples",
-    "Choice": "runguard.calibrate.rungs",
+    "Quantile": "runguard.calibrate.measure",
+    "quantile": "runguard.calibrate.measure",
+    "runs_needed": "runguard.calibrate.measure",
+    "Choice": "runguard.calibrate.proposal",
 }
 
 __all__ = ["Choice", "Limit", "Proposal", "Quantile", "calibrate", "quantile", "runs_needed"]

@@ -1,9 +1,16 @@
-"""Print the demo: tables that fill up while the stories run, plain lines without a terminal."""
+"""``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
+``stories`` holds and runs them; nothing of Google's is loaded before ``run``.
+"""
 
+import json
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from textwrap import fill
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -12,13 +19,56 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from runguard import console as screen
 from runguard._version import __version__
-from runguard.console.screen import console, print_table
+from runguard.console import console, print_table
 from runguard.core.money import NANO
-from runguard.demo import load
 
 if TYPE_CHECKING:
-    from runguard.demo.play import Pair, Report
+    from runguard.cli.stories import Pair, Report, SeedTable
+
+# ---- ``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
+#
+# ``stories`` holds the agents, ``play`` runs and measures them, ``show`` puts the result on a screen. ``seed_table``
+# and
+# ``seed_screen`` do the same for the table of the seed. Loading this package loads nothing of Google's; the work begins
+# with ``run``.
+
+
+class AdkMissingError(Exception):
+    """google-adk is missing or too old; the message says what to do."""
+
+
+def run(*, as_json: bool = False, seed_table: bool = False) -> int:
+    """Run the demo, or the seed's table, and print it.
+
+    Returns the exit code: 0 if everything ended as expected, otherwise 1.
+    """
+    if as_json:
+        play = load()
+        result = play.play_table() if seed_table else play.play(play.new_report())
+        sys.stdout.write(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
+        return 0 if result.ok else 1
+    return show_seed_table() if seed_table else show()
+
+
+def load(name: str = "stories") -> ModuleType:
+    """Import the module that runs the demo; it imports ADK."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(f"runguard.cli.{name}")
+    except ImportError as error:
+        name = error.name or ""
+        if name.split(".")[0] != "google":
+            raise
+        reason = "which is not installed" if name in ("google", "google.adk") else f"the installed one lacks {name}"
+        raise AdkMissingError(
+            f"runguard demo needs google-adk 2.3 or newer, {reason}: pip install -U 'runguard-agents[adk]'"
+        ) from None
+
+
+# ---- Print the demo: tables that fill up while the stories run, plain lines without a terminal.
 
 _WIDTH = 80  # for both tables
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -224,3 +274,78 @@ def _verdict(report: "Report") -> RenderableType:
         "untouched"
     )
     return Text.assemble((words, "bold green" if report.ok else "bold red"), (f" ({report.seconds:.1f} s)", "dim"))
+
+
+# ---- The seed's table on a screen; see ``seed_table``.
+
+_NAMES = {"seed_values": "seed's values", "defaults": "defaults"}
+
+
+def show_seed_table() -> int:
+    out = screen.console()
+    module = load()
+    out.print(Text.assemble(("RunGuard", "bold"), f" {__version__} on google-adk {module.adk_version}"))
+    out.print(
+        Text("The seed's four failure modes on real ADK with scripted models: no network, no key, no cost.", "dim"),
+        soft_wrap=True,
+    )
+    out.print()
+    table: SeedTable = module.play_table()
+    screen.print_table(out, _seed_table(table))
+    out.print()
+    out.print(_sentences(table, out.width), soft_wrap=True)
+    words = (
+        "every mode is stopped with the seed's values"
+        if table.ok
+        else "not every mode is stopped with the seed's values"
+    )
+    out.print(Text.assemble((words, "bold green" if table.ok else "bold red"), (f" ({table.seconds:.1f} s)", "dim")))
+    return 0 if table.ok else 1
+
+
+def _seed_table(table: "SeedTable") -> Table:
+    names, numbers = ("failure mode", "guard"), ("model calls", "tokens", "saved", "seed")
+    made = screen.table(*names, *numbers, right=numbers, whole=(*names, *numbers))
+    for row in table.rows:
+        for position, (key, pair) in enumerate(row.pairs().items()):
+            made.add_row(
+                "" if position else row.claim.story.title,
+                _NAMES[key],
+                *_measured(pair),
+                "" if position else f"{row.claim.saved}%",
+            )
+    return made
+
+
+def _measured(pair: "Pair") -> tuple[str, str, str]:
+    before, after = pair.without.counter, pair.guarded.counter
+    return (
+        f"{before.model_calls} → {after.model_calls:>3}",
+        f"{before.tokens:,} → {after.tokens:>7,}",
+        f"{pair.saved:.1f}%",
+    )
+
+
+def _sentences(table: "SeedTable", width: int) -> Text:
+    words = Text()
+    for row in table.rows:
+        claim = row.claim
+        words.append(
+            fill_lines(
+                f"{claim.story.title}: {claim.story.about} (seed: {claim.without}, with a breaker {claim.guarded})",
+                width,
+            ),
+            "bold",
+        )
+        for key, pair in row.pairs().items():
+            trip = pair.guarded.trip
+            words.append(
+                fill_lines(f"{_NAMES[key]}: {trip.message if trip is not None else _unstopped(pair)}", width, "  ")
+            )
+        words.append(fill_lines(claim.differs, width, "  ") + "\n", "dim")
+    return words
+
+
+def _unstopped(pair: "Pair") -> str:
+    rules = sorted({decision.finding.rule for decision in pair.guarded.warnings if decision.finding is not None})
+    return f"not stopped; warned of {', '.join(rules)}" if rules else "not stopped"

@@ -1,24 +1,42 @@
-"""Checks of the environment: Python, google-adk, the name ``runguard``, the policy, its store and prices."""
+"""The checks of ``runguard doctor``."""
 
+import asyncio
 import contextlib
+import functools
 import os
 import platform
 import sys
 import time
-from dataclasses import dataclass
-from importlib import metadata
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib import import_module, metadata
 from pathlib import Path
-from typing import Final, Literal
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, Final, Literal
 
 from runguard import _version
-from runguard.cli.commands.command import CommandError
-from runguard.cli.commands.model_prices import OLD_DAYS, REFRESH, limits_usd, list_in_use, price_of, seen_models
-from runguard.cli.commands.stores import check_file
-from runguard.core.errors import RunGuardError
+from runguard.cli.demo import AdkMissingError, load
+from runguard.cli.main import CommandError
+from runguard.cli.screens import (
+    OLD_DAYS,
+    REFRESH,
+    check_file,
+    limits_usd,
+    list_in_use,
+    policy_here,
+    price_of,
+    seen_models,
+)
+from runguard.core.errors import PolicyError, RunGuardError
+from runguard.ledger.memory import check_store
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy, find_policy_file
 from runguard.pricing.book import updated_table
-from runguard.view.store_view import StoreView
+from runguard.view.store import StoreView
+
+# ---- Checks of the environment: Python, google-adk, the name ``runguard``, the policy, its store and prices.
 
 _OURS: Final = "runguard-agents"
 _OLDEST_ADK: Final = (2, 3)
@@ -268,3 +286,632 @@ def list_line(policy: Policy) -> CheckResult:
         return CheckResult("price list", "ok", found)
     do = REFRESH if policy.prices_source == "table" else "pip install -U genai-prices"
     return CheckResult("price list", "warning", f"{found}: prices may have changed (the limit is {OLD_DAYS} days)", do)
+
+
+# ---- Run every check of ``runguard doctor``, with a live test that stops agents on this machine's ADK.
+
+_UNSTOPPED = 30  # a model that was called this often was not stopped
+
+
+def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[CheckResult]:
+    """Run all checks; ``target`` is the app to load.
+
+    The live test runs first, before code of the app can change anything, and is reported last.
+    """
+    load = loader_of(target) if target is not None else None
+    adk = adk_line()
+    live = self_test() if adk.state == "ok" and has_adk() else None
+    app = load_application(target, load) if target is not None and load is not None else Application([])
+    lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
+    try:
+        policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
+    except PolicyError as error:
+        lines.append(CheckResult("policy", "problem", str(error), "correct it, then run `runguard check`"))
+    else:
+        lines += [
+            policy_line(policy, of_app=app.policy is not None),
+            store_line(policy),
+            list_line(policy),
+            *price_lines(policy, (*models, *app.models)),
+        ]
+    return [*lines, live] if live is not None else lines
+
+
+def _with_store(policy: Policy, store: str | None) -> Policy:
+    if store is None:
+        return policy
+    check_store(store)
+    return policy.model_copy(update={"store": store})
+
+
+def self_test() -> CheckResult:
+    try:
+        play = load()
+    except AdkMissingError as error:
+        return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
+    try:
+        with play.defaults(), play.quiet():
+            found = asyncio.run(_stops())
+    except Exception as error:  # an error here would also break the first guarded run
+        return CheckResult(
+            "self-test",
+            "problem",
+            f"a stop does not work here: {type(error).__name__}: {error}",
+            "report it with the versions above",
+        )
+    return CheckResult("self-test", "ok", found)
+
+
+async def _stops() -> str:
+    from google.adk.agents import LlmAgent
+    from google.adk.sessions import InMemorySessionService
+
+    from runguard.adk.plugin import RunGuardPlugin
+    from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+
+    def look(at: str) -> dict[str, int]:
+        """Always return the same answer."""
+        return {"seen": 1}
+
+    def endless() -> tuple[LlmAgent, ScriptedModel]:
+        model = ScriptedModel(lambda n, _: call("look", at="it") if n < _UNSTOPPED else text("not stopped"))
+        return LlmAgent(name="self_test", model=model, tools=[look]), model
+
+    agent, model = endless()
+    limited = await run(agent, plugins=[RunGuardPlugin(max_model_calls=3)])
+    assert_stopped(limited, "model_calls")
+    assert_calls_answered(limited.session)
+    _need(model.calls == 3, f"3 model calls were allowed, {model.calls} were made")
+
+    agent, model = endless()
+    looping = await run(agent, plugins=[RunGuardPlugin()])
+    rule, loop_calls = assert_stopped(looping).rule, model.calls
+    assert_calls_answered(looping.session)
+
+    agent, model = endless()
+    plugin, sessions = RunGuardPlugin(max_model_calls=1), InMemorySessionService()
+    plugin.stop("all", actor="doctor", reason="self-test")
+    switched = await run(agent, plugins=[plugin], session_service=sessions)
+    assert_stopped(switched, "kill_switch")
+    _need(model.calls == 0, f"the kill switch let {model.calls} model calls through")
+    plugin.resume("all")
+    await run(agent, plugins=[plugin], session_service=sessions, session_id="s2")
+    _need(model.calls == 1, "no call runs after resume")
+    loop = f"a loop was stopped by {rule} after {loop_calls}"
+    return (
+        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
+        "calls answered"
+    )
+
+
+def _need(held: bool, otherwise: str) -> None:
+    if not held:
+        raise AssertionError(otherwise)
+
+
+# ---- Load the user's app, and check that it and the agents it calls are guarded, the order of plugins, and its
+#      models.
+
+
+@dataclass(slots=True)
+class Application:
+    """The checks, policy and models of an app."""
+
+    lines: list[CheckResult]
+    policy: Policy | None = None
+    models: list[str] = field(default_factory=list)
+
+
+def load_application(target: str, load: Callable[[], Any]) -> Application:
+    """Import the app. Its code runs; its output goes to stderr."""
+    if Path(target).exists() and (missing := _adk_missing(target)) is not None:  # ADK loads a folder
+        return missing
+    try:
+        with contextlib.redirect_stdout(sys.stderr), _here_first():
+            loaded = load()
+    except (Exception, SystemExit) as error:
+        do = (
+            "fix the error; adk web would fail as well"
+            if Path(target).exists()
+            else "fix the error, or name another module:attribute"
+        )
+        return Application(
+            [
+                CheckResult(
+                    "app", "problem", f"{target} cannot be loaded: {type(error).__name__}: {error}{_place(error)}", do
+                )
+            ]
+        )
+    if kind_of(loaded):
+        root, others = find_agents(loaded, target)
+        agents = [root, *others] if root is not None else others
+        names = list(dict.fromkeys(model_names(agents)))
+        return Application(agent_lines(target, root, others), policy_of(agents), names)
+    return _adk_missing(target) or _adk_application(target, loaded)
+
+
+def _adk_missing(target: str) -> Application | None:
+    try:
+        import runguard.adk.plugin  # noqa: F401
+    except ImportError as error:
+        found = f"{target} cannot be checked: {error}"
+        return Application([CheckResult("app", "problem", found, "pip install -U 'runguard-agents[adk]'")])
+    return None
+
+
+def _adk_application(target: str, loaded: Any) -> Application:
+    from runguard.adk.patching import IN_USE
+    from runguard.adk.plugin import RunGuardPlugin
+
+    plugins = _plugins(loaded)
+    if plugins is None:
+        found = (
+            f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent of ADK, or an agent of "
+            "LangChain, the OpenAI Agents SDK or Pydantic AI"
+        )
+        return Application([CheckResult("app", "problem", found, "name another attribute")])
+    models = list(_models(loaded, set()))
+    own = next((plugin for plugin in plugins if isinstance(plugin, RunGuardPlugin)), None)
+    guard = own or IN_USE.installed
+    policy = (
+        guard.guard.policy
+        if guard is not None
+        else next((model.guard.policy for _, model in models if model is not None), None)
+    )
+    _, called = find_agents(loaded, target)  # by tools: agents of other frameworks, other Runners
+    names = [name for name, _ in models if name] + model_names(called)
+    lines = [_order(target, plugins, own, guard, models), *agent_lines(target, None, called)]
+    return Application(lines, policy, list(dict.fromkeys(names)))
+
+
+def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[tuple[str, Any]]) -> CheckResult:
+    if guard is None:
+        if models and all(model is not None for _, model in models):
+            return CheckResult("plugins", "ok", f"{target} is guarded by its models (GuardedLlm)")
+        found = f"{target} is not guarded: it has no RunGuardPlugin and does not call runguard.install()"
+        do = (
+            "call runguard.install() in agent.py, use App(..., plugins=[RunGuardPlugin()]), or start it with "
+            "--extra_plugins runguard.adk.RunGuardPlugin"
+        )
+        return CheckResult("plugins", "problem", found, do)
+    if guard.policy_error is not None:
+        return CheckResult(
+            "plugins",
+            "problem",
+            f"every run of {target} is refused: {guard.policy_error}",
+            "correct the policy, then run `runguard check`",
+        )
+    if own is None:
+        return CheckResult("plugins", "ok", f"{target} is guarded by runguard.install(), which puts its plugin first")
+    before = [type(plugin).__name__ for plugin in plugins[: plugins.index(own)]]
+    if before:
+        found = f"RunGuardPlugin comes after {', '.join(before)}: an earlier plugin that answers a call hides it"
+        return CheckResult("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
+    return CheckResult(
+        "plugins",
+        "ok",
+        f"RunGuardPlugin is the first of {len(plugins)} plugin{'' if len(plugins) == 1 else 's'} of {target}",
+    )
+
+
+# ---- loading --------------------------------------------------------------------------------------------------------
+
+
+def loader_of(target: str) -> Callable[[], Any]:
+    """Return a function that loads the target; raise if it is neither a folder nor module:attribute."""
+    path = Path(target)
+    if path.name == "agent.py" and path.is_file():
+        path = path.parent
+    if path.is_dir() or (path.suffix == ".py" and path.is_file()):
+        return lambda: _from_folder(path.resolve())
+    module, colon, attribute = target.partition(":")
+    if not colon or not module or not attribute or os.sep in module:
+        raise CommandError(f"--app {target}: no such folder. Pass an agent folder as for adk web, or module:attribute")
+    return lambda: _from_module(module, attribute)
+
+
+def _from_folder(path: Path) -> Any:
+    from google.adk.cli.utils.agent_loader import AgentLoader
+
+    return AgentLoader(str(path.parent)).load_agent(path.stem if path.is_file() else path.name)
+
+
+def _from_module(module: str, attribute: str) -> Any:
+    found: Any = import_module(module)
+    for name in attribute.split("."):
+        found = getattr(found, name)
+    return found
+
+
+@contextlib.contextmanager
+def _here_first() -> Iterator[None]:
+    """Put the working directory on the import path, as ``python -m`` and ``adk`` do."""
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)
+
+
+def _place(error: BaseException) -> str:
+    """Return the place of the error in the user's own code."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "importlib" not in frame.filename and "site-packages" not in frame.filename
+    ]
+    theirs = [frame for frame in frames if frame.filename != __file__]
+    return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
+
+
+# ---- inspecting -----------------------------------------------------------------------------------------------------
+
+
+def _plugins(loaded: Any) -> list[Any] | None:
+    """Return the plugins of an App or Runner, an empty list for an agent, None for anything else."""
+    from google.adk.apps import App
+    from google.adk.runners import Runner
+    from google.adk.workflow import BaseNode
+
+    if isinstance(loaded, App):
+        return list(loaded.plugins)
+    if isinstance(loaded, Runner):
+        return list(loaded.plugin_manager.plugins)
+    return [] if isinstance(loaded, BaseNode) else None
+
+
+def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield every model of a tree of agents: its name, and the model itself if it is a GuardedLlm."""
+    from runguard.adk.guarded_llm import GuardedLlm
+
+    if part is None or id(part) in seen:
+        return
+    seen.add(id(part))
+    if (model := getattr(part, "model", None)) and getattr(part, "tools", None) is not None:
+        yield (
+            model if isinstance(model, str) else str(getattr(model, "model", "")),
+            model if isinstance(model, GuardedLlm) else None,
+        )
+    graph = getattr(part, "graph", None)
+    below = [
+        getattr(part, "root_agent", None),
+        getattr(part, "agent", None),
+        *(getattr(part, "sub_agents", None) or ()),
+    ]
+    below += [*(getattr(part, "tools", None) or ()), *(getattr(graph, "nodes", None) or ())]
+    for one in below:
+        yield from _models(one, seen)
+
+
+# ---- Agents of LangChain, the OpenAI Agents SDK and Pydantic AI: is each guarded, and what does its framework hide?
+#
+# A class is looked up only where the application has imported it, so this module imports no framework.
+
+_LINES: Final = 20  # of one kind
+_UNNAMED: Final = "LangGraph"  # the name of a graph that was given none
+_HOSTED: Final = ("WebSearchTool", "FileSearchTool", "CodeInterpreterTool", "ImageGenerationTool", "HostedMCPTool")
+
+
+@dataclass(slots=True)
+class FoundAgent:
+    """An agent that the application can run."""
+
+    name: str
+    kind: str
+    do: str  # how to guard it
+    guard: Any = None  # the adapter that guards it
+    calls_models: bool = True
+    used_by: str = ""
+    models: list[str] = field(default_factory=list)
+    hidden: list[tuple[str, str]] = field(default_factory=list)  # what the guard cannot see, and what to do
+
+    @property
+    def is_guarded(self) -> bool:
+        return self.guard is not None
+
+
+def find_agents(root: object, target: str) -> tuple[FoundAgent | None, list[FoundAgent]]:
+    """``root``, if it is an agent of a known framework, and all other agents that it can call."""
+    first: FoundAgent | None = None
+    others: list[FoundAgent] = []
+    seen, waiting = {id(root)}, [(root, target)]
+    while waiting:
+        one, name = waiting.pop(0)
+        ends = list(_ends(one))
+        agent = _examined(one, ends)
+        if agent is not None:
+            agent.name = agent.name or (target if one is root else "without a name")
+            agent.used_by, name = name, agent.name
+            if one is root:
+                first = agent
+            else:
+                others.append(agent)
+        for end in ends:
+            if id(end) not in seen and _kind(end):
+                seen.add(id(end))
+                waiting.append((end, name))
+    return first, others
+
+
+def agent_lines(target: str, root: FoundAgent | None, agents: list[FoundAgent]) -> list[CheckResult]:
+    """One line for the agent that ``target`` names, and one for each other agent that is not guarded."""
+    lines = [] if root is None else [_root_line(target, root)]
+    agents = [agent for agent in agents if agent.calls_models]
+    unguarded = [agent for agent in agents if not agent.is_guarded]
+    for agent in unguarded[:_LINES]:
+        found = f"{agent.kind} agent {agent.name}, which {agent.used_by} can call, is not guarded"
+        lines.append(CheckResult("sub-agents", "problem", found, agent.do))
+    if agents and not unguarded:
+        many = f"the {len(agents)} agents" if len(agents) > 1 else f"the agent {agents[0].name}"
+        lines.append(CheckResult("sub-agents", "ok", f"{many} that {target} can call: guarded"))
+    for agent in agents if root is None else [root, *agents]:
+        lines += _hidden_lines(agent) if agent.is_guarded else []
+    return lines
+
+
+def _root_line(target: str, root: FoundAgent) -> CheckResult:
+    if not root.calls_models:
+        return CheckResult("guard", "ok", f"{target} is a {root.kind} graph that calls no chat model of its own")
+    if root.is_guarded:
+        by = type(root.guard).__name__
+        return CheckResult("guard", "ok", f"{target} is a {root.kind} agent, guarded by {by}")
+    return CheckResult("guard", "problem", f"{target} is a {root.kind} agent and is not guarded", root.do)
+
+
+def _hidden_lines(agent: FoundAgent) -> list[CheckResult]:
+    return [
+        CheckResult("hidden", "warning", f"{agent.name}: {what}", do)
+        for what, do in list(dict.fromkeys(agent.hidden))[:_LINES]
+    ]
+
+
+def model_names(agents: list[FoundAgent]) -> list[str]:
+    return [name for agent in agents for name in agent.models if name]
+
+
+def policy_of(agents: list[FoundAgent]) -> Policy | None:
+    """The settings of the first guard."""
+    guards = (agent.guard for agent in agents if agent.guard is not None)
+    found: Policy | None = next((guard.guard.policy for guard in guards), None)
+    return found
+
+
+# ---- frameworks -----------------------------------------------------------------------------------------------------
+
+
+def _ends(one: object) -> Iterator[Any]:
+    yield from reachable(one, lambda other: _is_end(other) or _is_middleware(other), _is_end)
+    if _kind(one) == "OpenAI" and (guard := getattr(one, "runguard", None)) is not None:
+        for hand_off in getattr(one, "handoffs", ()):  # such an object makes the guarded copy when it is used
+            reference = getattr(hand_off, "_agent_ref", None)
+            if reference is not None and (target := reference()) is not None:
+                yield guard.guarded(target)
+
+
+def _is_end(one: object) -> bool:
+    return _kind(one) != "" or _is_chat_model(one)
+
+
+def kind_of(loaded: object) -> str:
+    """The framework other than ADK whose agent this is, or ""."""
+    kind = _kind(loaded)
+    return "" if kind == "ADK" else kind
+
+
+def _kind(one: object) -> str:
+    """The framework of an agent, "" for any other object."""
+    if isinstance(one, _class("langgraph.pregel", "Pregel")):
+        return "LangChain"
+    if isinstance(one, _class("agents", "Agent")):
+        return "OpenAI"
+    if isinstance(one, _class("pydantic_ai.agent", "AbstractAgent")):
+        return "Pydantic AI"
+    return "ADK" if isinstance(one, _class("google.adk.runners", "Runner")) else ""
+
+
+def _examined(one: Any, ends: list[Any]) -> FoundAgent | None:
+    examine = {"LangChain": _graph, "OpenAI": _openai, "Pydantic AI": _pydantic, "ADK": _runner}.get(_kind(one))
+    return examine(one, ends) if examine is not None else None
+
+
+def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
+    do = "give the agent the same RunGuardMiddleware, or wrap the chat model of a graph in GuardedChatModel"
+    name = str(getattr(graph, "name", ""))
+    found = FoundAgent("" if name == _UNNAMED else name, "LangChain", do)
+    own, guarded_model = _class("runguard.langchain.guarding", "RunGuardMiddleware"), _guarded_model()
+    hooks = [getattr(getattr(node, "bound", None), "func", None) for node in graph.nodes.values()]
+    owners = [getattr(hook, "__self__", None) for hook in hooks]
+    found.guard = next((owner for owner in owners if isinstance(owner, own)), None)
+    models = [end for end in ends if _is_chat_model(end)]
+    found.models = [_model_name(model) for model in models]
+    found.calls_models = bool(models)
+    if not found.is_guarded and models and all(isinstance(model, guarded_model) for model in models):
+        found.guard = models[0]
+    for caller, model in _models_aside(graph, [end for end in ends if _is_middleware(end)]):
+        if not isinstance(model, guarded_model):
+            what = f"{caller} calls the model {_model_name(model) or type(model).__name__} itself, unseen by the guard"
+            found.hidden.append((what, "use GuardedChatModel(model, ...) there"))
+    return found
+
+
+def _models_aside(graph: Any, middleware: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Chat models that are called by something else than the agent: other middleware, or a tool."""
+    for one in middleware:
+        if _is_chat_model(model := getattr(one, "model", None)):
+            yield type(one).__name__, model
+    for node in graph.nodes.values():
+        for tool in (getattr(getattr(node, "bound", None), "tools_by_name", None) or {}).values():
+            code = getattr(tool, "func", None) or getattr(tool, "coroutine", None)
+            if is_of_framework(getattr(code, "__module__", "")):  # such as the tool for sub-agents of deepagents
+                continue
+            for model in reachable(tool, _is_chat_model, _is_end):
+                yield f"tool {tool.name}", model
+
+
+def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
+    do = "guard the outermost agent: guarded(agent, ...); call an agent inside of a tool as guarded, too"
+    found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
+    model = agent.model
+    name = "name" if isinstance(model, _class("runguard.openai_agents.guarding", "GuardedModel")) else "model"
+    found.models = [model if isinstance(model, str) else str(getattr(model, name, ""))]
+    hosted = sorted({type(tool).__name__ for tool in agent.tools} & set(_HOSTED))
+    if hosted:
+        what = f"OpenAI executes {', '.join(hosted)}: the guard sees the tokens, not the calls"
+        found.hidden.append((what, "limit them at the provider, or allow for their price in the limits"))
+    return found
+
+
+def _pydantic(agent: Any, ends: list[Any]) -> FoundAgent:
+    do = "give the agent the same capability: Agent(..., capabilities=[guard])"
+    while (inner := getattr(agent, "wrapped", None)) is not None:
+        agent = inner
+    found = FoundAgent(str(agent.name or ""), "Pydantic AI", do)
+    capabilities = [getattr(agent, "root_capability", None)]
+    for one in capabilities:
+        capabilities += getattr(one, "capabilities", None) or ()
+    own = _class("runguard.pydantic_ai.capability", "RunGuard")
+    found.guard = next((one for one in capabilities if isinstance(one, own)), None)
+    model = agent.model
+    found.models = [model.rpartition(":")[2] if isinstance(model, str) else str(getattr(model, "model_name", ""))]
+    if isinstance(model, _class("pydantic_ai.models.fallback", "FallbackModel")):
+        found.models = [str(one.model_name) for one in model.models]
+        found.hidden.append(("attempts inside FallbackModel are one call for the guard", ""))
+    return found
+
+
+def _runner(runner: Any, ends: list[Any]) -> FoundAgent:
+    do = "create it with App(..., plugins=[RunGuardPlugin()]), or call runguard.install()"
+    found = FoundAgent(str(getattr(runner, "app_name", "") or "Runner"), "ADK", do)
+    own = _class("runguard.adk.plugin", "RunGuardPlugin")
+    found.guard = next((one for one in runner.plugin_manager.plugins if isinstance(one, own)), None)
+    patching = sys.modules.get("runguard.adk.patching")
+    found.guard = found.guard or (patching.IN_USE.installed if patching is not None else None)
+    return found
+
+
+def _is_chat_model(one: object) -> bool:
+    return isinstance(one, _class("langchain_core.language_models.chat_models", "BaseChatModel"))
+
+
+def _is_middleware(one: object) -> bool:
+    return isinstance(one, _class("langchain.agents.middleware.types", "AgentMiddleware"))
+
+
+def _guarded_model() -> Any:
+    return _class("runguard.langchain.guarding", "GuardedChatModel")
+
+
+def _model_name(model: Any) -> str:
+    inner = getattr(model, "_model", model) if isinstance(model, _guarded_model()) else model
+    names = (getattr(inner, key, None) for key in ("model_name", "model", "model_id"))
+    return next((name for name in names if isinstance(name, str)), "")
+
+
+def _class(module: str, name: str) -> Any:
+    """A class, for isinstance. An application that has not imported it has no instance of it."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else ()
+
+
+# ---- What code can reach: the agents and models that a tool calls, found in its closures, globals and attributes.
+#
+# Nothing is called. An attribute that only exists while the code runs is not found.
+
+_OBJECTS: Final = 50_000  # an application with more is examined in part
+_OUR_PACKAGE: Final = "runguard"
+# Frameworks and what they use: what their functions mention in general is not the user's.
+_FRAMEWORKS: Final = frozenset(
+    {"agents", "anthropic", "deepagents", "google", "httpx", "langchain", "langchain_core", "langgraph", "langsmith"}
+    | {"mcp", "openai", "opentelemetry", "pydantic", "pydantic_ai", "pydantic_core", "pydantic_graph", "starlette"}
+)
+_PLAIN: Final = (str, bytes, int, float, complex, bool, type(None), type, CodeType, ModuleType)
+_CONTAINERS: Final = (list, tuple, set, frozenset, deque)
+# The original of a guarded tool and its agent, which a guarded copy keeps and does not call.
+_ORIGINALS: Final = frozenset({"_function_tool", "_agent_instance"})
+
+
+def reachable(start: object, is_wanted: Callable[[object], bool], is_end: Callable[[object], bool]) -> Iterator[Any]:
+    """Yield every wanted object that the attributes of ``start`` lead to. What an end refers to is not looked at."""
+    seen: dict[int, object] = {id(start): start}
+    waiting = deque(_attributes(start))
+    while waiting and len(seen) < _OBJECTS:
+        one = waiting.popleft()
+        if id(one) in seen or isinstance(one, _PLAIN):
+            continue
+        seen[id(one)] = one
+        if is_wanted(one):
+            yield one
+        if not is_end(one):
+            waiting.extend(_parts(one))
+
+
+def _parts(one: object) -> Iterable[object]:
+    if isinstance(one, FunctionType):
+        return _named_by(one)
+    if isinstance(one, MethodType):
+        return (one.__self__, one.__func__)
+    if isinstance(one, functools.partial):
+        return (one.func, *one.args, *one.keywords.values())
+    if isinstance(one, dict):
+        return list(one.values())
+    if isinstance(one, _CONTAINERS):
+        return list(one)
+    home = _home(type(one).__module__)
+    if home == _OUR_PACKAGE:
+        return (inner,) if (inner := getattr(one, "_inner", None)) is not None and callable(one) else ()
+    return () if home in sys.stdlib_module_names else _attributes(one)
+
+
+def _attributes(one: object) -> list[object]:
+    found: dict[str, object] = {}
+    for kind in type(one).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            slot: Any = vars(kind).get(name)
+            if hasattr(slot, "__get__") and not isinstance(slot, property):
+                try:
+                    found[name] = slot.__get__(one, kind)
+                except AttributeError:  # never set
+                    continue
+    found |= getattr(one, "__dict__", None) or {}
+    found |= getattr(one, "__pydantic_private__", None) or {}
+    return [value for name, value in found.items() if name not in _ORIGINALS]
+
+
+def _named_by(function: FunctionType) -> list[object]:
+    """What a function can use: its closure and defaults; in the user's code also the globals that it names."""
+    home = _home(function.__module__ or "")
+    if home == _OUR_PACKAGE:
+        return []
+    found: list[object] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    if is_of_framework(home):
+        return found
+    names = _names_in(function.__code__)
+    for name in names:
+        value = function.__globals__.get(name, sys.modules.get(name))
+        if not isinstance(value, ModuleType):
+            found.append(value)
+        elif not is_of_framework(value.__name__):
+            found += [vars(value)[other] for other in names if other in vars(value)]
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    inner = [_names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+def is_of_framework(module: str) -> bool:
+    home = _home(module)
+    return home in _FRAMEWORKS or home in sys.stdlib_module_names
+
+
+def _home(module: str) -> str:
+    return module.partition(".")[0]

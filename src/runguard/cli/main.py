@@ -4,12 +4,18 @@ A command's module is imported when the command runs: ``runguard --help`` loads 
 """
 
 import errno
+import json
 import os
+import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from importlib import import_module
-from typing import Any, Final
+from pathlib import Path
+from textwrap import dedent
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -17,7 +23,7 @@ from runguard._version import __version__
 
 COMMANDS: Final[
     dict[str, dict[str, str]]
-] = {  # heading -> command -> summary; each command is a module of cli/commands
+] = {  # heading -> command -> summary; policy_commands has the first two groups, store_commands the others
     "Start": {
         "demo": "Show runaway agents being stopped and healthy ones left alone.",
         "init": "Write a commented runguard.toml.",
@@ -57,7 +63,6 @@ def _errors_as_json(ctx: click.Context) -> Iterator[None]:
     except click.ClickException as error:
         if not ctx.meta.get(_AS_JSON):
             raise
-        from runguard.cli.commands.command import print_json
 
         print_json({"ok": False, "error": error.format_message()})
         ctx.exit(2)
@@ -117,7 +122,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"runguard.cli.commands.{cmd_name}").command
+        home = "policy_commands" if cmd_name in COMMANDS["Start"] | COMMANDS["Try a policy"] else "store_commands"
+        command: click.Command = getattr(import_module(f"runguard.cli.{home}"), f"{cmd_name}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -130,3 +136,118 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, "--version", prog_name="runguard", message="%(prog)s %(version)s")
 def main() -> None:
     """The circuit breaker for AI agents: stops a runaway run before its next paid call."""
+
+
+# ---- The base of every command: examples in its help, and one readable message instead of a traceback.
+
+
+class CommandError(RuntimeError):
+    """Invalid input, or something cannot be reached: one message, exit code 2."""
+
+
+class Command(click.Command):
+    """A command whose errors end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
+
+    def __init__(self, *args: Any, examples: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = dedent(examples).strip()
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Examples"):
+            for line in self.examples.splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RuntimeError as error:  # a RunGuardError, too; imported late to keep --help light
+            from runguard.core.errors import RunGuardError
+
+            if not isinstance(error, CommandError | RunGuardError):
+                raise
+            fail(ctx, str(error))
+
+
+class CommandGroup(Command, click.Group):
+    """A command with subcommands."""
+
+
+def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
+    """Exit with code 2 and one message, as text or JSON."""
+    if ctx.params.get("as_json"):
+        print_json({"ok": False, **more, "error": message})
+    else:
+        from runguard.core.decision import printable_lines
+
+        click.echo(printable_lines(message), err=True)
+    sys.exit(2)
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document on stdout, with money as decimal strings."""
+    click.echo(json.dumps(data, indent=2, default=str))
+
+
+# ---- Options that several commands share.
+
+_SPAN: Final = re.compile(r"(\d{1,6})\s*([smhdw])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_SIZE: Final = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]?)I?B?", re.IGNORECASE)
+
+
+class Since(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in newer releases of click
+    """A time in the past as unix seconds: 90m, 24h, 7d, or a day such as 2026-11-01."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        if (found := _SPAN.fullmatch(value.strip().lower())) is not None:
+            return time.time() - int(found[1]) * _SECONDS[found[2]]  # noqa: TID251 - a command uses the system's clock
+        try:
+            return datetime.fromisoformat(value).timestamp()
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a time; use a span such as 90m, 24h or 7d, or a day such as 2026-11-01", param, ctx
+            )
+
+
+class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number of bytes such as 500MB or 4GB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _SIZE.fullmatch(str(value).strip())
+        size = int(float(found[1]) * _UNITS[found[2].upper()]) if found is not None else 0
+        if size < 1:
+            self.fail(f"{value!r} is not a size such as 500MB or 4GB", param, ctx)
+        return size
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+store_option = click.option("--store", metavar="URL", help="The store. Default: the store of the policy in force here.")
+policy_option = click.option(
+    "--policy",
+    "policy_file",
+    type=click.Path(path_type=Path),
+    help="The policy file. Default: the file that a run started here would use.",
+)
+model_option = click.option(
+    "--model", default="", help="The model of recordings that do not name one, for prices and windows."
+)
+workers_option = click.option(
+    "--workers", type=click.IntRange(1, 256), help="Number of processes. Default: one per core."
+)
+unpacked_option = click.option(
+    "--max-unpacked",
+    type=Size(),
+    default="1GB",
+    show_default=True,
+    metavar="SIZE",
+    help="How much of each compressed file to read: 500MB, 4GB.",
+)

@@ -1,13 +1,33 @@
-"""``runguard init``: write a commented ``runguard.toml`` to start from."""
+"""Commands around a policy: init, check, demo, doctor, replay, calibrate, gate and prices."""
 
+import json
+import os
+import sys
+import tomllib
 from pathlib import Path
 from string import Template
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.commands.command import Command, CommandError, print_json
-from runguard.cli.commands.options import json_option
+from runguard.cli.main import (
+    Command,
+    CommandError,
+    fail,
+    json_option,
+    model_option,
+    policy_option,
+    print_json,
+    store_option,
+    unpacked_option,
+    workers_option,
+)
+
+if TYPE_CHECKING:
+    from runguard.cli.doctor import CheckResult
+    from runguard.policy.settings import Policy
+
+# ---- ``runguard init``: write a commented ``runguard.toml`` to start from.
 
 _TEXT: Final = Template("""\
 # RunGuard's policy for agents started in this folder or below; written by: runguard init --preset $preset
@@ -117,7 +137,7 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @json_option
-def command(file: Path, preset: str, force: bool, as_json: bool) -> None:
+def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
     """Write a commented runguard.toml.
 
     FILE defaults to ./runguard.toml. The development preset caps a run at $0.50 and keeps everything in memory; the
@@ -168,3 +188,580 @@ def _notes(file: Path) -> list[str]:
             )
         ]
     return []
+
+
+# ---- ``runguard check``: validate a policy and show what it changes.
+
+
+@click.command(
+    "check",
+    cls=Command,
+    examples="""
+    runguard check
+    runguard check deploy/runguard.toml
+    runguard check --schema > runguard.schema.json
+    """,
+)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@json_option
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of runguard.toml and do nothing else.")
+@click.pass_context
+def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) -> None:
+    """Validate a policy file and show what it changes.
+
+    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Default: the file that a run started here would
+    use. Exit code 0 if the policy is valid, 1 if FILE is a pyproject.toml without a [tool.runguard] table, 2 if the
+    policy, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
+    """
+    from runguard.cli.screens import check_environment, load_policy
+    from runguard.core.errors import PolicyError
+    from runguard.policy.settings import find_policy_file, policy_schema
+
+    if schema:
+        click.echo(json.dumps(policy_schema(), indent=2))
+        return
+    path = file
+    try:
+        path = path or find_policy_file()
+        policy = load_policy(path)
+        check_environment()
+    except PolicyError as error:
+        fail(ctx, str(error), file=str(path) if path else None)
+    changed, notes = _changed(policy), _check_notes()
+    sets_nothing = path is not None and not _has_table(path)
+    if as_json:
+        settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
+        result = {
+            "ok": not sets_nothing,
+            "file": str(path) if path else None,
+            "settings": settings,
+            "policy": policy.digest,
+            "notes": notes,
+        }
+        click.echo(json.dumps(result, indent=2))
+    else:
+        _print(path, sets_nothing, changed, notes)
+    sys.exit(1 if sets_nothing else 0)
+
+
+def _print(path: Path | None, sets_nothing: bool, changed: dict[str, tuple[Any, Any]], notes: list[str]) -> None:
+    if sets_nothing:
+        click.echo(f"{path}: no [tool.runguard] table, so this file sets nothing")
+    else:
+        click.echo(f"ok: {path}" if path else "ok: no policy file in this folder or its parents")
+    width = max((len(name) for name in changed), default=0)
+    for name, (value, default) in changed.items():
+        click.echo(
+            f"  {name:<{width}}  {_shown(value)}"
+            + ("" if name.startswith("tools.") else f"  (default {_shown(default)})")
+        )
+    if not changed:
+        click.echo("  every setting at its default")
+    for note in notes:
+        click.echo(f"  note: {note}")
+
+
+def _has_table(path: Path) -> bool:
+    """Return whether the file can set anything: a pyproject.toml needs a [tool.runguard] table."""
+    if path.name != "pyproject.toml":
+        return True
+    tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+    return isinstance(tool, dict) and "runguard" in tool
+
+
+def _check_notes() -> list[str]:
+    """Return the environment variables that override the file."""
+    notes = []
+    if mode := os.environ.get("RUNGUARD_MODE"):
+        notes.append(f"RUNGUARD_MODE={mode} overrides the mode of every run started here")
+    if os.environ.get("RUNGUARD_STORE"):
+        notes.append("RUNGUARD_STORE overrides the store of every run started here")
+    return notes
+
+
+def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
+    """Return settings that differ from the defaults: name -> (value, default). Rules appear as their final rungs."""
+    from runguard.ledger.memory import store_name
+    from runguard.policy.settings import RULES, Policy, PolicyFile
+
+    changed: dict[str, tuple[Any, Any]] = {}
+    current, defaults = (_plain(each) for each in (policy, Policy.validated({}, "")))
+    for name in PolicyFile.model_fields:
+        if name not in ("rules", "tools") and current.get(name) != defaults.get(name):
+            changed[name] = (current.get(name), defaults.get(name))
+    if "store" in changed:
+        changed["store"] = (store_name(policy.store), "memory")  # a URL may hold a password
+    if "alerts" in changed:
+        changed["alerts"] = ([receiver.name for receiver in policy.alerts.receivers], [])
+    for rule, (default, _) in RULES.items():
+        rungs = policy.rungs(rule)
+        if rungs != default:
+            changed[f"rules.{rule}"] = (_rungs(rungs) if rungs is not None else False, _rungs(default))
+    for pattern, tool in policy.tools.items():
+        changed[f"tools.{pattern}"] = (tool.model_dump(mode="json", exclude_defaults=True), {})
+    return changed
+
+
+def _plain(policy: "Policy") -> dict[str, Any]:
+    """Return the settings of a policy as plain data."""
+    from runguard.policy.settings import PolicyFile
+
+    return policy.model_dump(
+        mode="json", include=set(PolicyFile.model_fields), exclude_none=True, exclude={"tools", "rules"}
+    )
+
+
+def _rungs(rungs: Any) -> dict[str, float]:
+    numbers = {name: getattr(rungs, name) for name in ("warn", "nudge", "block", "stop")}
+    return {
+        name: int(number) if number == int(number) else number for name, number in numbers.items() if number is not None
+    }
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    if value is False:
+        return "off"
+    if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+        return ", ".join(value) or "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_word(entry)}" for name, entry in value.items()) or "nothing"
+    return _word(value)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+# ---- ``runguard demo``: stop runaways and leave healthy runs alone, on real ADK.
+
+
+@click.command("demo", cls=Command, examples="runguard demo\nrunguard demo --seed-table\nrunguard demo --json")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
+@click.option("--seed-table", is_flag=True, help="Run the seed's failure modes and compare with its figures.")
+@click.pass_context
+def demo_command(ctx: click.Context, as_json: bool, seed_table: bool) -> None:
+    """Show runaway agents being stopped and healthy ones left alone.
+
+    Runs four runaways and six healthy look-alikes, each without and with the guard on its defaults, on real Google ADK
+    with scripted models: no network, no key. Exit code 0 if every runaway was stopped and no healthy run was touched, 1
+    otherwise, 2 without google-adk. With --seed-table, exit code 0 means that the seed's values stop each of its
+    failure modes.
+    """
+    from runguard.cli.demo import AdkMissingError, run
+
+    try:
+        code = run(as_json=as_json, seed_table=seed_table)
+    except AdkMissingError as error:
+        fail(ctx, str(error))
+    sys.exit(code)
+
+
+# ---- ``runguard doctor``: check the installation and prove that a stop works.
+
+
+@click.command(
+    "doctor",
+    cls=Command,
+    examples="""
+    runguard doctor
+    runguard doctor --app agents/docs
+    runguard doctor --app my_service.main:app --model gemini-2.5-flash
+    """,
+)
+@click.option(
+    "--app",
+    "target",
+    metavar="APP",
+    help="Your app: an agent folder as for adk web, or module:attribute (App, Runner, or an agent of any framework). "
+    "Its code runs.",
+)
+@click.option("--model", "models", multiple=True, help="A model in use, to look up its price. May be repeated.")
+@store_option
+@json_option
+def doctor_command(target: str | None, models: tuple[str, ...], store: str | None, as_json: bool) -> None:
+    """Check the installation and prove that a stop works.
+
+    Checks Python, google-adk and its features, other frameworks, other packages of the same name, the policy, the order
+    of plugins, agents without a guard, the store and the prices of the models in use. A live test then stops agents on
+    real ADK with a scripted model, without network. Exit code 0 without a problem (warnings are allowed), 1 with one, 2
+    if APP does not exist.
+    """
+    from runguard.cli.doctor import examine
+
+    lines = examine(target, models, store)
+    ok = all(line.state != "problem" for line in lines)
+    if as_json:
+        print_json(
+            {
+                "ok": ok,
+                "checks": [
+                    {"check": line.check, "state": line.state, "found": line.found, "do": line.do} for line in lines
+                ],
+            }
+        )
+    else:
+        _print_checks(lines)
+    sys.exit(0 if ok else 1)
+
+
+def _print_checks(lines: "list[CheckResult]") -> None:
+    from rich.text import Text
+
+    from runguard.console import console
+    from runguard.core.decision import printable
+
+    out, colours = console(), {"ok": "green", "warning": "yellow", "problem": "bold red"}
+    for line in lines:
+        # indent an error of several lines below its heading
+        found = f"\n{'':20}".join(printable(line.found.split("\n")))
+        out.print(
+            Text.assemble((f"{line.state:<8}", colours[line.state]), (f"{line.check:<12}", "bold"), found),
+            soft_wrap=True,
+        )
+        if line.do:
+            out.print(f"{'':20}→ {printable(line.do)}", soft_wrap=True)
+    problems, warnings = (sum(line.state == state for line in lines) for state in ("problem", "warning"))
+    out.print(
+        f"{problems or 'no'} problem{'' if problems == 1 else 's'}, {warnings or 'no'} "
+        f"warning{'' if warnings == 1 else 's'}",
+        style="dim",
+    )
+
+
+# ---- ``runguard replay``: feed recorded runs to the guard.
+
+
+@click.command(
+    "replay",
+    cls=Command,
+    examples="""
+    runguard replay sessions.db
+    runguard replay sessions.db --policy strict.toml --against runguard.toml
+    runguard replay runs.jsonl.gz --html report.html
+    runguard replay sessions.db --explain e-1b7f
+    """,
+)
+@click.argument("source")
+@policy_option
+@click.option("--against", type=click.Path(path_type=Path), help="A second policy, shown side by side.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: every run, then the totals.")
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write one self-contained page with plots to this file.",
+)
+@click.option(
+    "--explain",
+    metavar="RUN",
+    help="Show why this run stopped or not, and the highest count of each rule. A unique prefix of an id is enough.",
+)
+@click.option("--all", "every", is_flag=True, help="Also show runs that the policy would not have touched.")
+@model_option
+@workers_option
+@unpacked_option
+@click.pass_context
+def replay_command(
+    ctx: click.Context,
+    source: str,
+    policy_file: Path | None,
+    against: Path | None,
+    as_json: bool,
+    page: Path | None,
+    explain: str | None,
+    every: bool,
+    model: str,
+    workers: int | None,
+    max_unpacked: int,
+) -> None:
+    """Show what a policy would have done to recorded runs.
+
+    SOURCE is an ADK session database (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval set),
+    a RunGuard store (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of those.
+    Replay writes nothing to it, enforces nothing and sends no alert. It skips and counts records that cannot be read.
+    Exit code 2 if the source or a policy cannot be used, no run can be read, or the run to explain does not exist.
+    """
+    if explain is not None and (page is not None or against is not None):
+        other = "--html" if page is not None else "--against"
+        raise click.UsageError(
+            f"--explain shows one run under one policy, on the screen or as JSON; {other} is for all runs: "
+            "use only one of them"
+        )
+    from runguard.cli.screens import load_policy
+    from runguard.core.decision import printable
+    from runguard.policy.settings import find_policy_file
+    from runguard.replay import output
+    from runguard.replay.sources import open_sources
+    from runguard.replay.steps import UnreadableError
+
+    path = policy_file or find_policy_file()
+    policies = [(str(path.name) if path else "the defaults", load_policy(path))]
+    if against is not None:
+        policies.append((against.name if against.name != policies[0][0] else str(against), load_policy(against)))
+    try:
+        sources = open_sources(source, max_unpacked)
+        if explain is None:
+            output.run(sources, policies, as_json=as_json, page=page, every=every, workers=workers, model=model)
+        else:
+            output.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
+    except UnreadableError as error:
+        fail(ctx, printable(str(error)))
+
+
+# ---- ``runguard calibrate``: propose limits from recorded runs.
+
+
+class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number, or a share of the successful runs such as 0.5%."""
+
+    name = "number or percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip()
+        try:
+            number = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(int(text))
+        except ValueError:
+            self.fail(f"{text!r} is neither a whole number nor a percentage such as 0.5%", param, ctx)
+        if not 0 <= number < (1 if text.endswith("%") else 1e9):
+            self.fail(f"{text!r} is out of range", param, ctx)
+        return number
+
+
+@click.command(
+    "calibrate",
+    cls=Command,
+    examples="""
+    runguard calibrate sessions.db
+    runguard calibrate runs.jsonl.gz --write runguard.toml
+    runguard calibrate costs.jsonl
+    runguard calibrate runs/ --policy now.toml --max-false-stops 0.5%
+    """,
+)
+@click.argument("source")
+@policy_option
+@click.option(
+    "--write",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the proposal as a commented runguard.toml.",
+)
+@click.option("--force", is_flag=True, help="Let --write replace a file.")
+@click.option(
+    "--max-false-stops",
+    type=FalseStops(),
+    default="0",
+    show_default=True,
+    help="Successful runs that a rule's rungs may stop: a number, or 0.5%.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@model_option
+@workers_option
+@unpacked_option
+@click.pass_context
+def calibrate_command(
+    ctx: click.Context,
+    source: str,
+    policy_file: Path | None,
+    target: Path | None,
+    force: bool,
+    max_false_stops: float,
+    as_json: bool,
+    model: str,
+    workers: int | None,
+    max_unpacked: int,
+) -> None:
+    """Propose limits from recorded runs.
+
+    SOURCE is any source of 'runguard replay', or a log with one JSON object per run: usd, tokens or calls, and
+    optionally id and ok. Limits are 2.5 times the 95th percentile of the successful runs, with its confidence interval.
+    Rungs change only if the recordings show that this saves tokens and stops no more successful runs. Exit code 0 with
+    a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
+    """
+    from runguard.calibrate.proposal import run
+    from runguard.cli.screens import load_policy
+    from runguard.core.decision import printable
+    from runguard.policy.settings import find_policy_file
+    from runguard.replay.sources import open_sources
+    from runguard.replay.steps import UnreadableError
+
+    if target is not None and target.exists() and not force:
+        fail(ctx, f"{target} already exists; pass --force to replace it")
+    policy = load_policy(policy_file or find_policy_file())
+    try:
+        sources = open_sources(source, max_unpacked)
+        has_advice = run(
+            sources,
+            policy,
+            target=target,
+            as_json=as_json,
+            max_false_stops=max_false_stops,
+            workers=workers,
+            model=model,
+        )
+    except UnreadableError as error:
+        fail(ctx, printable(str(error)))
+    if not has_advice:
+        ctx.exit(1)
+
+
+# ---- ``runguard gate``: fail a build that would stop good runs, cost more per success, or miss a known loop.
+
+_file = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command(
+    "gate",
+    cls=Command,
+    examples="""
+    runguard gate recorded/ --assume-success
+    runguard gate recorded/ --loops loops.jsonl --baseline gate.json
+    runguard gate recorded/ --baseline gate.json --update-baseline
+    runguard gate recorded/ --loops loops.jsonl --junit gate.xml --markdown gate.md
+    """,
+)
+@click.argument("source")
+@policy_option
+@click.option(
+    "--loops", multiple=True, metavar="SOURCE", help="Recorded loops, each of which must be stopped. Repeatable."
+)
+@click.option("--baseline", type=_file, help="The figures to compare the cost per success with.")
+@click.option("--update-baseline", is_flag=True, help="Write the file of --baseline instead of comparing with it.")
+@click.option(
+    "--max-rise",
+    type=click.FloatRange(0, 1000),
+    default=0.0,
+    metavar="PERCENT",
+    help="By how much the cost per success may rise. Default: by what chance explains.",
+)
+@click.option("--assume-success", is_flag=True, help="Treat recordings without a label as successful.")
+@click.option("--junit", type=_file, help="Write the result as JUnit XML to this file.")
+@click.option("--markdown", type=_file, help="Write the result as Markdown to this file, for a pull request.")
+@json_option
+@model_option
+@workers_option
+@unpacked_option
+@click.pass_context
+def gate_command(
+    ctx: click.Context,
+    source: str,
+    policy_file: Path | None,
+    loops: tuple[str, ...],
+    baseline: Path | None,
+    update_baseline: bool,
+    max_rise: float,
+    assume_success: bool,
+    junit: Path | None,
+    markdown: Path | None,
+    as_json: bool,
+    model: str,
+    workers: int | None,
+    max_unpacked: int,
+) -> None:
+    """Fail a build that stops good runs, costs more or misses a loop.
+
+    SOURCE is any source of 'runguard replay': recorded runs that must keep working. The gate fails if the policy would
+    stop a successful run or refuse one of its calls, if the cost per success rises beyond its interval, if a run of
+    --loops is not stopped, or if a record cannot be read. It runs no agent and changes no source. Exit code 0 if every
+    check passes, 1 if one fails, 2 if a source, policy or file cannot be used.
+    """
+    if update_baseline and baseline is None:
+        raise click.UsageError("--update-baseline writes the file of --baseline: pass both")
+    from runguard.cli.screens import load_policy
+    from runguard.console import console
+    from runguard.core.decision import printable
+    from runguard.gate import checks as reports
+    from runguard.gate.checks import Baseline, gate
+    from runguard.policy.settings import find_policy_file
+    from runguard.replay.output import check_place, write_file
+    from runguard.replay.steps import UnreadableError
+
+    try:
+        for place in (junit, markdown, baseline if update_baseline else None):
+            if place is not None:
+                check_place(place)
+        report = gate(
+            source,
+            load_policy(policy_file or find_policy_file()),
+            loops=loops,
+            baseline=Baseline.read(baseline) if baseline is not None and not update_baseline else None,
+            max_rise=max_rise / 100,
+            assume_success=assume_success,
+            model=model,
+            workers=workers or os.cpu_count() or 1,
+            max_unpacked=max_unpacked,
+        )
+    except UnreadableError as error:
+        fail(ctx, printable(str(error)))
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        reports.print_report(console(), report)
+    if junit is not None:
+        write_file(junit, reports.junit(report))
+    if markdown is not None:
+        write_file(markdown, reports.markdown(report))
+    if update_baseline and baseline is not None and report.ok:
+        report.figures.write(baseline)
+        sys.stderr.write(f"{baseline} written\n")
+    ctx.exit(0 if report.ok else 1)
+
+
+# ---- ``runguard prices``: show what a model costs, the source of the price, and what an unknown price means.
+
+
+@click.command(
+    "prices",
+    cls=Command,
+    examples="""
+    runguard prices gemini-2.5-flash
+    runguard prices 'claude-sonnet-*' openai/gpt-5-mini
+    runguard prices
+    runguard prices --update
+    """,
+)
+@click.argument("models", nargs=-1, metavar="[MODEL]...")
+@click.option("--update", is_flag=True, help="First take the prices of the installed genai-prices, for all later runs.")
+@store_option
+@json_option
+def prices_command(models: tuple[str, ...], update: bool, store: str | None, as_json: bool) -> None:
+    """Show what models cost and where the price comes from.
+
+    Prices are in dollars per million tokens, under the policy in force here. MODEL is an id as your agents use it, or a
+    glob over the known models. Default: the models that the policy names, and those seen in its store. Exit code 0 if
+    every model has a price, 1 if one has none, 2 if the policy or the store cannot be used.
+
+    --update writes a price table from the installed genai-prices, if that is newer than the table in use. It does not
+    use the network. Exit code 2 if genai-prices is not installed or the table cannot be written.
+    """
+    from runguard.cli.screens import (
+        asked_models,
+        limits_usd,
+        list_in_use,
+        policy_here,
+        price_of,
+        print_prices,
+        update_table,
+    )
+
+    updated = update_table() if update else None
+    policy = policy_here(store)
+    names, notes = asked_models(policy, models) if models or not update else ([], [])
+    found = [price_of(policy, name) for name in names]
+    ok = all(line["source"] is not None for line in found) and not (models and not found)
+    result = {
+        "ok": ok,
+        "models": found,
+        "on_unpriced": policy.model_dump(mode="json", include={"on_unpriced"}, exclude_none=True)["on_unpriced"],
+        "limits_usd": limits_usd(policy),
+        "list": list_in_use(policy.prices_source),
+        "updated": updated,
+        "notes": notes,
+    }
+    if as_json:
+        print_json(result)
+    else:
+        print_prices(result)
+    sys.exit(0 if ok else 1)

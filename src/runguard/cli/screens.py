@@ -1,20 +1,34 @@
-"""Model prices for people, in dollars per million tokens, and the price table that they come from."""
+"""What commands use and show: the policy and the store in force, and the screens of status, trips and prices."""
 
 import contextlib
 import json
+import logging
 import os
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
-from runguard.cli.commands.command import CommandError
-from runguard.console.screen import console, print_table, table
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runguard.cli.main import CommandError
+from runguard.console import amount, console, heading, moment, print_table, span, table, usd
 from runguard.core.decision import printable
-from runguard.core.errors import RunGuardError, nearest
+from runguard.core.errors import PolicyError, RunGuardError, nearest
+from runguard.core.events import RunInfo
 from runguard.core.money import nanos, to_usd, usd_text
-from runguard.policy.settings import Policy
+from runguard.engine.charges import scopes_of
+from runguard.engine.guard import Guard
+from runguard.ledger.ledger import ALL, StoreOutage, StoreSession
+from runguard.ledger.memory import store_of
+from runguard.ledger.sqlite import SqliteStore
+from runguard.policy.settings import Policy, find_policy_file, load_policy_file
 from runguard.pricing import book
 from runguard.pricing.book import (
     LIMITS,
@@ -27,8 +41,528 @@ from runguard.pricing.book import (
     updated_path,
 )
 from runguard.pricing.rates import Band, Rates, normalise
-from runguard.view.spend_over_time import TOOLS
-from runguard.view.store_view import StoreView
+from runguard.view.store import TOOLS, StoreView
+from runguard.view.story import (
+    WITHOUT_A_COUNT,
+    BreakerRow,
+    BudgetRow,
+    Figures,
+    RunForecast,
+    RunningRow,
+    Spend,
+    Story,
+    StoryRow,
+    counted,
+    hint,
+    whole,
+    why_of,
+)
+
+# ---- The store that a command reads or changes, ``--store`` or the store of the policy in force, and its scopes.
+
+_ALERTS_S: Final = 5.0
+_LOOK_S: Final = 3.0
+_SHOWN: Final = 20
+
+
+def look_at(store: str | None) -> tuple[StoreView, Policy]:
+    """Return a view of the store and the policy in force; raise if the store is not durable or does not answer.
+
+    The view is closed when the command ends.
+    """
+    policy = _policy(store)
+    check_file(policy.store)
+    # an outage ends the command with one message; do not log it as well
+    logging.getLogger("runguard").addHandler(logging.NullHandler())
+    view = StoreView(policy.store, _LOOK_S)
+    click.get_current_context().call_on_close(view.close)
+    try:
+        view.now()
+    except StoreOutage as error:
+        if policy.store.startswith("sqlite:"):
+            raise
+        message = str(error)
+        raise CommandError(
+            f"{message}{' ' if message.endswith(('.', '?')) else '. '}"
+            "Start the store, check host and port, or pass another --store"
+        ) from None
+    return view, policy
+
+
+def named_store(store: str | None) -> tuple[str, StoreSession]:
+    """Return the name of the store and a connection to it; initialize an empty store."""
+    policy = _policy(store)
+    if policy.store == "memory":
+        raise CommandError(
+            "store = 'memory' ends with its process; name a durable store, in the policy or with --store"
+        )
+    check_file(policy.store)
+    found = store_of(policy.store)
+    return found.name, found.connect(_LOOK_S)
+
+
+def _policy(store: str | None) -> Policy:
+    """Return the policy in force. With ``--store``, an invalid policy must not block status or the kill switch."""
+    if store is None:
+        try:
+            return policy_here()
+        except PolicyError as error:
+            raise CommandError(f"{error}\npass --store URL to work without this policy") from None
+    alone = Policy.validated({"store": store}, "--store")
+    try:
+        return policy_here(store)
+    except PolicyError as error:
+        click.echo(f"note: ignoring the local policy; its alerts will not be sent: {error}", err=True)
+        return alone
+
+
+def check_file(store: str) -> None:
+    """Reject a directory as a SQLite store; it would look like a file that does not exist yet."""
+    if store.startswith("sqlite:") and (path := SqliteStore(store).path).is_dir():
+        raise CommandError(
+            f"sqlite:///{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}"
+        )
+
+
+def desk(policy: Policy) -> Guard:
+    """Return a guard for operators: it changes accounts and the kill switch and sends the policy's alerts."""
+    return Guard(policy.model_copy(update={"telemetry": False}), switches_models=True)
+
+
+def tell_alerts(guard: Guard) -> list[str]:
+    """Wait until the policy's alerts are sent; return a note if they were not."""
+    if guard.flush(_ALERTS_S) or guard.alarms is None:
+        return []
+    return [f"the alerts of the policy were not sent within {_ALERTS_S:g} s"]
+
+
+def running_in(view: StoreView, scope: str) -> list[str]:
+    """Return the ids of the active runs of a scope."""
+    return [row.run for row in view.running() if scope == ALL or scope in _scopes(row)]
+
+
+def known_scopes(view: StoreView) -> list[str]:
+    """Return every scope that has a budget in the store or an active run."""
+    running = {scope for row in view.running() for scope in _scopes(row)}
+    return sorted({row.scope for row in view.budgets()} | running)
+
+
+def near(scope: str, known: list[str]) -> str:
+    """Return a hint for an unknown scope: the nearest one, or the first ones of the store."""
+    if not known:
+        return "this store has no scope yet"
+    return nearest(scope, printable(known), cutoff=0.8, shown=_SHOWN)
+
+
+def _scopes(row: RunningRow) -> tuple[str, ...]:
+    return scopes_of(RunInfo(run=row.run, app=row.app, user=row.user, session=row.session))
+
+
+# ---- The policy that a command uses.
+
+
+def load_policy(path: Path | None) -> Policy:
+    """Return the policy of a file without the environment, or the defaults if there is no file."""
+    if path is None:
+        return Policy.validated({}, "")
+    return Policy.validated(load_policy_file(path), str(path))
+
+
+def policy_here(store: str | None = None) -> Policy:
+    """Return the policy that a run started here would use; ``store`` overrides the file and the environment."""
+    if store is None:
+        return Policy.build()
+    path = find_policy_file()
+    values = load_policy_file(path) if path is not None else {}
+    if mode := os.environ.get("RUNGUARD_MODE"):
+        values = {**values, "mode": mode}
+    sources = [str(path)] * (path is not None) + ["RUNGUARD_MODE"] * bool(mode) + ["--store"]
+    return Policy.validated({**values, "store": store}, " and ".join(sources))
+
+
+def check_environment() -> None:
+    """Validate the environment variables, which override every file."""
+    for name in ("mode", "store"):
+        if value := os.environ.get(f"RUNGUARD_{name.upper()}"):
+            Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")
+
+
+# ---- ``runguard status`` on a screen.
+
+_NAMES: Final = 15
+_RUNS: Final = 25
+
+
+def print_status(
+    view: StoreView, policy: Policy, state: dict[str, Any], rows: int | None, store: str | None, scope: str
+) -> None:
+    hints = [hint("resume", stop.scope, store) for stop in state["stops"]]
+    state = printable(state)
+    out, now = console(), state["now"]
+    out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the local policy", style="dim", soft_wrap=True)
+    for stop, back in zip(state["stops"], hints, strict=True):
+        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago{stop.because}  ({back})"
+        out.print(words, style="bold red", soft_wrap=True)
+    _running(out, state["running"])
+    _budgets(out, state, rows, printable(scope))
+    _spend(out, state["spend"])
+    _breakers(out, state["breakers"], now)
+    if state["unreadable"]:
+        out.print(
+            f"\n{state['unreadable']} records could not be read and are not in these figures",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _running(out: Console, running: list[RunningRow]) -> None:
+    out.print(Text.assemble("\n", heading(f"running now: {len(running)}")))
+    if not running:
+        return
+    shown = table(
+        "run",
+        "app",
+        "user",
+        "for",
+        "model calls",
+        "tool calls",
+        "tokens",
+        "spent",
+        "reserved",
+        "",
+        right=("for", "model calls", "tool calls", "tokens"),
+    )
+    for row in running[:_RUNS]:
+        remarks = [f"stopped by {row.stopped}"] if row.stopped else []
+        remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
+        remarks += [f"{row.waiting} waiting"] if row.waiting else []
+        remarks += _forecast(row.forecast)
+        remarks += row.notes
+        spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
+        counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
+        shown.add_row(
+            row.run,
+            row.app,
+            row.user,
+            span(row.seconds or 0),
+            *counts,
+            spent,
+            usd(row.reserved_usd),
+            ", ".join(remarks),
+        )
+    print_table(out, shown)
+    if len(running) > _RUNS:
+        out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
+
+
+def _forecast(forecast: RunForecast | None) -> list[str]:
+    """The nearest limit of a run."""
+    if forecast is None:
+        return []
+    named = (("cap", forecast.cap), ("context window", forecast.window), ("higher price", forecast.tier))
+    found = [(ahead.calls_left, name, ahead) for name, ahead in named if ahead is not None]
+    if not found:
+        return []
+    calls, name, ahead = min(found, key=lambda entry: entry[0])
+    money = f", {usd(ahead.usd)}" if ahead.usd is not None else ""
+    return [f"{name} in about {calls:,} call{'' if calls == 1 else 's'}{money}"]
+
+
+def _budgets(out: Console, state: dict[str, Any], rows: int | None, scope: str) -> None:
+    budgets = state["budgets"]
+    out.print(Text.assemble("\n", heading(f"budgets: {len(budgets)}")))
+    if not budgets and scope:
+        out.print(f"no scope of a budget starts with {scope}; omit --scope to show all", style="dim", soft_wrap=True)
+        return
+    if not budgets:
+        out.print("no budget beyond single runs; set budgets = [...] in the policy", style="dim", soft_wrap=True)
+        return
+    print_table(out, budget_table(budgets[:rows], state["now"]))
+    if rows is not None and len(budgets) > rows:
+        out.print(f"and {len(budgets) - rows} more, less full; --all shows them, --scope filters", style="dim")
+
+
+def _spend(out: Console, spend: Spend) -> None:
+    since = f"since {moment(spend.since)}"
+    out.print(Text.assemble("\n", heading(f"spent {since}: {_figures(spend.total)}")))
+    if spend.total.calls or spend.total.tool_calls:
+        shown = table(spend.by, "cost", "tokens", "model calls", "", right=("cost", "tokens", "model calls"))
+        for row in spend.totals[:_NAMES]:
+            shown.add_row(row.name or "(no name)", usd(row.usd), f"{row.tokens:,}", f"{row.calls:,}", _remarks(row))
+        print_table(out, shown)
+        if len(spend.totals) > _NAMES:
+            out.print(f"and {len(spend.totals) - _NAMES} more; --json lists all", style="dim")
+    if spend.capped_at is not None:
+        out.print(
+            f"only the last {spend.capped_at:,} calls were read; earlier calls are missing",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _figures(row: Figures) -> str:
+    remarks = _remarks(row)
+    calls = f"{row.calls:,} model call{'' if row.calls == 1 else 's'}"
+    if row.tool_calls:
+        calls += f", {row.tool_calls:,} paid tool call{'' if row.tool_calls == 1 else 's'}"
+    return f"{usd(row.usd)}, {row.tokens:,} tokens, {calls}" + (f" ({remarks})" if remarks else "")
+
+
+def _remarks(row: Figures) -> str:
+    remarks = [f"{row.unpriced} without a price, not in the cost"] if row.unpriced else []
+    remarks += [f"{row.estimated} estimated"] if row.estimated else []
+    return ", ".join(remarks)
+
+
+def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
+    if not breakers:
+        return
+    out.print(Text.assemble("\n", heading("breakers")))
+    shown = table("tool", "state", "failures", "in runs", "since", right=("failures", "in runs"))
+    for row in breakers:
+        state = Text(row.state, "red" if row.state != "closed" else "")
+        shown.add_row(
+            row.tool,
+            state,
+            str(row.failures),
+            str(row.runs),
+            f"{span(now - row.opened_at)} ago" if row.opened_at else "",
+        )
+    print_table(out, shown)
+
+
+def _count(number: int | None) -> str:
+    return "?" if number is None else f"{number:,}"
+
+
+def budget_table(rows: Sequence[BudgetRow], now: float) -> Table:
+    shown = table(
+        "scope",
+        "window",
+        "spent",
+        "reserved",
+        "limit",
+        "used",
+        "",
+        right=("spent", "reserved", "limit", "used"),
+        whole=("limit",),
+    )
+    for row in rows:
+        what = {"usd": ""}.get(row.unit, f" {row.unit}")
+        limit = f"{amount(row.unit, row.limit + row.granted)}{what}"
+        colour = "red" if row.closed or row.share >= 1 else "yellow" if row.share >= 0.8 else ""
+        shown.add_row(
+            row.scope,
+            row.window or "",
+            amount(row.unit, row.spent),
+            amount(row.unit, row.reserved),
+            limit,
+            Text(f"{row.share:.0%}", colour),
+            _budget_remarks(row, now),
+        )
+    return shown
+
+
+def _budget_remarks(row: BudgetRow, now: float) -> str:
+    remarks = [f"{amount(row.unit, row.granted)} extension"] if row.granted else []
+    remarks += [f"{amount(row.unit, row.overrun)} over"] if row.overrun else []
+    remarks += ["closed until it is extended" + (" or the next window" if row.ends else "")] if row.closed else []
+    remarks += [f"resets in {span(row.ends - now)}"] if row.ends else []
+    if row.forecast is not None and row.share < 1:
+        at, share = row.forecast.used_up_at, row.forecast.share_at_end
+        remarks.append(f"about {share:.0%} by then" if at is None else f"used up in about {span(at - now)}")
+    return ", ".join(remarks)
+
+
+# ---- ``runguard trips`` on a screen.
+
+_STORY_ROWS: Final = 60
+_WIDE: Final = 130
+_COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
+
+
+def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, in_all: int, rules: list[str]) -> None:
+    out = console()
+    if not found:
+        none = (
+            "no trip yet"
+            if not in_all
+            else f"none of {in_all} trips matches; their rules are {', '.join(printable(rules))}"
+        )
+        out.print(f"{view.name}: {none}", soft_wrap=True)
+        return
+    shown = found[:limit]
+    costs = view.costs(shown)  # the cost of each run; the trip of a budget contains only the spending of the budget
+    (_narrow if out.width < _WIDE else _wide)(
+        out, printable([{**trip, "cost": usd(costs[trip["id"]])} for trip in shown])
+    )
+    if len(found) > limit:
+        out.print(f"and {len(found) - limit} older; --limit shows more", style="dim")
+    if view.unreadable.total:
+        out.print(f"{view.unreadable.total} records could not be read", style="yellow")
+    out.print("runguard trips show ID explains one and says how to continue", style="dim")
+
+
+def _wide(out: Console, found: list[dict[str, Any]]) -> None:
+    shown = table("when", "id", "rule", "where", "what", "cost", "", right=("cost",), whole=("when", "id", "rule"))
+    for trip in found:
+        mark = Text("shadow: not enforced", "cyan") if trip["shadow"] else Text("")
+        shown.add_row(
+            moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), trip["cost"], mark
+        )
+    print_table(out, shown)
+
+
+def _narrow(out: Console, found: list[dict[str, Any]]) -> None:
+    """Print two lines per trip, because a table would wrap every cell."""
+    for trip in found:
+        mark = ("  shadow", "cyan") if trip["shadow"] else ("", "")
+        out.print(Text.assemble(moment(trip.get("at")), "  ", (trip["id"], "bold"), f"  {trip.get('rule')}", mark))
+        out.print(f"  {_where(trip)}  {_what(trip)}, cost {trip['cost']}", style="dim")
+
+
+def _where(trip: dict[str, Any]) -> str:
+    return "/".join(str(part) for part in (trip.get("app"), trip.get("user_id")) if part)
+
+
+def _what(trip: dict[str, Any]) -> str:
+    about = f"{trip['tool']}: " if trip.get("tool") else ""
+    if trip.get("unit") == "usd":
+        return f"{about}{usd(trip.get('observed'))} with the next call, limit {usd(trip.get('limit'))}"
+    if trip.get("rule") in WITHOUT_A_COUNT:
+        return about + why_of(trip)[0]
+    return f"{about}{counted(trip.get('unit'), trip.get('observed'))}, limit {counted('', trip.get('limit'))}"
+
+
+def print_trip(story: Story) -> None:
+    story = printable(story)
+    out, trip = console(), story.trip
+    out.print(str(trip.get("message")), style="bold", soft_wrap=True)
+    if trip["shadow"]:
+        out.print("shadow: decided but not enforced; the run continued", style="cyan", soft_wrap=True)
+    facts = {
+        "id": trip["id"],
+        "when": moment(trip.get("at")),
+        "rule": f"{trip.get('rule')}: {_what(trip)}",
+        "scope": f"{trip.get('scope')} {trip.get('scope_id') or ''}".strip(),
+        "run": (
+            f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session "
+            f"{trip.get('session_id') or '–'}"
+        ),
+        "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
+        "model": trip.get("model") or "",
+        "so far": (
+            f"{_count_of(trip, 'model_calls')} model calls, {_count_of(trip, 'tool_calls')} tool calls, "
+            f"{_count_of(trip, 'tokens')} "
+            f"tokens, {_cost(story)}"
+        ),
+        "policy": trip.get("policy_digest") or "",
+    }
+    out.print()
+    for name, fact in facts.items():
+        if fact:
+            out.print(Text.assemble((f"{name:<9}", "dim"), fact), soft_wrap=True)
+    _evidence(out, trip)
+    _timeline(out, story)
+    out.print(Text.assemble("\n", heading("how to continue")))
+    for line in how_to_continue(story):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def _count_of(trip: dict[str, Any], name: str) -> str:
+    number = whole(trip.get(name))
+    return "?" if number is None else f"{number:,}"
+
+
+def _cost(story: Story) -> str:
+    cost = usd(story.usd) if story.usd is not None else "cost unknown"
+    return f"about {cost}" if story.trip.get("estimated") else cost
+
+
+def _evidence(out: Console, trip: dict[str, Any]) -> None:
+    evidence = [entry for entry in trip.get("evidence") or () if isinstance(entry, dict)]
+    if not evidence:
+        return
+    out.print(Text.assemble("\n", heading("evidence"), ("  digests, not contents", "dim")))
+    for entry in evidence:
+        out.print("  " + ", ".join(f"{name} {value}" for name, value in entry.items() if value), soft_wrap=True)
+
+
+def _timeline(out: Console, story: Story) -> None:
+    for repeat in story.repeats:
+        answers = f", {repeat.same_answer} times with the same answer" if repeat.same_answer > 1 else ""
+        out.print(
+            Text.assemble(
+                "\n", heading("what repeated"), f"  {repeat.what} {repeat.name}: {repeat.times} times{answers}"
+            ),
+            soft_wrap=True,
+        )
+    if story.rows:
+        source = "" if story.source == "steps" else "  model calls only: this run's steps were not stored"
+        out.print(Text.assemble("\n", heading("the run"), (source, "dim")))
+        shown = table(
+            "after", "agent", "what", "", "tokens", "cost", right=("after", "tokens", "cost"), whole=("after",)
+        )
+        end = _end(story)
+        rows = story.rows[max(end - _STORY_ROWS, 0) : end]
+        if earlier := story.left_out + end - len(rows):
+            shown.add_row("", "", f"… {earlier} earlier", "", "", "")
+        for row in rows:
+            tokens = f"{row.tokens_in or 0:,} + {row.tokens_out or 0:,}" if row.kind == "model" else ""
+            shown.add_row(f"{row.after_s:.1f}s", row.agent, _row(row), _remark(row), tokens, _row_cost(row))
+        if end < len(story.rows):
+            shown.add_row("", "", f"… {len(story.rows) - end} later", "", "", "")
+        print_table(out, shown)
+    if story.usd is not None:
+        later = f", {usd(story.later_usd)} after it" if story.later_usd else ""
+        out.print(f"cost up to the stop: {usd(story.usd)}{later}", soft_wrap=True)
+    if (ahead := story.projection) is not None:
+        words = (
+            f"projection: at {usd(ahead.mean_usd)} a call, ADK's own cap of {ahead.cap} calls would have let it "
+            f"cost {usd(ahead.total_usd)}"
+        )
+        out.print(words, style="dim", soft_wrap=True)
+
+
+def _row(row: StoryRow) -> Text:
+    if row.kind == "decision":
+        return Text(
+            f"{row.decision} by {row.what}" + (f" of {row.name}" if row.name else ""), _COLOURS.get(row.decision, "")
+        )
+    return Text(f"{row.what} {row.name}".rstrip())
+
+
+def _end(story: Story) -> int:
+    """Return the position after the row of this stop; in shadow mode, and in other branches, the run continues."""
+    rule = story.trip.get("rule")
+    decided = [
+        position
+        for position, row in enumerate(story.rows, 1)
+        if row.kind == "decision" and row.decision == "stop" and row.what == rule
+    ]
+    return decided[0] if decided else len(story.rows)
+
+
+def _remark(row: StoryRow) -> str:
+    again = f"same call {row.nth_call} times" if row.nth_call > 1 else ""
+    same = f"same answer {row.nth_answer} times" if row.nth_answer > 1 else ""
+    if row.nth_call == row.nth_answer > 1:
+        again, same = f"same call and answer {row.nth_call} times", ""
+    return ", ".join(part for part in (row.outcome, again, same) if part)
+
+
+def _row_cost(row: StoryRow) -> str:
+    if row.kind != "model":
+        return ""
+    return ("≈" if row.estimated else "") + usd(row.usd) if row.usd is not None else "?"
+
+
+def how_to_continue(story: Story) -> list[str]:
+    """Return the advice of the trip, and the command that does it if there is one."""
+    return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]
+
+
+# ---- Model prices for people, in dollars per million tokens, and the price table that they come from.
 
 OLD_DAYS: Final = 90  # providers change prices several times a year
 REFRESH: Final = "pip install -U 'runguard-agents[prices]' && runguard prices --update"
@@ -189,8 +723,8 @@ def print_prices(result: dict[str, Any]) -> None:
             shown.add_row(
                 line["model"],
                 *_cells(line["usd_per_million"]),
-                _count(line["context_window"]),
-                _count(line["max_output_tokens"]),
+                _count_text(line["context_window"]),
+                _count_text(line["max_output_tokens"]),
                 source,
             )
             for tier in line["tiers"]:
@@ -228,5 +762,5 @@ def _what_follows(result: dict[str, Any]) -> str:
     return "its calls are refused, because the policy limits dollars"
 
 
-def _count(number: int | None) -> str:
+def _count_text(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"

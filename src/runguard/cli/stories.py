@@ -1,28 +1,43 @@
-"""The agents of the demo. A story is a function of a ``WorkCounter``, which counts where the work is really done.
+"""The agents of the demo, run without and with the guard, and the table of the seed."""
 
-The scripted models ignore every notice, like a model that is stuck. Only the guard can end a runaway early.
-"""
-
+import asyncio
 import json
+import logging
+import os
+import sys
 import time
-from collections.abc import AsyncGenerator, Callable
+import warnings
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
-from typing import Any
+from importlib.util import find_spec
+from typing import Any, Final
 
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions import InMemorySessionService, Session
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.tool_context import ToolContext
+from google.adk.version import __version__ as adk_version
 from google.genai import types
 
+from runguard._version import __version__
+from runguard.adk.plugin import RunGuardPlugin
+from runguard.core.decision import Action, Decision, Trip
 from runguard.core.identity import CHARS_PER_TOKEN
+from runguard.core.money import to_usd
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
-from runguard.testing import ScriptedModel, call, text, transfer
+from runguard.testing import Recording, ScriptedModel, assert_calls_answered, call, run, text, transfer
+
+# ---- The agents of the demo. A story is a function of a ``WorkCounter``, which counts where the work is really done.
+#
+# The scripted models ignore every notice, like a model that is stuck. Only the guard can end a runaway early.
 
 PRICED_AS = "gemini-2.5-flash"  # the scripted models bill what this one would, at list price
 
@@ -380,3 +395,496 @@ LOOK_ALIKES = (
     ),
     DemoStory("fan_out", "a fan-out of 30", "30 parallel branches, one call each", fan_out, "Do all parts."),
 )
+
+# ---- Run each story twice in parallel, without and with the guard, and measure both.
+
+_CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.lite_llm": "litellm"}
+
+
+@dataclass(slots=True)
+class Side:
+    """One run of a story: its counter while it runs, and how it ended."""
+
+    counter: WorkCounter = field(default_factory=WorkCounter)
+    done: bool = False
+    events: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    trip: Trip | None = None
+    decisions: list[Decision] = field(default_factory=list)
+    comparable_events: list[str] = field(default_factory=list)
+    answered: bool = True
+    billed: Decimal | None = None  # according to the guard
+
+    @property
+    def interventions(self) -> list[Decision]:
+        """All interventions in the run; a warning only informs the operator."""
+        return [decision for decision in self.decisions if decision.action >= Action.NUDGE]
+
+    @property
+    def warnings(self) -> list[Decision]:
+        return [decision for decision in self.decisions if decision.action is Action.WARN]
+
+    def to_dict(self) -> dict[str, Any]:
+        counter = self.counter
+        return {
+            "model_calls": counter.model_calls,
+            "tool_calls": counter.tool_calls,
+            "prompt_tokens": counter.prompt_tokens,
+            "output_tokens": counter.output_tokens,
+            "tokens": counter.tokens,
+            "usd": str(to_usd(counter.nano_usd)),
+            "first_prompt_tokens": counter.first_prompt,
+            "largest_prompt_tokens": counter.largest_prompt,
+            "max_in_flight": max((model.max_in_flight for model in counter.models), default=0),
+            "events": self.events,
+            "seconds": round(self.seconds, 3),
+            "error": self.error or None,
+        }
+
+
+@dataclass(slots=True)
+class Pair:
+    """A story and its two runs."""
+
+    story: DemoStory
+    without: Side = field(default_factory=Side)
+    guarded: Side = field(default_factory=Side)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the guard; empty: its defaults
+    started: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.without.done and self.guarded.done
+
+    @property
+    def stopped(self) -> bool:
+        return self.guarded.trip is not None and self.guarded.trip.enforced and not self.guarded.error
+
+    @property
+    def saved(self) -> float:
+        """Share of the tokens that were not spent, in percent."""
+        before = self.without.counter.tokens
+        return 100 * (before - self.guarded.counter.tokens) / before if before else 0.0
+
+    @property
+    def untouched(self) -> bool:
+        """No intervention, no error, and the same events with the guard as without."""
+        return (
+            not self.guarded.interventions
+            and not self.guarded.error
+            and not self.without.error
+            and self.guarded.comparable_events == self.without.comparable_events
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        trip = self.guarded.trip
+        return {
+            "story": self.story.key,
+            "about": self.story.about,
+            "without": self.without.to_dict(),
+            "with": self.guarded.to_dict(),
+            "saved_percent": round(self.saved, 1),
+            "interventions": len(self.guarded.interventions),
+            "warnings": len(self.guarded.warnings),
+            "decisions": [_decision(decision) for decision in self.guarded.decisions],
+            "same_events": self.guarded.comparable_events == self.without.comparable_events,
+            "calls_answered": self.guarded.answered,
+            "stopped_by": trip.rule if trip is not None else None,
+            "message": trip.message if trip is not None else None,
+        }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    finding = decision.finding
+    assert finding is not None
+    return {
+        "action": decision.action.word,
+        "rule": finding.rule,
+        "observed": float(finding.observed),
+        "limit": float(finding.limit),
+        "unit": finding.unit,
+    }
+
+
+@dataclass(slots=True)
+class Report:
+    """All results of the demo. They fill up while the stories run, so that a display can follow."""
+
+    runaways: list[Pair]
+    healthy: list[Pair]
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return all(pair.stopped for pair in self.runaways) and all(pair.untouched for pair in self.healthy)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "runguard": __version__,
+            "google_adk": adk_version,
+            "policy": "defaults",
+            "priced_as": PRICED_AS,
+            "seconds": round(self.seconds, 2),
+            "stories": [{**pair.to_dict(), "stopped": pair.stopped} for pair in self.runaways],
+            "look_alikes": [{**pair.to_dict(), "untouched": pair.untouched} for pair in self.healthy],
+        }
+
+
+def new_report(stories: Sequence[DemoStory] = STORIES, look_alikes: Sequence[DemoStory] = LOOK_ALIKES) -> Report:
+    return Report([Pair(story) for story in stories], [Pair(story) for story in look_alikes])
+
+
+def play(report: Report, on_change: Callable[[Pair], None] = lambda pair: None) -> Report:
+    """Run every pair of the report; call ``on_change`` at each beginning and end."""
+
+    async def all_of_them() -> None:
+        for pair in (*report.runaways, *report.healthy):
+            pair.started = True
+            on_change(pair)
+            await play_pair(pair)
+            on_change(pair)
+
+    began = time.perf_counter()
+    with quiet():
+        asyncio.run(all_of_them())
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+async def play_pair(pair: Pair) -> Pair:
+    """Run both runs of one story in parallel in one event loop."""
+    await asyncio.gather(play_without(pair), play_with(pair))
+    return pair
+
+
+async def play_without(pair: Pair) -> None:
+    await _run(pair.story, pair.without, [])
+
+
+async def play_with(pair: Pair) -> None:
+    side = pair.guarded
+    with defaults():
+        plugin = RunGuardPlugin(on_decision=side.decisions.append, **pair.settings)  # on_decision only listens
+    recording = await _run(pair.story, side, [plugin])
+    plugin.flush()
+    side.billed = plugin.spend()["usd"]
+    side.trip = next(iter(plugin.trips), None)
+    try:
+        assert_calls_answered(recording.session)
+    except AssertionError:
+        side.answered = False
+
+
+async def _run(story: DemoStory, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
+    began = time.perf_counter()
+    history = RecentHistory(story.window) if story.window else InMemorySessionService()
+    agent = story.build(side.counter)
+    events: list[Event] = []
+    for _ in range(story.turns):
+        recording = await run(agent, story.message, plugins=plugins, session_service=history, catch=True)
+        events += recording.events
+    side.seconds = time.perf_counter() - began
+    side.events = len(events)
+    side.comparable_events = _comparable(events)
+    side.error = type(recording.error).__name__ if recording.error is not None else ""
+    side.done = True
+    return recording
+
+
+def _comparable(events: list[Event]) -> list[str]:
+    """Return the events without ids, times and the order of parallel branches, which differ between equal runs."""
+    lines = []
+    for event in events:
+        parts = event.content.parts or [] if event.content is not None else []
+        facts: list[Any] = [event.author, event.error_code]
+        for part in parts:
+            called, answered = part.function_call, part.function_response
+            facts += [part.text, called and [called.name, called.args], answered and [answered.name, answered.response]]
+        lines.append(json.dumps(facts, default=str))
+    return sorted(lines)
+
+
+class RecentHistory(InMemorySessionService):
+    """A session that shows agents only the user's message and the latest events, as applications with long runs do.
+
+    It keeps the hand-off story short: from the whole history ADK needs most of a minute to build 500 prompts.
+    """
+
+    def __init__(self, window: int) -> None:
+        super().__init__()
+        self.window = window
+
+    async def append_event(self, session: Session, event: Event) -> Event:
+        appended = await super().append_event(session, event)
+        if event.get_function_responses():  # split between a call's answer and the next call
+            del session.events[1 : -self.window]
+        return appended
+
+
+# ---- environment ----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def defaults() -> Iterator[None]:
+    """Run without the local policy file and environment variables."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
+    os.environ["RUNGUARD_POLICY"] = os.devnull
+    try:
+        yield
+    finally:
+        del os.environ["RUNGUARD_POLICY"]
+        os.environ.update(kept)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide logs and warnings, and look for missing model clients only once.
+
+    Some versions of ADK try to import them before every request.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    absent = [module for module, client in _CLIENTS.items() if module not in sys.modules and find_spec(client) is None]
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+        for name in absent:
+            del sys.modules[name]
+
+
+# ---- The four failure modes of the seed, run live: without a guard, with the seed's values, and with the defaults.
+#
+# The seed is the article that RunGuard's names come from. It ends with a table of what a breaker saves. Here each row
+# of
+# that table is an agent on real ADK, built after the words of the article, and measured.
+
+SEED_VALUES: Final = {
+    "max_identical_tool_results": 3,
+    "max_delegation_depth": 5,
+    "max_event_cost_ratio": 3.0,
+    "cost_baseline_events": 5,
+    "max_concurrent_agents": 20,
+    "max_reentries": 1,  # the seed trips at the first re-entry
+}
+_LEVELS: Final = 6
+_TURNS: Final = 40
+
+
+def _words(tokens: int, about: str) -> str:
+    """A text of about that many tokens."""
+    sentence = f"This sentence is a part of {about}. "
+    return sentence * (4 * tokens // len(sentence))
+
+
+def non_progress(counter: WorkCounter) -> BaseAgent:
+    """Eight iterations; the parser reports the same partial failure in each, with any hint."""
+    fragment = _words(600, "the invoice")
+
+    def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
+        """Parse one fragment of the document."""
+        counter.tool_calls += 1
+        return {"status": "partial_parse_error", "data": None, "retry_hint": "E42"}
+
+    def extract(n: int) -> types.Part:
+        if n % 2:
+            return call("parse_document_fragment", fragment=fragment, hint=f"refinement {n}")
+        return text(f"Attempt {n // 2} parsed a part only. I refine the hint and try again.")
+
+    agent = LlmAgent(
+        name="extraction_agent",
+        instruction="Extract the fields; retry.",
+        model=counter.model(extract),
+        tools=[parse_document_fragment],
+    )
+    return LoopAgent(name="document_loop", max_iterations=8, sub_agents=[agent])
+
+
+def back_delegation(counter: WorkCounter) -> BaseAgent:
+    """Six levels: each agent dispatches to the other one with a routing tool, and the sixth answers."""
+
+    def route_to_specialist(agent: str, task: str, tool_context: ToolContext) -> dict[str, str]:
+        """Dispatch the task to the agent in charge."""
+        counter.tool_calls += 1
+        tool_context.actions.transfer_to_agent = agent
+        return {"routed_to": agent}
+
+    def route(n: int) -> types.Part:
+        if n == _LEVELS:
+            return text("I give up.")
+        return call(
+            "route_to_specialist",
+            agent="research_specialist" if n % 2 else "orchestrator",
+            task=f"Level {n}: " + _words(500, "the task"),
+        )
+
+    model = counter.model(route)  # one for both: its call number is the level
+    specialist = LlmAgent(
+        name="research_specialist",
+        description="Researches.",
+        instruction="Research.",
+        model=model,
+        tools=[route_to_specialist],
+    )
+    return LlmAgent(
+        name="orchestrator",
+        instruction="Coordinate the research.",
+        model=model,
+        tools=[route_to_specialist],
+        sub_agents=[specialist],
+    )
+
+
+def inflation(counter: WorkCounter) -> BaseAgent:
+    """Each user turn adds 600 tokens to a prompt of 3,300: the five latest prompts pass three times the first five at
+    turn 22.
+    """
+    model = counter.model(lambda n: text(_words(500, f"answer {n:02}")))
+    return LlmAgent(name="researcher", instruction=_words(3_300, "the instruction"), model=model)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One row of the seed's table, and why RunGuard differs on purpose."""
+
+    story: DemoStory
+    without: str
+    guarded: str
+    saved: int  # percent
+    differs: str
+
+
+CLAIMS: Final = (
+    Claim(
+        DemoStory(
+            "non_progress",
+            "non-progress",
+            "LoopAgent, eight iterations of partial_parse_error",
+            non_progress,
+            _words(800, "the document"),
+        ),
+        "$4.20, 8 iterations",
+        "$0.90, 3 iterations",
+        79,
+        "The default nudges the model at the third equal failure and stops at the sixth: three equal failures "
+        "also happen in runs that succeed.",
+    ),
+    Claim(
+        DemoStory(
+            "back_delegation",
+            "back-delegation",
+            "two agents route to each other, six levels deep",
+            back_delegation,
+            _words(100, "the question"),
+        ),
+        "$5.80, 6 levels",
+        "$0.95, 2 levels",
+        84,
+        "By default A to B to A is not a cycle, because ADK returns to a parent this way; the sixth equal "
+        "hand-off without new results stops.",
+    ),
+    Claim(
+        DemoStory(
+            "inflation",
+            "inflation",
+            "one session of 40 user turns with a growing history",
+            inflation,
+            _words(100, "the question"),
+            turns=_TURNS,
+        ),
+        "$9.40, 40 turns",
+        "$3.20, 22 turns",
+        66,
+        "By default growth warns and does not stop, because a long healthy conversation grows in the same way.",
+    ),
+    Claim(
+        DemoStory(
+            "over_spawn",
+            "over-spawn",
+            "an index returns 400 items instead of 8, one parallel agent each",
+            over_spawn,
+            "Work on the open invoices.",
+        ),
+        "$380.00, 400 agents",
+        "$7.60, 20 agents",
+        98,
+        "Paying for 20 of 400 agents saves 95 % (the seed's $7.60 is the price of 8); the default refuses more "
+        "than 100 branches before the first is paid.",
+    ),
+)
+
+
+@dataclass(slots=True)
+class Row:
+    """One failure mode, measured without a guard and with both guards."""
+
+    claim: Claim
+    seed_values: Pair
+    defaults: Pair
+
+    def to_dict(self) -> dict[str, Any]:
+        claim = self.claim
+        return {
+            "mode": claim.story.key,
+            "about": claim.story.about,
+            "seed": {"without": claim.without, "with": claim.guarded, "saved_percent": claim.saved},
+            "without": self.defaults.without.to_dict(),
+            **{name: _guarded(pair) for name, pair in self.pairs().items()},
+            "differs": claim.differs,
+        }
+
+    def pairs(self) -> dict[str, Pair]:
+        return {"seed_values": self.seed_values, "defaults": self.defaults}
+
+
+def _guarded(pair: Pair) -> dict[str, Any]:
+    data = pair.to_dict()
+    return {
+        **data["with"],
+        **{key: data[key] for key in ("saved_percent", "stopped_by", "message", "warnings", "calls_answered")},
+        "settings": pair.settings,
+    }
+
+
+@dataclass(slots=True)
+class SeedTable:
+    rows: list[Row]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """With the seed's values every mode is stopped, and no run ends with an error."""
+        return all(row.seed_values.stopped and not row.defaults.guarded.error for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "runguard": __version__,
+            "google_adk": adk_version,
+            "priced_as": PRICED_AS,
+            "seconds": round(self.seconds, 2),
+            "modes": [row.to_dict() for row in self.rows],
+        }
+
+
+async def play_row(claim: Claim) -> Row:
+    with_seed_values = Pair(claim.story, settings=SEED_VALUES)
+    with_defaults = Pair(claim.story, without=with_seed_values.without)
+    await asyncio.gather(play_without(with_defaults), play_with(with_seed_values), play_with(with_defaults))
+    return Row(claim, with_seed_values, with_defaults)
+
+
+def play_table() -> SeedTable:
+    async def all_of_them() -> list[Row]:
+        return [await play_row(claim) for claim in CLAIMS]
+
+    began = time.perf_counter()
+    with quiet():
+        rows = asyncio.run(all_of_them())
+    return SeedTable(rows, time.perf_counter() - began)

@@ -5,16 +5,14 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.gate.baseline import Baseline
-    from runguard.gate.budgets import assert_within_budget
-    from runguard.gate.checks import Check, GateFinding, GateReport, gate
+    from runguard.gate.checks import Baseline, Check, GateFinding, GateReport, assert_within_budget, gate
 
 _HOMES = {
-    "Baseline": "runguard.gate.baseline",
+    "Baseline": "runguard.gate.checks",
     "Check": "runguard.gate.checks",
     "GateFinding": "runguard.gate.checks",
     "GateReport": "runguard.gate.checks",
-    "assert_within_budget": "runguard.gate.budgets",
+    "assert_within_budget": "runguard.gate.checks",
     "gate": "runguard.gate.checks",
 }
 

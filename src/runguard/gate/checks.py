@@ -1,16 +1,247 @@
 """Judge recorded runs under a policy: no harm to successful runs, no rise of cost per success, every loop caught."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from math import exp, inf, sqrt
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, Final, NamedTuple
+from xml.etree import ElementTree
 
-from runguard.gate.baseline import PAIRS_NEEDED, RUNS_NEEDED, Baseline, Change, change, interval, pairs_of
+from rich.console import Console
+from rich.text import Text
+
+from runguard.core.decision import printable
+from runguard.core.errors import RunGuardError
+from runguard.core.money import to_usd
 from runguard.policy.settings import Policy
-from runguard.replay.batches import replay
-from runguard.replay.bounded_files import MAX_UNPACKED
+from runguard.replay.player import replay
 from runguard.replay.results import RunResult
 from runguard.replay.sources import Source, open_sources
-from runguard.replay.steps import Faults, UnreadableError
+from runguard.replay.steps import MAX_UNPACKED, Faults, UnreadableError
+
+# ---- Cost per success of recorded runs, and whether it rose by more than chance explains.
+#
+# The cost per success is a ratio: the cost of all runs, divided by the number of successful runs. Its logarithm is
+# close
+# to normal, also for skewed costs, and its variance follows from a few sums (the delta method). Two samples of the same
+# runs are compared run by run, so that differences between runs cancel out. ``Baseline`` keeps the figures of
+# one gate for later ones.
+
+LEVEL: Final = 0.99  # of the interval, two-sided: 1 of 200 comparisons of equal samples finds a rise
+RUNS_NEEDED: Final = 20  # in each of two different samples; with fewer, skewed costs make the interval too narrow
+PAIRS_NEEDED: Final = 5  # of the same runs
+
+Cost = tuple[int, bool]  # of one run, in nano-USD or tokens, and whether the run succeeded
+FORMAT: Final = 1
+_RUNS_LISTED: Final = 10_000  # runs whose figures are kept one by one
+_UNITS: Final = ("usd", "tokens")
+
+
+@dataclass(slots=True)
+class Sums:
+    """Sums over runs. ``square`` is of costs, ``with_success`` of the costs of successful runs."""
+
+    runs: int = 0
+    cost: int = 0
+    successes: int = 0
+    square: int = 0
+    with_success: int = 0
+
+    def add(self, cost: int, is_success: bool) -> None:
+        self.runs += 1
+        self.cost += cost
+        self.successes += is_success
+        self.square += cost * cost
+        self.with_success += cost * is_success
+
+    @property
+    def per_success(self) -> float:
+        return self.cost / self.successes if self.successes else inf
+
+    def scatter(self) -> float:
+        """Return the sum of squares of each run's relative deviation, ``cost / mean - success / mean``."""
+        mean_cost, mean_success = self.cost / self.runs, self.successes / self.runs
+        return max(
+            self.square / mean_cost**2
+            - 2 * self.with_success / (mean_cost * mean_success)
+            + self.successes / mean_success**2,
+            0.0,
+        )
+
+
+class Change(NamedTuple):
+    """The cost per success as a multiple of the baseline's, with its interval. 1.0: unchanged."""
+
+    ratio: float
+    low: float
+    high: float
+    paired: bool
+
+    def is_rise(self, allowed: float = 0.0) -> bool:
+        """Return whether the whole interval lies above the baseline plus the allowed share."""
+        return self.low > (1 + allowed) * (1 + 1e-9)
+
+
+def change(now: Sums, before: Sums, pairs: list[tuple[Cost, Cost]] | None = None) -> Change:
+    """Compare two samples with costs and successes. ``pairs``: (now, before) of each run, if both have the same."""
+    ratio = now.per_success / before.per_success
+    if pairs is not None:
+        runs = len(pairs)
+        spread, freedom = sqrt(_pair_scatter(now, before, pairs) / (runs * max(runs - 1, 1))), max(runs - 1.0, 1.0)
+    else:
+        parts = [(each.scatter() / (each.runs * max(each.runs - 1, 1)), each.runs) for each in (now, before)]
+        total = sum(variance for variance, _ in parts)
+        spread = sqrt(total)
+        below = sum(variance**2 / max(runs - 1, 1) for variance, runs in parts)
+        freedom = max(total**2 / below, 1.0) if below else 1.0
+    reach = exp(min(_student(1 - (1 - LEVEL) / 2, freedom) * spread, 700.0))
+    return Change(ratio, ratio / reach, ratio * reach, pairs is not None)
+
+
+def interval(sums: Sums) -> tuple[float, float]:
+    """Return the interval of a sample's cost per success."""
+    spread = sqrt(sums.scatter() / (sums.runs * max(sums.runs - 1, 1)))
+    reach = exp(min(_student(1 - (1 - LEVEL) / 2, max(sums.runs - 1, 1)) * spread, 700.0))
+    return sums.per_success / reach, sums.per_success * reach
+
+
+def pairs_of(now: Mapping[str, Cost], before: Mapping[str, Cost]) -> list[tuple[Cost, Cost]] | None:
+    """Return the costs of each run in both samples; None if the samples consist of different runs."""
+    if not now or now.keys() != before.keys():
+        return None
+    return [(cost, before[name]) for name, cost in now.items()]
+
+
+def _pair_scatter(now: Sums, before: Sums, pairs: list[tuple[Cost, Cost]]) -> float:
+    means = [(each.cost / each.runs, each.successes / each.runs) for each in (now, before)]
+    total = 0.0
+    for pair in pairs:
+        first, second = (
+            cost / mean_cost - is_success / mean_success
+            for (cost, is_success), (mean_cost, mean_success) in zip(pair, means, strict=True)
+        )
+        total += (first - second) ** 2
+    return total
+
+
+def _student(share: float, freedom: float) -> float:
+    """Return a quantile of Student's distribution: the normal quantile with the first terms of its expansion."""
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum((term / freedom**power for power, term in enumerate(terms, 1)), 0.0)
+
+
+class BaselineError(RunGuardError):
+    """A baseline file cannot be used; the message says why."""
+
+
+@dataclass(slots=True)
+class Baseline:
+    """Sums in both units, and the figures of each run while there are few.
+
+    A run counts with what it spends up to the stop that the policy would make.
+    """
+
+    usd: Sums = field(default_factory=Sums)  # in nano-USD
+    tokens: Sums = field(default_factory=Sums)
+    unpriced: int = 0  # model calls without a price
+    listed: dict[str, tuple[int, int, bool]] | None = field(default_factory=dict)  # id: nano-USD, tokens, success
+
+    def add(self, run: RunResult, is_success: bool) -> None:
+        """Add a run; ``is_success`` is false for a run that the policy would have stopped."""
+        nano, tokens = run.nano - run.saved.nano, run.tokens - run.saved.tokens
+        self.usd.add(nano, is_success)
+        self.tokens.add(tokens, is_success)
+        self.unpriced += run.unpriced
+        if self.listed is not None:
+            if run.id in self.listed or len(self.listed) >= _RUNS_LISTED:
+                self.listed = None  # too many, or ids that name no run: compare sums only
+            else:
+                self.listed[run.id] = (nano, tokens, is_success)
+
+    @property
+    def unit(self) -> str:
+        """The unit to compare: dollars, unless a call has no price or nothing has a cost."""
+        return "tokens" if self.unpriced or not self.usd.cost else "usd"
+
+    def sums(self, unit: str) -> Sums:
+        return self.usd if unit == "usd" else self.tokens
+
+    def costs(self, unit: str) -> Mapping[str, Cost]:
+        """Return the cost of each run by its id; empty if they are not kept."""
+        place = _UNITS.index(unit)
+        return {name: (figures[place], figures[2]) for name, figures in (self.listed or {}).items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        sums = self.sums(self.unit)
+        low, high = interval(sums) if sums.cost and sums.successes else (None, None)
+        return {
+            "runguard_gate": FORMAT,
+            "unit": self.unit,
+            "runs": sums.runs,
+            "successes": sums.successes,
+            "per_success": _shown(sums.per_success if sums.successes else None, self.unit),
+            "interval": [_shown(low, self.unit), _shown(high, self.unit)],
+            "sums": {"usd": asdict(self.usd), "tokens": asdict(self.tokens), "unpriced": self.unpriced},
+            "listed": self.listed and {name: list(figures) for name, figures in sorted(self.listed.items())},
+        }
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8", errors="replace")
+
+    @classmethod
+    def read(cls, path: Path) -> "Baseline":
+        """Read a file that ``write`` wrote; raise BaselineError for anything else."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise BaselineError(f"{path}: no such file; create it with --update-baseline") from None
+        except (OSError, ValueError) as error:
+            raise BaselineError(f"{path}: cannot be read: {error}") from None
+        try:
+            if data["runguard_gate"] != FORMAT:
+                raise BaselineError(
+                    f"{path}: format {data['runguard_gate']!r}, this version reads {FORMAT}; "
+                    "create it again with --update-baseline"
+                )
+            sums, listed = data["sums"], data["listed"]
+            found = cls(
+                Sums(**{name: _whole(value) for name, value in sums["usd"].items()}),
+                Sums(**{name: _whole(value) for name, value in sums["tokens"].items()}),
+                _whole(sums["unpriced"]),
+                {name: (_whole(usd), _whole(tokens), bool(ok)) for name, (usd, tokens, ok) in listed.items()}
+                if listed is not None
+                else None,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise BaselineError(f"{path}: not a baseline of runguard gate; create it with --update-baseline") from None
+        if not found.sums(found.unit).successes:
+            raise BaselineError(f"{path}: contains no successful run; create it again with --update-baseline")
+        return found
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _shown(value: float | None, unit: str) -> float | None:
+    """Return a readable figure: dollars to six digits, or whole tokens."""
+    if value is None:
+        return None
+    return float(f"{value / 1e9:.6g}") if unit == "usd" else float(round(value))
+
+
+# ---- Judge recorded runs under a policy: no harm to successful runs, no rise of cost per success, every loop caught.
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _LISTED: Final = 200
@@ -232,3 +463,150 @@ def _amount(value: float, unit: str) -> str:
 
 def _all(number: int, thing: str) -> str:
     return f"the only {thing}" if number == 1 else f"all {number} {thing}s"
+
+
+# ---- ``assert_within_budget``: what one run may cost, as an assertion.
+
+
+def assert_within_budget(
+    run: Any,
+    *,
+    usd: float | str | None = None,
+    tokens: int | None = None,
+    model_calls: int | None = None,
+    tool_calls: int | None = None,
+    policy: Policy | None = None,
+    model: str = "",
+) -> RunResult:
+    """Assert that a run stays within these limits, and return its figures.
+
+    ``run`` is a recording of ``runguard.testing.run``, an ADK session, a result of replay, or a path to recordings, in
+    which each run must stay within the limits; the most expensive one is returned. The policy's prices are used.
+    A cost that is not known fails the assertion if ``usd`` is given.
+    """
+    limits = {"usd": usd, "tokens": tokens, "model_calls": model_calls, "tool_calls": tool_calls}
+    if all(limit is None for limit in limits.values()):
+        raise ValueError("pass at least one of usd, tokens, model_calls and tool_calls")
+    results = [run] if isinstance(run, RunResult) else list(_results(run, policy or Policy.build(), model))
+    assert results, "the recording contains no run"
+    problems = [problem for result in results for problem in _problems(result, limits)]
+    assert not problems, "over budget:\n" + "\n".join(problems)
+    return max(results, key=lambda result: (result.nano, result.tokens))
+
+
+def _problems(result: RunResult, limits: dict[str, Any]) -> Iterator[str]:
+    for name, limit in limits.items():
+        if limit is None:
+            continue
+        if name == "usd":
+            if result.unpriced:
+                calls = f"{result.unpriced} of {result.model_calls} model calls"
+                yield f"{result.id}: cost unknown: {calls} have no price; pass a policy with prices, or model="
+            elif to_usd(result.nano) > (most := Decimal(str(limit))):
+                yield f"{result.id}: ${to_usd(result.nano):f}, limit ${most:f}"
+        elif getattr(result, name) > limit:
+            yield f"{result.id}: {getattr(result, name):,} {name.replace('_', ' ')}, limit {limit:,}"
+
+
+def _results(run: Any, policy: Policy, model: str) -> Iterator[RunResult]:
+    if isinstance(run, str | Path):
+        yield from _replayed(str(run), policy, model)
+        return
+    session = getattr(run, "session", run)
+    if not hasattr(session, "model_dump"):
+        raise TypeError(f"expected a recording, an ADK session, a result of replay or a path, not {type(run).__name__}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "session.json"
+        file.write_text(json.dumps(session.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        yield from _replayed(str(file), policy, model)
+
+
+def _replayed(source: str, policy: Policy, model: str) -> Iterator[RunResult]:
+    faults = Faults()
+    yield from results_of(open_sources(source), policy, faults, model)
+    assert not faults.count, f"{faults.count} records cannot be read: {faults.first[0]}"
+
+
+# ---- A gate's result for people and programs: text, Markdown for a pull request, JUnit for a CI server.
+
+_COLOURS: Final = {"passed": "green", "failed": "red", "skipped": "yellow"}
+_SHOWN: Final = 20
+
+
+def print_report(out: Console, report: GateReport) -> None:
+    for check in report.checks:
+        out.print(
+            Text.assemble((f"{check.state:<8}", _COLOURS[check.state]), f"{check.name}: {printable(check.summary)}"),
+            soft_wrap=True,
+        )
+        for line in _lines(check, _SHOWN):
+            out.print(Text(f"          {line}"), soft_wrap=True)
+
+
+def markdown(report: GateReport) -> str:
+    """Return a table of the checks, and a list of findings."""
+    lines = [
+        f"### runguard gate: {'passed' if report.ok else 'failed'}",
+        "",
+        "| check | result | |",
+        "|---|---|---|",
+        *(f"| {check.name} | {check.state} | {_cell(check.summary)} |" for check in report.checks),
+    ]
+    for check in report.checks:
+        if check.findings:
+            lines += ["", f"**{check.name}**", "", *(f"- {_cell(line)}" for line in _lines(check, _SHOWN))]
+    return "\n".join(lines) + "\n"
+
+
+def junit(report: GateReport) -> str:
+    """Return JUnit XML: one test case for each check, and one for each run that failed it."""
+    suite = ElementTree.Element("testsuite", name="runguard gate")
+    cases = failures = skipped = 0
+    for check in report.checks:
+        case = ElementTree.SubElement(suite, "testcase", classname="runguard.gate", name=check.name, time="0")
+        cases += 1
+        if check.state == FAILED:
+            failures += 1
+            failure = ElementTree.SubElement(case, "failure", message=_xml(check.summary))
+            failure.text = _xml("\n".join(_lines(check, len(check.findings))))
+        elif check.state == SKIPPED:
+            skipped += 1
+            ElementTree.SubElement(case, "skipped", message=_xml(check.summary))
+        else:
+            ElementTree.SubElement(case, "system-out").text = _xml(check.summary)
+        for finding in check.findings:
+            if finding.run:
+                cases, failures = cases + 1, failures + 1
+                name = _xml(finding.run)
+                one = ElementTree.SubElement(
+                    suite, "testcase", classname=f"runguard.gate.{check.name.replace(' ', '_')}", name=name, time="0"
+                )
+                ElementTree.SubElement(one, "failure", message=_xml(finding.message))
+    suite.attrib |= {"tests": str(cases), "failures": str(failures), "errors": "0", "skipped": str(skipped)}
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _lines(check: Check, most: int) -> list[str]:
+    lines = [
+        printable(f"{finding.run}: {finding.message}" if finding.run else finding.message)
+        for finding in check.findings[:most]
+    ]
+    hidden = check.count - len(lines)
+    return [*lines, f"and {hidden} more"] if hidden > 0 else lines
+
+
+def _cell(text: str) -> str:
+    """Return text for a table or a list of Markdown: on one line, with nothing that renders as markup."""
+    line = " ".join(printable(text).split())
+    for mark in "\\`*_[]<>|":
+        line = line.replace(mark, f"\\{mark}")
+    return line
+
+
+def _xml(text: str) -> str:
+    """Return text without control characters and lone surrogates, which XML cannot hold."""
+    clean = "".join(each if each in "\n\t" or each >= " " else " " for each in text)
+    return clean.encode("utf-8", "replace").decode().replace("\ufffe", "?").replace("\uffff", "?")

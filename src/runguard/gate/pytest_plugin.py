@@ -12,7 +12,7 @@ def assert_within_budget(record_property):  # type: ignore[no-untyped-def]
 
     ``run`` is a recording of ``runguard.testing.run``, an ADK session, a result of replay or a path to recordings.
     """
-    from runguard.gate.budgets import assert_within_budget
+    from runguard.gate.checks import assert_within_budget
 
     def check(run, **limits):  # type: ignore[no-untyped-def]
         __tracebackhide__ = True

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.replay.batches import Batch, replay, replay_run
+    from runguard.replay.player import Batch, replay, replay_run
     from runguard.replay.results import RunResult, Verdict
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import RecordedRun, UnreadableError
@@ -19,9 +19,9 @@ _HOMES = {
     "open_sources": "runguard.replay.sources",
     "RecordedRun": "runguard.replay.steps",
     "UnreadableError": "runguard.replay.steps",
-    "Batch": "runguard.replay.batches",
-    "replay": "runguard.replay.batches",
-    "replay_run": "runguard.replay.batches",
+    "Batch": "runguard.replay.player",
+    "replay": "runguard.replay.player",
+    "replay_run": "runguard.replay.player",
 }
 
 __all__ = ["Batch", "RecordedRun", "RunResult", "UnreadableError", "Verdict", "open_sources", "replay", "replay_run"]

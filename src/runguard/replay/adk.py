@@ -1,26 +1,246 @@
-"""ADK's JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets; snake
-and camel case.
-"""
+"""Recordings of ADK: stored events, JSON exports, session databases, and calls of remote agents."""
 
 import io
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+from urllib.parse import quote
 
-from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
-from runguard.pricing.rates import Usage
-from runguard.replay.adk_events import Events, calls_and_answers, either
-from runguard.replay.bounded_files import (
+from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
+from runguard.core.events import AgentEntered, ModelCall, Outcome
+from runguard.core.identity import CHARS_PER_TOKEN, Newest, answer_text, size_of, words_name
+from runguard.engine.resume import run_name
+from runguard.policy.settings import reserved_for
+from runguard.pricing.rates import Rates, Usage
+from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
+from runguard.providers.usage import CallUsage, EventUsage
+from runguard.replay.steps import (
     DAMAGED,
     MAX_UNPACKED,
+    ODD,
+    Answered,
+    Asked,
+    Called,
+    Changed,
+    Delegated,
+    Faults,
     JsonStream,
+    Passed,
+    RecordedRun,
+    Resumed,
+    Step,
     TruncatedError,
+    Turn,
     UnpackedError,
+    UnreadableError,
     load_json,
     open_bytes,
+    time_of,
+    word,
 )
-from runguard.replay.steps import ODD, Answered, Asked, Called, Faults, RecordedRun, Step, Turn, time_of, word
+
+if TYPE_CHECKING:
+    from runguard.replay.player import Player
+
+# ---- ADK's stored events, snake or camel case -> neutral steps: what the live adapter reads from hooks, read from
+#      the record.
+
+_Data = dict[str, Any]
+_USER: Final = "user"
+_CUT: Final = "MAX_TOKENS"  # the finish reason of a response that hit its output limit
+# Stops that a model call was refused with: the call was asked for and not made.
+_AT_MODEL: Final = frozenset({"model_calls", "deadline", "growth", "context", "budget", "unpriced"})
+
+
+def either(data: dict[str, Any], snake: str, camel: str) -> Any:
+    value = data.get(snake)
+    return data.get(camel) if value is None else value
+
+
+def calls_and_answers(parts: list[Any]) -> tuple[list[_Data], list[_Data]]:
+    """The function calls and the function responses of a content."""
+    calls = (either(part, "function_call", "functionCall") for part in parts)
+    answers = (either(part, "function_response", "functionResponse") for part in parts)
+    return [one for one in calls if isinstance(one, dict)], [one for one in answers if isinstance(one, dict)]
+
+
+class Events:
+    """The events of one session, in the order in which they passed the runner."""
+
+    def __init__(self, model: str = "") -> None:
+        self._model = model  # where events do not name theirs
+        self._invocation = ""
+        self._messages: dict[str, int] = {}  # of the user, by invocation
+        self._last: tuple[str, str, Any] | None = None  # author, branch and usage of the last model event
+        self._usage = EventUsage()
+        self._remote = RemoteReplies()
+
+    def rest(self) -> list[Step]:
+        """What the end of the session completes."""
+        return [*self._remote.rest()]
+
+    def steps(self, event: dict[str, Any]) -> Iterator[Step]:
+        """Yield the steps of one event; raise ValueError or TypeError if it is not an event."""
+        author = event.get("author") or ""
+        content = event.get("content") or {}
+        if not isinstance(author, str) or not isinstance(content, dict):
+            raise TypeError("an event has an author and a content")
+        if event.get("partial"):
+            self._usage.read(event)
+            return
+        at = time_of(event.get("timestamp"))
+        actions = event.get("actions") or {}
+        parts = [part for part in content.get("parts") or () if isinstance(part, dict)]
+        calls, answers = calls_and_answers(parts)
+        invocation = word(either(event, "invocation_id", "invocationId"))
+        compaction = actions.get("compaction")
+        is_message = author == _USER and bool(parts) and not answers and not compaction
+        if (invocation and invocation != self._invocation) or is_message or not self._invocation:
+            self._invocation, self._last = invocation or "?", None
+            yield from self._remote.rest()
+            known = self._messages.get(invocation, 0)
+            if invocation:
+                self._messages[invocation] = known + is_message
+            yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
+        branch = word(event.get("branch"))
+        scope = word(either(event, "isolation_scope", "isolationScope"))
+        metadata = either(event, "custom_metadata", "customMetadata")
+        error = either(event, "error_message", "errorMessage")
+        remote = self._remote.read(metadata, error, author, at, branch, scope) if metadata or error else None
+        if remote is not None:
+            yield from remote
+        elif compaction:
+            yield Asked(at, "", branch, self._named(event), *self._summary(event, compaction), after_answer=True)
+        elif answers:
+            self._last = None
+            self._usage.pass_by(event)
+            if author == _USER:
+                yield Resumed(at)
+            yield from self._answered(event, at, author, actions, answers)
+        elif author != _USER:
+            yield from self._spoke(event, at, author, branch, scope, parts, calls)
+            if value := _change(event, actions, parts):
+                yield Changed(at, author, branch, value, scope)
+        else:
+            self._usage.pass_by(event)
+        target = either(actions, "transfer_to_agent", "transferToAgent")
+        if target:
+            yield Passed(at, author, branch, word(target), scope)
+
+    def _named(self, event: dict[str, Any]) -> str:
+        return word(either(event, "model_version", "modelVersion")) or self._model
+
+    def _summary(self, event: dict[str, Any], compaction: Any) -> tuple[Usage, bool]:
+        """What the summary of a compaction took. Where its event does not report that, it is estimated."""
+        call = CallUsage()
+        call.add(
+            {
+                **event,
+                "content": either(compaction, "compacted_content", "compactedContent")
+                if isinstance(compaction, dict)
+                else None,
+            }
+        )
+        return call.bill(self._usage.prompt)
+
+    def _spoke(
+        self,
+        event: dict[str, Any],
+        at: float | None,
+        author: str,
+        branch: str,
+        scope: str,
+        parts: list[dict[str, Any]],
+        calls: list[dict[str, Any]],
+    ) -> Iterator[Step]:
+        if either(event, "error_code", "errorCode") == STOP_CODE:
+            trip = (either(event, "custom_metadata", "customMetadata") or {}).get(METADATA_KEY)
+            if isinstance(trip, dict) and trip.get("rule") in _AT_MODEL:
+                yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
+            return
+        raw = either(event, "usage_metadata", "usageMetadata")
+        has_content = (
+            raw is not None
+            or bool(calls)
+            or any(event.get(name) for name in ("model_version", "modelVersion", "finish_reason", "finishReason"))
+        )
+        if not has_content or (not parts and (author, branch, raw) == self._last):
+            self._usage.pass_by(event)
+            return  # an agent's or a node's own event; or the empty end of a stream, which repeats its usage
+        self._last = (author, branch, raw)
+        taken = self._usage.read(event, is_answer=True)
+        path = (either(event, "node_info", "nodeInfo") or {}).get("path") or ""
+        opened_by = path.rpartition("@")[2]
+        if opened_by and not opened_by.isdigit():
+            # a task: its node is named by the call; one of an agent called as a tool has a number
+            yield Delegated(opened_by)
+        text_id, words = 0, ""
+        if all(isinstance(p.get("text"), str) for p in parts):
+            words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
+            text_id = words_name(words or str(either(event, "error_code", "errorCode") or ""))
+        batch = word(event.get("id"))
+        if taken is not None:  # else the function calls of an answer whose words came before
+            yield Asked(
+                at,
+                author,
+                branch,
+                self._named(event),
+                taken.usage,
+                taken.estimated,
+                batch,
+                text_id,
+                bool(calls),
+                scope=scope,
+                is_cut=either(event, "finish_reason", "finishReason") == _CUT,
+                text=words,
+            )
+        for call in calls:
+            yield Called(
+                at, author, branch, batch, word(call.get("id")), word(call.get("name")), call.get("args"), scope
+            )
+
+    def _answered(
+        self,
+        event: dict[str, Any],
+        at: float | None,
+        author: str,
+        actions: dict[str, Any],
+        answers: list[dict[str, Any]],
+    ) -> Iterator[Step]:
+        waiting = {
+            *(either(actions, "requested_tool_confirmations", "requestedToolConfirmations") or ()),
+            *(either(actions, "requested_auth_configs", "requestedAuthConfigs") or ()),
+        }
+        ends = author == _USER or bool(
+            either(actions, "skip_summarization", "skipSummarization") or actions.get("escalate")
+        )
+        for answer in answers:
+            value, outcome = answer.get("response"), None
+            if isinstance(value, dict):
+                if value.get("status") in (NOT_EXECUTED, LEFT_OUT) and "message" in value and len(value) == 2:
+                    outcome = Outcome.REFUSED
+                elif NOTICE_KEY in value:
+                    value = {key: entry for key, entry in value.items() if key != NOTICE_KEY}  # it was judged without
+            name, call_id = word(answer.get("name")), word(answer.get("id"))
+            yield Answered(at, author, call_id, name, value, outcome, word(event.get("id")), ends, call_id in waiting)
+
+
+def _change(event: dict[str, Any], actions: dict[str, Any], parts: list[dict[str, Any]]) -> int:
+    """A name for what the event has stored, 0 for nothing. The words of an agent under its ``output_key`` are words."""
+    stored, output = either(actions, "state_delta", "stateDelta"), None if parts else event.get("output")
+    changed: list[Any] = [] if output is None else [output]
+    if isinstance(stored, dict) and stored:
+        words = "".join(p["text"] for p in parts if isinstance(p.get("text"), str) and not p.get("thought"))
+        changed += [[key, value] for key, value in stored.items() if value != words]
+    return words_name(answer_text(changed)) if changed else 0
+
+
+# ---- ADK's JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets;
+#      snake and camel case.
 
 _HEAD: Final = 64 * 1024
 _ENOUGH: Final = 64_000_000
@@ -263,3 +483,243 @@ class Document:
                     )
                 )
         return history + size
+
+
+# ---- ADK's session databases: SqliteSessionService, and DatabaseSessionService (schema v1) on SQLite or Postgres.
+#      Only read, never written.
+#
+# The legacy schema of DatabaseSessionService keeps part of each event as a pickle. Unpickling runs whatever the file
+# says, so it is refused.
+
+Session = tuple[str, str, str]  # app, user, session
+LEGACY: Final = (
+    "this database has the legacy schema of DatabaseSessionService, which keeps the actions of events as "
+    "pickles. Unpickling a file runs code "
+    "that the file chooses, so it is not read. Move it first with 'adk migrate session' and replay the new database"
+)
+_EVENTS: Final = (
+    "SELECT timestamp, event_data FROM events WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY rowid"
+)
+_PG_EVENTS: Final = (
+    "SELECT timestamp, event_data FROM events WHERE app_name = %s AND user_id = %s AND session_id = %s ORDER BY "
+    "timestamp, ctid"
+)
+_SESSIONS: Final = "SELECT app_name, user_id, id FROM sessions ORDER BY create_time, app_name, user_id, id"
+_COLUMNS: Final = {
+    "events": {"app_name", "user_id", "session_id", "timestamp", "event_data"},
+    "sessions": {"app_name", "user_id", "id", "create_time"},
+}
+_AT_ONCE: Final = 500
+
+
+def check_columns(tables: dict[str, set[str]]) -> None:
+    """Whether the tables ``events`` and ``sessions`` are ones that can be read."""
+    if "event_data" not in tables["events"] and "actions" in tables["events"]:
+        raise UnreadableError(LEGACY)
+    for table, needed in _COLUMNS.items():
+        if missing := sorted(needed - tables[table]):
+            raise UnreadableError(f"its table '{table}' is not one of ADK's: it has no column {missing[0]}")
+
+
+# ---- SQLite ---------------------------------------------------------------------------------------------------------
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Read only: a service may be writing to it."""
+    db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
+    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return db
+
+
+def sqlite_tables(path: Path) -> dict[str, set[str]]:
+    """Tables and their columns."""
+    try:
+        with closing(connect(path)) as db:
+            names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            return {
+                name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))}
+                for name in names
+            }
+    except (sqlite3.Error, UnicodeError) as error:
+        raise UnreadableError(f"not a SQLite database that can be read: {error}") from None
+
+
+def sqlite_sessions(path: Path) -> Iterator[Session]:
+    with closing(connect(path)) as db:
+        yield from db.execute(_SESSIONS)
+
+
+def sqlite_runs(path: Path, sessions: list[Session], faults: Faults, model: str = "") -> Iterator[RecordedRun]:
+    with closing(connect(path)) as db:
+        for session in sessions:
+            rows = db.execute(_EVENTS, session)
+            yield _run(session, rows, faults, model)
+
+
+# ---- Postgres -------------------------------------------------------------------------------------------------------
+
+
+def connect_postgres(url: str) -> Any:
+    try:
+        import psycopg
+    except ImportError:
+        raise UnreadableError("a Postgres database needs psycopg: pip install 'runguard-agents[postgres]'") from None
+    scheme, _, rest = url.partition("://")
+    try:
+        params = psycopg.conninfo.conninfo_to_dict(f"{scheme.partition('+')[0]}://{rest}")
+    except psycopg.Error:  # its message may quote the URL
+        raise UnreadableError(
+            "cannot connect: libpq does not understand this address, or an option after its question mark"
+        ) from None
+    try:
+        db = psycopg.connect(**{"connect_timeout": 10, **params})  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise UnreadableError(f"cannot connect: {_text_of(error, str(params.get('password') or ''))}") from None
+    db.read_only = True
+    return db
+
+
+def _text_of(error: Exception, password: str) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text.replace(password, "***") if password else text
+
+
+def postgres_columns(url: str) -> dict[str, set[str]]:
+    with connect_postgres(url) as db:
+        found: dict[str, set[str]] = {}
+        query = (
+            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY "
+            "(current_schemas(false))"
+        )
+        for table, column in db.execute(query):
+            found.setdefault(table, set()).add(column)
+        return found
+
+
+def postgres_sessions(url: str) -> Iterator[Session]:
+    with connect_postgres(url) as db, db.cursor(name="runguard_sessions") as cursor:
+        cursor.itersize = _AT_ONCE
+        cursor.execute(_SESSIONS)
+        yield from cursor
+
+
+def postgres_runs(url: str, sessions: list[Session], faults: Faults, model: str = "") -> Iterator[RecordedRun]:
+    with connect_postgres(url) as db:
+        for session in sessions:
+            with db.cursor(name="runguard_events") as cursor:
+                cursor.itersize = _AT_ONCE
+                cursor.execute(_PG_EVENTS, session)
+                yield _run(session, cursor, faults, model)
+
+
+# ---- both -----------------------------------------------------------------------------------------------------------
+
+
+def _run(session: Session, rows: Any, faults: Faults, model: str) -> RecordedRun:
+    app, user, name = (word(part) for part in session)
+    return RecordedRun(name, _steps(rows, f"{app}/{user}/{name}", faults, model), app, user, name, source=app)
+
+
+def _steps(rows: Any, where: str, faults: Faults, model: str) -> Iterator[Step]:
+    events = Events(model)
+    for number, (at, data) in enumerate(_whole(rows, where, faults), 1):
+        try:
+            event = load_json(data) if isinstance(data, str | bytes) else data
+            if not isinstance(event, dict):
+                raise TypeError("no object")
+            if event.get("timestamp") is None:
+                event["timestamp"] = at if isinstance(at, int | float | str) else at.isoformat()
+            steps = list(events.steps(event))
+        except ODD as error:
+            faults.add(f"{where} event {number}", f"cannot be read: {error}")
+            continue
+        yield from steps
+    yield from events.rest()
+
+
+def _whole(rows: Any, where: str, faults: Faults) -> Iterator[Any]:
+    """Rows up to where the database is damaged."""
+    try:
+        yield from rows
+    except Exception as error:  # sqlite3.Error or psycopg.Error: each driver has its own
+        faults.add(where, f"cannot be read to its end: {type(error).__name__}: {error}")
+
+
+# ---- Calls of remote A2A agents in a recorded session: read and billed as the live guard does it.
+
+_PREFIX: Final = "a2a:"  # of ADK's metadata about a remote call
+_TASKS_KEPT: Final = 10_000
+
+
+@dataclass(slots=True)
+class _OpenReply:
+    """A remote call whose reply has not ended."""
+
+    at: float | None
+    branch: str
+    scope: str
+    reports: list[Usage] = field(default_factory=list)
+    lacks_usage: bool = False
+
+
+class RemoteReplies:
+    """The remote calls of one session. A reply comes in several events; it is one call."""
+
+    def __init__(self) -> None:
+        self._reader = ReplyReader()
+        self._open: dict[tuple[str, str], _OpenReply] = {}  # by author and branch
+        self._ended = Newest[str, None](_TASKS_KEPT)  # tasks
+
+    def read(
+        self, metadata: Any, error: Any, author: str, at: float | None, branch: str, scope: str
+    ) -> list[Asked] | None:
+        """The calls that an event completes. None: the event is not of a remote agent."""
+        key, facts = (author, branch), metadata if isinstance(metadata, dict) else {}
+        response = facts.get(RESPONSE_KEY)
+        if not isinstance(response, dict):
+            is_remote = key in self._open or any(str(name).startswith(_PREFIX) for name in facts)
+            if not error or not is_remote:
+                return None
+            call = self._open.setdefault(key, _OpenReply(at, branch, scope))
+            call.at, call.lacks_usage = at, True  # the far side is gone, or never was there
+            return self._close(key)
+        task, reply = str(response.get("id") or ""), self._reader.read(response)
+        if not reply.reports and task in self._ended:
+            return []
+        call = self._open.setdefault(key, _OpenReply(at, branch, scope))
+        call.at = at
+        call.reports += reply.reports
+        if not reply.is_over:
+            return []
+        if task:
+            self._ended[task] = None
+        call.lacks_usage = call.lacks_usage or not call.reports
+        return self._close(key)
+
+    def rest(self) -> list[Asked]:
+        """Calls whose replies never ended. What they reported until then was used."""
+        return [asked for key in list(self._open) for asked in self._close(key)]
+
+    def _close(self, key: tuple[str, str]) -> list[Asked]:
+        call, author = self._open.pop(key), key[0]
+        where = (call.at, author, call.branch)
+        calls = [Asked(*where, scope=call.scope, reports=tuple(call.reports))] if call.reports else []
+        if call.lacks_usage or not call.reports:
+            calls.append(Asked(*where, scope=call.scope, reports=()))
+        return calls
+
+
+def play_remote(player: "Player", step: Asked, run: str, lane: str, *, is_over: bool) -> None:
+    """Check, reserve and book a remote call. ``is_over``: the replayed run was stopped before, so it is only booked."""
+    reports, rule = step.reports or (), player.judge.policy.remote_agent(step.agent)
+    at = (player.clock.now, rule.model if reports else UNREPORTED)
+    event = ModelCall(run, lane, step.agent, *at, bound=reserved_for(rule))
+    if not is_over:
+        player.check(AgentEntered(run, lane, step.agent, player.clock.now))
+        player.check(event)
+        player.reserve(event)
+    player.tick(step.at)
+    rates = player.judge.pricing.rates(event.model, event.at)
+    nano = sum(rates.cost(usage) for usage in reports) if isinstance(rates, Rates) else None
+    is_estimate = isinstance(rates, Rates) and rates.estimated
+    player.book(event, total_of(reports), event.model, estimated=is_estimate, nano=nano)

@@ -5,34 +5,48 @@ of its own, so budgets of a run and of its session are replayed. What runs share
 apps, breakers) is not.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+import gc
+import logging
+import multiprocessing
+import pickle
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import Any, Final
 
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
     Answer,
+    Event,
     HandOff,
     ModelCall,
     ModelResult,
+    Outcome,
     RunInfo,
     StateChanged,
     ToolCall,
     ToolResults,
 )
-from runguard.engine.guard import EventLanes, Guard, Question, Result, UnansweredCall
+from runguard.engine.calls import surplus
+from runguard.engine.charges import finding_of
+from runguard.engine.guard import Conductor, EventLanes, Guard, Question, Result, UnansweredCall
 from runguard.engine.runs import LaneRules, Run
+from runguard.policy.settings import Policy
+from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.messages import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay import steps
-from runguard.replay.journal_player import JournalPlayer
-from runguard.replay.remote_replies import play_remote
-from runguard.replay.replayed_money import ReplayedPrices, ReplayedSwitches, drive_now
-from runguard.replay.results import RunResult, Waited
-from runguard.replay.verdicts import Stops, Verdicts
-
-if TYPE_CHECKING:
-    from runguard.replay.engine import Judge
+from runguard.replay.adk import play_remote
+from runguard.replay.results import ReplayedPrices, ReplayedSwitches, RunResult, Stops, Verdicts, Waited, drive_now
+from runguard.replay.sources import Piece, Source
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
+from runguard.reporting.alerts import AlertSettings
+from runguard.reporting.journal import Entry, read_event, read_usage
+from runguard.reporting.telemetry import Outbox
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _PAUSED_KEPT: Final = 100
@@ -391,3 +405,400 @@ _TAKES: Final[dict[type, Callable[[Player, Any], None]]] = {
     steps.Resumed: Player._resumed,
     steps.Changed: Player._changed,
 }
+
+# ---- Recorded runs past policies: each policy judges in shadow mode, with the recorded time as its clock.
+
+# Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
+_HARMLESS: Final[dict[str, Any]] = {
+    "store": "memory",
+    "alerts": AlertSettings(),
+    "telemetry": False,
+    "on_trip": None,
+    "on_decision": None,
+    "clock": None,
+}
+
+
+def harmless(policy: Policy) -> Policy:
+    """Return the policy without store, alerts, telemetry, callbacks and clock."""
+    return policy.model_copy(update=_HARMLESS)
+
+
+class Clock:
+    """The time of the recording."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the guard from logging recorded runs as if they happened now."""
+    log = logging.getLogger("runguard")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+class Judge:
+    """A policy made harmless: it decides in shadow mode, keeps its accounts in memory and reports nothing."""
+
+    def __init__(self, policy: Policy, *, to_the_end: bool = False) -> None:
+        """``to_the_end``: judge also what a stopped run would not have reached, as a live guard in shadow mode does."""
+        self.original, self.to_the_end = policy, to_the_end
+        self.clock = Clock()
+        self.policy = harmless(policy).model_copy(update={"mode": "shadow", "clock": self.clock})
+        # one for all runs
+        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
+        self.lane_rules, self.outbox = LaneRules(self.policy), Outbox()
+        self.watches_context = self.policy.rungs("context") is not None
+        self._limits: dict[str, int | None] = {}
+
+    def context_limit(self, guard: Conductor, model: str, answered: int) -> int | None:
+        """``answered``: a prompt that the model took.
+
+        Where it is larger than the window in the lists, the lists are wrong.
+        """
+        if model not in self._limits:
+            if len(self._limits) > 1_000:
+                self._limits.clear()
+            self._limits[model] = guard.context_limit(model)
+        limit, policy = self._limits[model], self.policy
+        if (
+            limit is not None
+            and answered > limit + policy.context_headroom
+            and policy.max_context_tokens is None
+            and model not in policy.models
+        ):
+            limit = self._limits[model] = None
+        return limit
+
+    def play(self, run: RecordedRun) -> RunResult:
+        return play(run, [self])[0]
+
+
+def play(run: RecordedRun, judges: list[Judge]) -> list[RunResult]:
+    """One walk through a recorded run, past every judge."""
+    players = [Player(judge, run) for judge in judges]
+    if len(players) == 1:
+        feed = players[0].feed
+        for step in run.steps:
+            feed(step)
+    else:
+        for step in run.steps:
+            for player in players:
+                player.feed(step)
+    return [player.finish() for player in players]
+
+
+# ---- Replay every run of the sources under every policy, in one process or in several.
+
+_AHEAD: Final = 3  # pieces per process that wait or are done on
+_COLLECT_EVERY: Final = (5_000, 10, 10)  # rarer ones meet memory that has left the caches
+_FEW: Final = 2  # for this number of pieces a process does not pay
+Task = Callable[[RecordedRun], Any]
+_task: list[Task] = []
+
+
+@dataclass(slots=True)
+class PieceResult:
+    """The results of one piece of a source, one per run."""
+
+    results: list[Any]
+    faults: Faults
+    size: int
+
+
+def each_run(
+    sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str
+) -> Iterator[PieceResult]:
+    """Create ``task(*given)`` once per process and call it with every recorded run; yield the results in order."""
+    pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
+    first = list(islice(pieces, _FEW + 1))
+    pieces = chain(first, pieces)
+    if workers == 1 or len(first) <= _FEW:
+        call = task(*given)
+        for piece in pieces:
+            yield _work(piece, call, model)
+        return
+    # Spawn instead of fork: the thread of a progress bar may hold locks that a fork would copy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
+        waiting: deque[Future[PieceResult]] = deque()
+        try:
+            for piece in pieces:
+                waiting.append(pool.submit(_in_process, piece, model))
+                if len(waiting) >= workers * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for cycles less often: a parsed run consists of many short-lived objects."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECT_EVERY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _work(piece: Piece, call: Task, model: str) -> PieceResult:
+    done = PieceResult([], Faults(), piece.size)
+    with quiet(), _rare_collections():
+        try:
+            for run in piece.runs(done.faults, model):
+                try:
+                    done.results.append(call(checked(run, done.faults)))
+                except UnreadableError as error:
+                    done.faults.add(run.id, str(error))
+                except Exception as error:  # one unforeseen record must not end the replay of the others
+                    done.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
+        except Exception as error:  # a damaged file, a connection that broke
+            done.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
+    return done
+
+
+def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
+    _task[:] = [task(*given)]
+    gc.freeze()
+
+
+def _in_process(piece: Piece, model: str) -> PieceResult:
+    return _work(piece, _task[0], model)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The results of one piece of a source: for each run, one result per policy."""
+
+    results: list[list[RunResult]]
+    faults: Faults
+    size: int
+
+
+def replay(
+    sources: Iterable[Source], policies: list[Policy], *, workers: int = 1, model: str = "", to_the_end: bool = False
+) -> Iterator[Batch]:
+    """Yield results in order, for any number of processes. ``model``: the model of recordings that do not name one.
+
+    ``to_the_end``: continue after a stop, as a live guard in shadow mode does.
+    """
+    policies = [harmless(policy) for policy in policies]
+    for done in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
+        yield Batch(done.results, done.faults, done.size)
+
+
+def replay_run(run: RecordedRun, policy: Policy) -> RunResult:
+    """Replay one run in this process."""
+    with quiet():
+        return Judge(policy).play(run)
+
+
+def workers_for(policies: list[Policy], workers: int) -> int:
+    """Return the number of processes: 1 if a policy has functions that another process cannot import."""
+    if workers == 1:
+        return 1
+    try:
+        given = pickle.dumps(policies)
+        pickle.loads(given)
+    except Exception:  # a lambda or an object with a lock; each raises its own exception
+        return 1
+    return 1 if b"__main__" in given else workers  # another process cannot import what a prompt or a notebook defines
+
+
+class _Playing:
+    def __init__(self, policies: list[Policy], to_the_end: bool) -> None:
+        self._judges = [Judge(policy, to_the_end=to_the_end) for policy in policies]
+
+    def __call__(self, run: RecordedRun) -> list[RunResult]:
+        if run.unknown:
+            raise UnreadableError("a run without steps cannot be replayed; 'runguard calibrate' reads it")
+        return play(run, self._judges)
+
+
+# ---- The journal of a run, played to another policy: the guard sees the very events that it saw live, lane for lane.
+
+
+class JournalPlayer:
+    """One journal on its way to one player."""
+
+    def __init__(self, player: "Player") -> None:
+        self._player = player
+        self._asked: dict[int, ModelCall] = {}
+        self._paid: set[int] = set()
+        self._takes: dict[str, Callable[[Entry], None]] = {
+            "start": self._start,
+            "lane": self._lane,
+            "lane_end": lambda entry: player.guard.close_lane(player.live, entry["l"]),
+            "unspent": self._unspent,
+            "back": self._back,
+            "paid": self._pay,
+            "surplus": self._surplus,
+            "pause": self._pause,
+            "resume": lambda entry: player.live.go_on(entry["t"]),
+            # the measurements of earlier runs of the session
+            "growth": lambda entry: player.live.growth.learn(entry["of"], player.judge.policy.cost_baseline_events),
+            "tool_hold": self._tool_hold,
+            "tool_paid": lambda entry: player.tool_prices.paid(player.live, entry),
+            "tool_back": lambda entry: player.tool_prices.not_made(player.live, entry),
+        }
+
+    def feed(self, entry: Entry) -> None:
+        self._player.tick(entry.get("t"))
+        take = self._takes.get(entry["k"])
+        if take is not None:
+            take(entry)
+            return
+        event = read_event(self._player.run, entry)
+        if event is not None:
+            self._replay(event)
+
+    def _start(self, entry: Entry) -> None:
+        get = entry.get
+        self._asked.clear()  # a run that continues starts a new journal
+        self._paid.clear()
+        info = RunInfo(
+            self._player.run,
+            str(get("app") or ""),
+            str(get("user") or ""),
+            str(get("session") or ""),
+            self._player.run,
+            entry["t"],
+        )
+        info.model_call_limit, info.max_usd, info.max_tokens, info.labels = (
+            get("model_call_limit"),
+            get("max_usd"),
+            get("max_tokens"),
+            get("labels"),
+        )
+        usd, tokens = get("ceiling") or (None, None)
+        info.ceiling = usd, tokens
+        self._player.begin(info)
+
+    def _replay(self, event: Event) -> None:
+        player = self._player
+        if type(event) is ModelCall:
+            self._asked[event.number] = event
+            if player.judge.original.mode == "enforce":
+                # An enforcing guard lowers the limit of the answer before it refuses; in shadow mode it checks the
+                # original request.
+                least = player.judge.policy.min_output_tokens
+                event.max_output_tokens = min(event.max_output_tokens or least, least)
+        elif type(event) is ToolCall:
+            player.verdicts.called(event.lane)
+            if player.verdicts.stops.is_over:
+                player.tool_prices.noted(player.live, event, is_over=True)
+        if player.verdicts.stops.is_over:
+            return
+        if isinstance(event, ToolResults):
+            player.after(self._by_this_policy(event))
+        elif isinstance(event, ModelResult | StateChanged):
+            player.after(event)
+        else:
+            player.check(event)
+            if isinstance(event, ModelCall):
+                player.reserve(event)
+            elif isinstance(event, ToolCall):
+                player.tool_prices.noted(player.live, event, is_over=False)
+
+    def _by_this_policy(self, event: ToolResults) -> ToolResults:
+        """Apply the tool rules of this policy; they may differ from the recorded ones."""
+        answers: list[Answer] = []
+        for answer in event.answers:
+            rule = self._player.guard.tool_rule(answer.tool)
+            if rule is not None and rule.exempt:
+                continue
+            if rule is not None and (rule.polling or rule.paging):
+                answer.counted = False
+            answers.append(answer)
+        event.answers = answers
+        event.failures = any(answer.failure for answer in answers)
+        event.calls = frozenset(answer.call for answer in answers if answer.counted)
+        event.pairs = frozenset(
+            (answer.call, answer.answer)
+            for answer in answers
+            if answer.counted and answer.outcome is not Outcome.REFUSED
+        )
+        return event
+
+    def _pause(self, entry: Entry) -> None:
+        self._player.live.paused_at = entry["t"]
+
+    # ---- entries that are not events ---------------------------------------------------------------------------------
+
+    def _lane(self, entry: Entry) -> None:
+        live = self._player.live
+        if entry["l"] not in live.lanes:
+            self._player.guard.open_lane(
+                live,
+                entry["l"],
+                str(entry.get("of") or ROOT_LANE),
+                concurrent=bool(entry.get("concurrent")),
+                path=tuple(entry.get("path") or ()),
+                delegate=str(entry.get("agent") or ""),
+            )
+
+    def _unspent(self, entry: Entry) -> None:
+        player, event = self._player, self._asked.pop(entry.get("n", 0), None)
+        if player.verdicts.stops.is_over:
+            return
+        player.guard.unspent(player.run)
+        charge = event.charge if event is not None else None
+        if event is None or charge is None:
+            return
+        player.guard.release(charge)
+        if not entry.get("denied"):
+            return
+        # It waited and was denied. Check whether it fits now: a store may have served others first.
+        again = replace(event, charge=None)
+        player.reserve(again)
+        if again.charge is not None:
+            possible_refusal = again.charge.possible_refusal
+            player.guard.release(again.charge)
+            if possible_refusal is not None:
+                player.guard.found(event, finding_of(possible_refusal, event, ""))
+
+    def _back(self, entry: Entry) -> None:
+        event = self._asked.pop(entry["n"], None)
+        if event is not None and event.charge is not None:
+            self._player.guard.release(event.charge)
+
+    def _tool_hold(self, entry: Entry) -> None:
+        if not self._player.verdicts.stops.is_over:
+            self._player.tool_prices.held(self._player.live, entry)
+
+    def _pay(self, entry: Entry) -> None:
+        number: Any = entry.get("n")
+        event, usage = self._asked.get(number), read_usage(entry)
+        if event is None:  # the journal mentions this call only when it was paid
+            event = self._asked[number] = ModelCall(
+                self._player.run, ROOT_LANE, "", self._player.clock.now, str(entry.get("model") or "")
+            )
+        model, estimated = str(entry.get("model") or event.model), bool(entry.get("estimated"))
+        if number not in self._paid:
+            self._paid.add(number)
+            self._player.book(
+                event, usage, model, estimated=estimated, nano=entry.get("nano"), free=bool(entry.get("free"))
+            )
+        elif event.charge is not None:  # reported again: the later figure replaces the earlier one
+            self._player.guard.settle(
+                event.charge, usage, model, nano=entry.get("nano"), estimated=estimated, free=bool(entry.get("free"))
+            )
+
+    def _surplus(self, entry: Entry) -> None:
+        player, policy = self._player, self._player.judge.policy
+        if player.verdicts.stops.is_over or policy.queues or entry["at_once"] <= policy.in_flight:
+            return
+        event = ModelCall(player.run, str(entry.get("l") or ""), str(entry.get("a") or ""), player.clock.now)
+        player.guard.found(event, surplus(event, entry["at_once"], policy.in_flight))

@@ -1,12 +1,180 @@
-"""Totals of all runs under one policy, in constant memory."""
+"""The result of one recorded run under one policy, as plain data that any process can return."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
 from math import sqrt
 from typing import Any, Final
 
+from runguard.core.decision import Action, Decision, against_limit
+from runguard.core.events import ModelCall, ToolCall
 from runguard.core.money import to_usd
-from runguard.replay.results import After, RunResult, Waited, after_dict, switched_dict
+from runguard.engine.charges import Summable
+from runguard.engine.decide import Decided
+from runguard.engine.downgrade import Downgrades
+from runguard.engine.final_answer import Closing
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
+from runguard.engine.tools import bound_of
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Usage
+from runguard.reporting.journal import Entry
+
+CURVE_KEPT: Final = 400  # turns whose prompt and cost are kept for the plots
+VERDICTS_KEPT: Final = 200
+
+
+@dataclass(slots=True)
+class After(Summable):
+    """What the recording spent after a decision."""
+
+    model_calls: int = 0
+    tool_calls: int = 0
+    tokens: int = 0
+    nano: int = 0
+
+
+@dataclass(slots=True)
+class Waited(Summable):
+    """Calls that would have waited for room in a budget, and how long. A replay does not wait."""
+
+    calls: int = 0
+    seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"waited": {"calls": self.calls, "seconds": round(self.seconds, 3)}} if self.calls else {}
+
+
+@dataclass(slots=True)
+class Verdict:
+    """A decision that the guard would have made."""
+
+    action: str
+    rule: str
+    step: int  # of the recorded run, from 1
+    turn: int  # model calls made before it
+    run: str
+    lane: str
+    agent: str
+    tool: str
+    observed: float
+    limit: float
+    unit: str
+    detail: str
+    at: float
+    evidence: tuple[dict[str, str], ...] = ()
+    moot: bool = False  # not reached: the run was already stopped
+    after: After = field(default_factory=After)
+
+    def __str__(self) -> str:
+        about = f" of {self.tool}" if self.tool else ""
+        done = {"stop": "stopped", "block": "refused", "nudge": "nudged", "warn": "warned"}.get(
+            self.action, self.action
+        )
+        return f"{done} by {self.rule}{about}: {against_limit(self.observed, self.unit, self.limit)}"
+
+
+@dataclass(slots=True)
+class RunResult:
+    """Counts, cost and verdicts of one recorded run."""
+
+    id: str
+    app: str = ""
+    user: str = ""
+    session: str = ""
+    source: str = ""
+    success: bool | None = None
+    capped: bool | None = None
+    steps: int = 0
+    runs: int = 0  # user messages
+    model_calls: int = 0
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    nano: int = 0
+    unpriced: int = 0  # model calls without a price
+    estimated: int = 0  # model calls whose tokens are estimated
+    verdicts: list[Verdict] = field(default_factory=list)
+    more: int = 0  # verdicts beyond the limit, counted only
+    saved: After = field(default_factory=After)  # after the stops
+    curve: list[tuple[int, int]] = field(default_factory=list)  # per model call: prompt tokens, nano-USD
+    last_answers: After = field(default_factory=After)  # calls that ``final_answer`` would have made, at most
+    # calls that would have gone to a cheaper model, and how much less they would have cost
+    switched: After = field(default_factory=After)
+    waited: Waited = field(default_factory=Waited)
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    @property
+    def usd(self) -> Decimal | None:
+        """None if no call had a price."""
+        return None if self.unpriced and not self.nano else to_usd(self.nano)
+
+    def first(self, action: str) -> Verdict | None:
+        """Return the first verdict of that action before any stop."""
+        return next((v for v in self.verdicts if v.action == action and not v.moot), None)
+
+    @property
+    def is_false_stop(self) -> bool:
+        """Stopped although it is labelled a success."""
+        return self.success is True and self.first("stop") is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        verdicts = []
+        for verdict in self.verdicts:
+            entry = asdict(verdict)
+            entry["evidence"] = list(verdict.evidence)
+            entry["after"] = after_dict(verdict.after)
+            verdicts.append(entry)
+        names = (
+            "id",
+            "app",
+            "user",
+            "session",
+            "source",
+            "success",
+            "capped",
+            "steps",
+            "runs",
+            "model_calls",
+            "tool_calls",
+            "prompt_tokens",
+            "output_tokens",
+        )
+        data = {name: getattr(self, name) for name in names}
+        data |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
+        data |= {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+        if self.last_answers.model_calls:
+            data["last_answers"] = after_dict(self.last_answers)
+        data |= self.waited.to_dict()
+        return data | ({"switched": switched_dict(self.switched)} if self.switched.model_calls else {})
+
+
+def after_dict(after: After) -> dict[str, Any]:
+    return {
+        "model_calls": after.model_calls,
+        "tool_calls": after.tool_calls,
+        "tokens": after.tokens,
+        "usd": _text(to_usd(after.nano)),
+    }
+
+
+def switched_dict(switched: After) -> dict[str, Any]:
+    return {
+        "model_calls": switched.model_calls,
+        "tokens": switched.tokens,
+        "saved_usd": _text(to_usd(switched.nano)),
+    }
+
+
+def _text(usd: Decimal | None) -> str | None:
+    return None if usd is None else f"{usd:f}"
+
+
+# ---- Totals of all runs under one policy, in constant memory.
 
 TURNS: Final = 200  # model calls of a run that the plots show
 BINS: Final = 20
@@ -172,3 +340,230 @@ def wilson(hits: int, total: int, z: float = 1.96) -> tuple[float, float]:
     share, spread = hits / total, z * z / total
     middle, half = share + spread / 2, z * sqrt(share * (1 - share) / total + spread / total / 4)
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
+
+
+# ---- The verdicts on a recorded run as it is played, and what the recording spent after each of them.
+
+
+@dataclass(slots=True)
+class Stops:
+    """What would have been stopped in a run so far."""
+
+    lanes: set[str] = field(default_factory=set)
+    run: bool = False
+    any: bool = False  # of them
+    is_over: bool = False  # nothing more of the run is judged
+
+
+class Verdicts:
+    """Adds decisions and paid steps to one result. ``to_the_end``: judge also what a stopped run would not reach."""
+
+    def __init__(self, result: RunResult, *, to_the_end: bool) -> None:
+        self._result, self._to_the_end = result, to_the_end
+        self._run: Run | None = None
+        self.stops = Stops()
+        # verdicts of this run, and what had been spent by then
+        self._open: list[tuple[Verdict, int, int, int, int]] = []
+
+    def begin(self, run: Run, stops: Stops | None = None) -> None:
+        """A run begins, or goes on with the stops that it had."""
+        self._run = run
+        self.stops = stops or Stops()
+
+    def end(self) -> Stops:
+        """The run has ended or paused: what came after each of its verdicts is known now."""
+        result = self._result
+        for verdict, calls, tools, tokens, nano in self._open:
+            if verdict.action != "stop":
+                verdict.after = After(
+                    result.model_calls - calls, result.tool_calls - tools, result.tokens - tokens, result.nano - nano
+                )
+        self._open.clear()
+        return self.stops
+
+    def add(self, decided: Decided, at: float) -> None:
+        """A decision of the guard."""
+        finding, event, result = decided.finding, decided.event, self._result
+        action, lane = decided.decision.action, decided.event.lane
+        verdict = Verdict(
+            *(action.word, finding.rule, result.steps, result.model_calls, event.run, lane, event.agent, finding.tool),
+            *(float(finding.observed), float(finding.limit), finding.unit, finding.detail, at, finding.evidence),
+            moot=self._covers(lane),
+        )
+        counts = action is Action.STOP and not verdict.moot
+        if len(result.verdicts) < VERDICTS_KEPT or counts:
+            result.verdicts.append(verdict)
+            self._open.append((verdict, result.model_calls, result.tool_calls, result.tokens, result.nano))
+        else:
+            result.more += 1
+        if counts:
+            self.stops.any = True
+            known = decided.run.lanes.get(lane)
+            owner = known.owner(finding) if finding.scope == "lane" and known is not None else None
+            if owner is None:
+                self.stops.run, self.stops.is_over = True, not self._to_the_end
+                closing = decided.run.closing
+                if closing is not None and closing.is_taken:
+                    self._answer_last(verdict, closing)
+            else:
+                self.stops.lanes.add(owner.key)
+
+    def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
+        """The stop would have ended with a last answer: its price, at most, is not saved."""
+        answer = After(1, 0, closing.tokens, closing.nano)
+        self._result.saved.add(answer, -1)
+        verdict.after.add(answer, -1)
+        self._result.last_answers.add(answer)
+
+    def paid(self, lane: str, usage: Usage, nano: int, *, estimated: bool) -> None:
+        """A model call was made."""
+        result = self._result
+        result.model_calls += 1
+        result.prompt_tokens += usage.input
+        result.output_tokens += usage.output
+        result.nano += nano
+        result.estimated += estimated
+        if len(result.curve) < CURVE_KEPT:
+            result.curve.append((usage.input, nano))
+        if self.stops.any:
+            self._spend(lane, After(1, 0, usage.input + usage.output, nano))
+
+    def paid_tool(self, lane: str, nano: int, estimated: bool) -> None:
+        """A tool with a price was called."""
+        self._result.nano += nano
+        self._result.estimated += estimated
+        if self.stops.any:
+            self._spend(lane, After(nano=nano))
+
+    def called(self, lane: str) -> None:
+        """A tool was called."""
+        self._result.tool_calls += 1
+        if self.stops.any:
+            self._spend(lane, After(tool_calls=1))
+
+    def _spend(self, lane: str, spent: After) -> None:
+        """Count what a stop would have spared: in all, and after the stop that covers it."""
+        if not self._covers(lane):
+            return
+        self._result.saved.add(spent)
+        covering = None if self.stops.run else set(self._chain(lane))
+        for verdict, *_ in self._open:
+            if verdict.action != "stop" or verdict.moot:
+                continue
+            if covering is None or verdict.lane in covering or self._meets(verdict.lane, covering):
+                verdict.after.add(spent)
+                return
+
+    def _covers(self, lane: str) -> bool:
+        """Whether a stop so far covers a lane."""
+        stops = self.stops
+        return stops.run or (bool(stops.lanes) and not stops.lanes.isdisjoint(self._chain(lane)))
+
+    def _chain(self, lane: str) -> Iterator[str]:
+        """A lane and those above it."""
+        at = self._run.lanes.get(lane) if self._run is not None else None
+        while at is not None:
+            yield at.key
+            at = at.parent
+
+    def _meets(self, lane: str, covering: set[str]) -> bool:
+        return any(key in covering and key in self.stops.lanes for key in self._chain(lane))
+
+
+# ---- Prices of tools in a recording, and what its model calls would have cost on a cheaper model.
+
+
+class ReplayedPrices:
+    """The priced tool calls of one player.
+
+    A journal holds no arguments and no answers: where this policy has no fixed price, what was booked then counts.
+    """
+
+    def __init__(self, guard: Guard, on_paid: Callable[[str, int, bool], None]) -> None:
+        """``on_paid`` is called with the lane, the nano-USD and whether they are an estimate."""
+        self._guard, self._on_paid = guard, on_paid
+        self._called: dict[str, ToolCall] = {}  # of a journal, until it is known what they cost
+        guard.tool_prices.on_paid = on_paid
+
+    def called(self, run: Run, event: ToolCall, args: object) -> None:
+        """A call of a recorded session. The guard books its price when it sees the answer."""
+        if self._guard.tools.has_prices:
+            drive_now(self._guard.reserve_tool(run, event, args))
+
+    def unjudged(self, tool: str, lane: str, args: object) -> None:
+        """A call after the stop: the guard does not see it, and it is part of the bill."""
+        rule = self._guard.tool_rule(tool) if self._guard.tools.has_prices else None
+        if rule is not None and rule.price is not None:
+            self._on_paid(lane, bound_of(rule, args)[0] or 0, callable(rule.price))
+
+    # ---- a journal --------------------------------------------------------------------------------------------------
+
+    def noted(self, run: Run, event: ToolCall, *, is_over: bool) -> None:
+        if not self._has_fixed_price(event.tool):
+            self._called[event.id] = event
+        elif is_over:
+            self.unjudged(event.tool, event.lane, None)
+        else:
+            self.called(run, event, None)
+
+    def held(self, run: Run, entry: Entry) -> None:
+        event, bound = self._called.get(str(entry.get("id"))), entry["bound"]
+        if event is not None:
+            drive_now(self._guard.tool_prices.hold(run, event, bound, bound))
+
+    def paid(self, run: Run, entry: Entry) -> None:
+        call_id, nano, estimated = str(entry.get("id")), entry["nano"], bool(entry.get("estimated"))
+        event = self._called.pop(call_id, None)
+        if run.bills is not None and call_id in run.bills.open:
+            if event is None:
+                self._guard.settle_tool(run, call_id, None, None)
+            else:
+                self._guard.tool_prices.settle_at(run, call_id, nano, estimated=estimated)
+        elif not self._has_fixed_price(str(entry.get("tool") or "")):
+            self._on_paid(event.lane if event is not None else "", nano, estimated)
+
+    def not_made(self, run: Run, entry: Entry) -> None:
+        self._called.pop(str(entry.get("id")), None)
+        self._guard.release_tool(run, str(entry.get("id")))
+
+    def _has_fixed_price(self, tool: str) -> bool:
+        rule = self._guard.tool_rule(tool)
+        return rule is not None and rule.price is not None and not callable(rule.price)
+
+
+def drive_now(waiting: Coroutine[Any, Any, Decision]) -> Decision:
+    """Run a coroutine that has nothing to wait for: accounts in memory, shadow mode."""
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        decision: Decision = done.value
+        return decision
+    waiting.close()
+    raise RuntimeError("a reservation in memory had to wait")
+
+
+class ReplayedSwitches:
+    """The switches of one recorded run. The recording goes on with its own models, so the saving is an estimate."""
+
+    def __init__(self, downgrades: Downgrades, pricing: Pricing, result: RunResult) -> None:
+        self._downgrades, self._pricing, self._result = downgrades, pricing, result
+        self._chosen: dict[tuple[str, str], str] = {}  # by lane and agent: the model of its last call
+
+    def asked(self, run: Run, event: ModelCall) -> None:
+        """A recorded model call. Recordings hold answered calls, so every point is a safe one."""
+        chosen = self._downgrades.choose(run, event, lambda: False, lambda model: "")
+        before = self._chosen.get((event.lane, event.agent), "")
+        self._chosen[event.lane, event.agent] = chosen
+        event.cheaper = chosen, chosen != before
+
+    def paid(self, event: ModelCall, usage: Usage, nano: int) -> None:
+        """The first call on another model finds no cache there; later ones read as much from it as in the recording."""
+        model, is_first = event.cheaper or ("", False)
+        rates = self._pricing.rates(model, event.at) if model else None
+        if not isinstance(rates, Rates):
+            return
+        if is_first:
+            usage = replace(usage, cached=0, cached_audio=0, cache_write=usage.cache_write + usage.cached)
+        self._result.switched.model_calls += 1
+        self._result.switched.tokens += usage.input + usage.output
+        self._result.switched.nano += nano - rates.cost(usage)

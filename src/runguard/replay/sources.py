@@ -2,18 +2,51 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
-from runguard.replay import adk_database as database
-from runguard.replay import adk_json, own_records
-from runguard.replay.adk_database import Session
-from runguard.replay.bounded_files import DAMAGED, MAX_UNPACKED, is_gzip, lines_of, ranges
-from runguard.replay.neutral import read_line
-from runguard.replay.steps import Faults, RecordedRun, UnreadableError, word
+from runguard.core.errors import PolicyError
+from runguard.core.events import Outcome
+from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
+from runguard.core.money import fault_of_dollars, nanos, shown, to_nano
+from runguard.core.outcomes import classify
+from runguard.pricing.rates import Usage
+from runguard.providers.messages import TRANSFER
+from runguard.providers.usage import dollars
+from runguard.replay import adk
+from runguard.replay import adk as database
+from runguard.replay.adk import Session, connect, connect_postgres
+from runguard.replay.steps import (
+    DAMAGED,
+    MAX_UNPACKED,
+    ODD,
+    Answered,
+    Asked,
+    Called,
+    CheckedRun,
+    Faults,
+    Passed,
+    RecordedRun,
+    Step,
+    Turn,
+    UnreadableError,
+    Wrote,
+    check_size,
+    is_gzip,
+    lines_of,
+    load_json,
+    possible,
+    ranges,
+    time_of,
+    word,
+)
+from runguard.reporting.journal import KIND, Entry, check_entry, read_entries
 
 _Where = TypeVar("_Where", Path, str)  # a file, or the URL of a database
 _PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
@@ -108,9 +141,9 @@ def _of_file(path: Path) -> Source:
         raise UnreadableError(f"{path}: cannot be read: {error_text(error)}") from None
     if head == _SQLITE:
         return _of_sqlite(path)
-    if adk_json.is_document(path):
+    if adk.is_document(path):
         return Source(word(path.name), size, "bytes", partial(_json_pieces, path, size))
-    if adk_json.is_one_object(path):
+    if adk.is_one_object(path):
         raise UnreadableError(f"{path}: JSON, but neither an ADK session nor an eval set nor lines of runs")
     return Source(word(path.name), size, "bytes", partial(_jsonl_pieces, path))
 
@@ -126,7 +159,7 @@ def _of_sqlite(path: Path) -> Source:
     except (UnreadableError, sqlite3.Error) as error:
         raise UnreadableError(f"{path}: {error}") from None
     if {"records", "accounts"} <= tables.keys():
-        return _store(word(path.name), own_records.sqlite_records, path)
+        return _store(word(path.name), sqlite_records, path)
     raise UnreadableError(f"{path}: neither an ADK session database nor a RunGuard store")
 
 
@@ -138,22 +171,22 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
     if scheme in _POSTGRES:
         name = _without_password(scheme, rest)
         try:
-            plain = own_records.without_schema(given)[0]
+            plain = without_schema(given)[0]
             tables = database.postgres_columns(plain)
             if {"events", "sessions"} <= tables.keys():
                 database.check_columns(tables)
                 sessions = partial(_session_pieces, plain, database.postgres_sessions, database.postgres_runs)
                 return Source(name, None, "sessions", sessions)
-            if own_records.has_records(given):
-                return _store(name, own_records.postgres_records, given)
+            if has_records(given):
+                return _store(name, postgres_records, given)
         except UnreadableError as error:
             raise UnreadableError(f"{name}: {error}") from None
         raise UnreadableError(f"{name}: neither an ADK session database nor a RunGuard store")
     if scheme in _REDIS:
         name = _without_password(scheme, rest)
-        if not own_records.is_redis_store(given):
+        if not is_redis_store(given):
             raise UnreadableError(f"{name}: no RunGuard store in this namespace; add ?namespace=name to use another")
-        return _store(name, own_records.redis_records, given)
+        return _store(name, redis_records, given)
     raise UnreadableError(
         f"{scheme}://…: cannot be replayed; use a file, a folder, sqlite:///path, postgresql://… or redis://…"
     )
@@ -183,7 +216,7 @@ def _session_pieces(
 
 def _json_pieces(path: Path, size: int, max_unpacked: int) -> Iterator[Piece]:
     """A JSON file from ADK."""
-    yield Piece(size, partial(adk_json.runs_of, path, max_unpacked))
+    yield Piece(size, partial(adk.runs_of, path, max_unpacked))
 
 
 def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
@@ -243,3 +276,449 @@ def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> 
             yield run
         elif faults.give_up(where):
             return
+
+
+# ---- The neutral JSONL: one run per line, with messages, model calls, tool calls and results of any framework.
+#
+# ``{"id", "steps": [...]}``, optionally ``source, model, task, success, capped, labels, total_cost_usd, app, user,
+# session``. A step has
+# ``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``, ``args``, ``result``, ``text`` and,
+# when
+# known, ``call_id``,
+# ``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``ts``, ``text_chars``,
+# ``result_chars``.
+# A line without steps is a run of a plain log: see ``plain_log``.
+
+_ENOUGH: Final = 64_000_000
+_KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
+
+
+def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
+    """Return the run of one line; None if it cannot be read, with the reason added to ``faults``."""
+    try:
+        run = load_json(line)
+    except ValueError as error:
+        faults.add(where, f"not valid JSON: {error}")
+        return None
+    if isinstance(run, dict) and is_plain(run):
+        return logged_run(run, where, faults)
+    if not isinstance(run, dict) or not isinstance(run.get("steps"), list):
+        faults.add(where, "no run: expected an object with a list of steps, or with usd, tokens or calls")
+        return None
+    return run_of(run, where, faults)
+
+
+def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
+    name = word(run.get("id")) or word(run.get("session")) or where
+    return CheckedRun(
+        name,
+        Translation(run, name, f"{where} ({name})", faults).steps(),
+        app=word(run.get("app")),
+        user=word(run.get("user")),
+        session=word(run.get("session")) or name,
+        source=word(run.get("source")),
+        success=_flag(run.get("success")),
+        capped=_flag(run.get("capped")),
+    )
+
+
+class Translation:
+    """The steps of one run, one at a time. Every value of a step is one that each rule and each table can handle."""
+
+    def __init__(self, run: dict[str, Any], name: str, where: str, faults: Faults) -> None:
+        self._run, self._name, self._where, self._faults = run, name, where, faults
+        self._model = word(run.get("model"))
+        self._open: list[tuple[Any, str, str, str]] = []  # calls without an answer: their own id, tool, agent, ours
+        self._calls = self._turns = self._history = 0
+        given = run["steps"]
+        self._sizes = False  # some prompts are not reported, and sizes are counted for them
+        for step in given:
+            if step.__class__ is dict and step.get("kind") == "model" and not step.get("input_tokens"):
+                self._sizes = True
+                break
+
+    def steps(self) -> Iterator[Step]:
+        given = self._run["steps"]
+        opened = any(isinstance(s, dict) and s.get("kind") == "message" and s.get("agent") == "user" for s in given[:3])
+        # A message without a time: the run began no later than the first recorded time.
+        began = None
+        for step in given:
+            ts = step.get("ts") if step.__class__ is dict else None
+            if ts is not None and (began := time_of(ts)) is not None:
+                break
+        if not opened:  # the recording does not contain the user's message
+            self._history += _length(self._run.get("task")) if self._sizes else 0
+            yield Turn(began)
+        for position, step in enumerate(given):
+            if step.__class__ is not dict or step.get("kind") not in _KINDS:
+                self._faults.add(f"{self._where} step {position}", "no step: an object with a known kind is expected")
+                continue
+            kind = step["kind"]
+            agent = word(given_agent) if (given_agent := step.get("agent")) else ""
+            if kind == "message":
+                if self._sizes:
+                    self._history += _size(step)
+                if agent == "user":
+                    self._open.clear()
+                    at = time_of(step.get("ts"))
+                    yield Turn(began if at is None else at)
+            elif agent == "user":
+                continue  # a simulated customer's own calls
+            elif kind == "model":
+                yield self._asked(step, agent, given, position)
+            elif kind == "tool_call":
+                yield self._called(step, agent)
+            else:
+                answered = self._answered(step, kind)
+                if answered is not None:
+                    yield answered
+
+    def _asked(self, step: dict[str, Any], agent: str, given: list[Any], position: int) -> Asked:
+        self._turns += 1
+        following = given[position + 1] if position + 1 < len(given) else None
+        goes_on = (
+            isinstance(following, dict)
+            and following.get("kind") == "tool_call"
+            and (following.get("agent") or "") == agent
+        )
+        text = "" if goes_on else step.get("text")
+        final = text if text.__class__ is str else ""  # an empty one may not have been kept
+        # Zero is not reported, but for the output of a prompt that was.
+        prompt, output = _count(step.get("input_tokens")) or None, _count(step.get("output_tokens"))
+        output = None if prompt is None and not output else output
+        estimated = prompt is None
+        if self._sizes:
+            size = _size(step)
+            if prompt is None:
+                answer = size + self._called_size(given, position + 1)
+                prompt, output = (
+                    self._history // CHARS_PER_TOKEN,
+                    output if output is not None else answer // CHARS_PER_TOKEN,
+                )
+            self._history += size
+        usage = Usage(prompt or 0, output or 0)
+        if "cached_tokens" in step:
+            usage.cached = min(_count(step["cached_tokens"]) or 0, usage.input)
+        model = word(step["model"]) or self._model if "model" in step else self._model
+        asked = Asked(
+            time_of(ts) if (ts := step.get("ts")) is not None else None,
+            agent,
+            word(branch) if (branch := step.get("branch")) else "",
+            model,
+            possible(usage, self._name, self._faults),
+            estimated,
+            str(self._turns),
+            words_name(final) if final else 0,
+            goes_on,
+            text=final,
+        )
+        if "usd" in step:
+            try:
+                asked.nano = nano_of(step["usd"])
+            except ValueError as error:
+                self._faults.add(f"{self._where} step {position}", f"{error}; the price list is used instead")
+        return asked
+
+    @staticmethod
+    def _called_size(given: list[Any], position: int) -> int:
+        size = 0
+        while (
+            position < len(given) and isinstance(given[position], dict) and given[position].get("kind") == "tool_call"
+        ):
+            size += size_of(given[position].get("args"), _ENOUGH)
+            position += 1
+        return size
+
+    def _called(self, step: dict[str, Any], agent: str) -> Step:
+        tool, args = word(step.get("tool")) or "None", step.get("args")
+        if self._sizes:
+            self._history += size_of(args, _ENOUGH)
+        branch = word(branch) if (branch := step.get("branch")) else ""
+        at = time_of(ts) if (ts := step.get("ts")) is not None else None
+        if tool == TRANSFER:
+            return Passed(at, agent, branch, word(args.get("agent_name") if isinstance(args, dict) else args))
+        self._calls += 1
+        mine = f"call-{self._calls}"
+        self._open.append((step.get("call_id"), tool, agent, mine))
+        return Called(at, agent, branch, str(self._turns), mine, tool, args)
+
+    def _answered(self, step: dict[str, Any], kind: str) -> Answered | None:
+        value = step["result"] if "result" in step else step.get("text")
+        if self._sizes:
+            self._history += _count(step.get("result_chars")) or size_of(value, _ENOUGH)
+        call_id, tool = step.get("call_id"), word(step.get("tool")) or "None"
+        for place, asked in enumerate(self._open):
+            if asked[0] == call_id and asked[1] == tool:
+                del self._open[place]
+                break
+        else:
+            return None  # the record holds no call for it
+        outcome = None
+        if kind == "error":  # raised, or no such tool: ADK reports both with another hook
+            outcome = Outcome.UNKNOWN_TOOL if classify(value)[0] is Outcome.UNKNOWN_TOOL else Outcome.ERROR
+        elif step.get("error"):
+            outcome = Outcome.FAILED
+        # ADK wraps every other value in this way before a hook sees it.
+        given = value if isinstance(value, dict) or outcome is not None else {"result": value}
+        at = time_of(ts) if (ts := step.get("ts")) is not None else None
+        return Answered(at, asked[2], asked[3], tool, given, outcome)
+
+
+def _size(step: dict[str, Any]) -> int:
+    return _count(step.get("text_chars")) or _length(step.get("text"))
+
+
+def _length(value: Any) -> int:
+    return len(value) if value.__class__ is str else 0 if value is None else size_of(value, _ENOUGH)
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    if value.__class__ is int and value >= 0:
+        return int(value)
+    return int(value) if isinstance(value, float) and 0 <= value < 1e15 else None
+
+
+# ---- A plain log: one JSON object per run with what it took in all, and no steps.
+#
+# ``{"usd", "tokens", "calls"}``, at least one of them; optionally ``id``, ``ok`` (or ``success``), ``model``,
+# ``source``,
+# ``app``, ``user``, ``session``.
+
+TOTALS: Final = ("usd", "tokens", "calls")
+_COLUMNS: Final = {"usd": "usd", "tokens": "tokens", "calls": "model_calls"}  # what ``RecordedRun.unknown`` calls them
+_NEVER: Final = frozenset({"tool_calls", "seconds", "largest_answer"})
+_MOST_CALLS: Final = 100_000
+_MOST_TOKENS: Final = 10**15
+
+
+def is_plain(run: dict[str, Any]) -> bool:
+    return "steps" not in run and any(run.get(name) is not None for name in TOTALS)
+
+
+def logged_run(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun | None:
+    """Return the run of one line; None if a field is invalid, with the reason added to ``faults``."""
+    name = word(run.get("id")) or word(run.get("session")) or where
+    ok = run.get("ok", run.get("success"))
+    try:
+        if ok is not None and not isinstance(ok, bool):
+            raise ValueError(f"ok = {shown(ok)}: expected true or false; leave it out where it is not known")
+        nano, tokens, calls = (
+            nano_of(run.get("usd")),
+            _logged_count(run, "tokens", _MOST_TOKENS),
+            _logged_count(run, "calls", _MOST_CALLS),
+        )
+    except ValueError as error:
+        faults.add(where, str(error))
+        return None
+    unknown = _NEVER.union(_COLUMNS[total] for total in TOTALS if run.get(total) is None)
+    return RecordedRun(
+        name,
+        _steps(word(run.get("model")), nano, tokens, 1 if calls is None else calls),
+        app=word(run.get("app")),
+        user=word(run.get("user")),
+        session=word(run.get("session")) or name,
+        source=word(run.get("source")),
+        success=ok,
+        unknown=unknown,
+    )
+
+
+def nano_of(value: object) -> int | None:
+    """Dollars as nano-USD, rounded up; ValueError says what is wrong with them."""
+    if value is None:
+        return None
+    usd: Decimal | None = dollars(value, "usd", [])
+    if usd is None:
+        raise ValueError(f"usd = {shown(value)}: expected dollars from 0 to 1,000,000")
+    return nanos(usd, up=True)
+
+
+def _logged_count(run: dict[str, Any], name: str, most: int) -> int | None:
+    value = run.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most or value != int(value):
+        raise ValueError(f"{name} = {shown(value)}: expected a whole number from 0 to {most:,}")
+    return int(value)
+
+
+def _steps(model: str, nano: int | None, tokens: int | None, calls: int) -> Iterator[Step]:
+    """As many model calls as the run made, each with its share of the totals; the last one has the rest."""
+    yield Turn(None)
+    for n in range(calls):
+        is_last = n == calls - 1
+        usd = None if nano is None else nano // calls + (nano % calls if is_last else 0)
+        prompt = 0 if tokens is None else tokens // calls + (tokens % calls if is_last else 0)
+        yield Asked(None, "", "", model, Usage(prompt), batch=str(n), goes_on=not is_last, nano=usd, is_share=True)
+
+
+# ---- RunGuard's own records in a store: the journal of each run, from which every rule can be judged again. Of a run
+#      without one (its journal was purged) there is what each model call took: enough for money, tokens, calls,
+#      growth and time.
+
+_ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run', 'steps') ORDER BY ref, seq"
+_SCHEMA: Final = "runguard"
+_AT_ONCE: Final = 1_000
+Row = tuple[str, str, float, str]
+
+
+def sqlite_records(path: Path, faults: Faults) -> Iterator[RecordedRun]:
+    with closing(connect(path)) as db:
+        yield from _runs(db.execute(_ROWS.format("records")), path.name, faults)
+
+
+def has_records(url: str) -> bool:
+    """Whether a Postgres database is one of our stores.
+
+    Asked before anything is read: connecting as a store would make one.
+    """
+    plain, schema = without_schema(url)
+    with connect_postgres(plain) as db:
+        found = db.execute(
+            "SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = 'records'", (schema,)
+        ).fetchone()
+        return found is not None
+
+
+def postgres_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
+    plain, schema = without_schema(url)
+    if not schema.replace("_", "").isalnum():
+        raise UnreadableError("a schema's name has letters, digits and underscores")
+    with connect_postgres(plain) as db, db.cursor(name="runguard_records") as cursor:
+        cursor.itersize = _AT_ONCE
+        cursor.execute(_ROWS.format(f'"{schema}".records'))
+        yield from _runs(cursor, "records", faults)
+
+
+def is_redis_store(url: str) -> bool:
+    """Whether a Redis or Valkey namespace is one of our stores. Connecting as a store would make one."""
+    with _redis(url) as (server, prefix):
+        return bool(server.exists(f"{prefix}schema"))
+
+
+def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
+    """The server keeps records by time. A temporary SQLite database sorts them by run, so that memory stays bounded."""
+    with closing(sqlite3.connect("")) as spool:
+        spool.execute("CREATE TABLE records (ref TEXT, kind TEXT, at REAL, text TEXT, seq INTEGER PRIMARY KEY)")
+        with _redis(url) as (server, prefix):
+            for kind in ("run", "call", KIND):
+                spool.executemany(
+                    "INSERT INTO records (ref, kind, at, text) VALUES (?, ?, ?, ?)",
+                    _redis_rows(server, f"{prefix}r:{kind}", kind),
+                )
+        yield from _runs(spool.execute(_ROWS.format("records")), "records", faults)
+
+
+def _redis_rows(server: Any, stream: str, kind: str) -> Iterator[Row]:
+    after = "-"
+    while page := server.xrange(stream, after, "+", _AT_ONCE):
+        for place, fields in page:
+            yield fields["ref"], kind, float(fields["at"]), fields["text"]
+            after = f"({place}"
+
+
+@contextmanager
+def _redis(url: str) -> Iterator[tuple[Any, str]]:
+    """A plain connection that writes nothing, and the prefix of our keys."""
+    try:
+        import redis
+
+        from runguard.ledger.redis import RedisStore
+    except ImportError:
+        raise UnreadableError(
+            "a Redis or Valkey store needs the redis package: pip install 'runguard-agents[redis]'"
+        ) from None
+    try:
+        store = RedisStore(url)
+        server: Any = redis.Redis.from_url(
+            store._url, decode_responses=True, protocol=2, socket_timeout=10, socket_connect_timeout=10
+        )
+    except (PolicyError, ValueError) as error:
+        raise UnreadableError(str(error)) from None
+    with closing(server):
+        try:
+            yield server, f"{{{store.namespace}}}:"
+        except (redis.RedisError, KeyError, ValueError) as error:  # the last two: what is in those keys is not ours
+            raise UnreadableError(f"{store.name}: cannot be read: {type(error).__name__}: {error}") from None
+
+
+def without_schema(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    schema = dict(parse_qsl(parts.query)).get("schema", _SCHEMA)
+    kept = "&".join(option for option in parts.query.split("&") if not option.startswith("schema="))
+    return urlunsplit(parts._replace(query=kept)), schema
+
+
+def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
+    for name, group in groupby(rows, lambda row: row[0]):
+        calls: dict[str, tuple[float, dict[str, Any]]] = {}
+        facts: dict[str, Any] = {}
+        journal: list[Entry] = []
+        pieces = 0
+        for place, (_, kind, at, text) in enumerate(group):
+            try:
+                if kind == KIND:
+                    check_size(text)
+                    piece = read_entries(text)
+                    number = piece[0].get("p") if piece else None
+                    if number not in (1, pieces + 1):
+                        faults.add(
+                            f"{where} ({name})", "a piece of the journal is missing: what follows is judged without it"
+                        )
+                    pieces = number if isinstance(number, int) else pieces
+                    journal += piece
+                    continue
+                record, moment = load_json(text), float(at)
+                if not isinstance(record, dict):
+                    raise TypeError("no object")
+            except ODD as error:
+                faults.add(f"{where} ({name})", f"a record cannot be read: {error}")
+                continue
+            if kind == "run":
+                facts = record
+            else:  # a later record with the same id replaces the earlier
+                calls[word(record.get("id")) or str(place)] = (moment, record)
+        if journal and journal[0]["k"] == "start":
+            facts, steps = journal[0], _entries(journal, f"{where} ({name})", faults)
+        else:
+            steps = _steps_of(name, list(calls.values()))
+        yield RecordedRun(
+            word(name), steps, word(facts.get("app")), word(facts.get("user")), word(facts.get("session")), source=where
+        )
+
+
+def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]:
+    for entry in journal:
+        try:
+            check_entry(entry)
+        except ValueError as error:
+            faults.add(where, str(error))
+        else:
+            yield Wrote(entry.get("t"), entry)
+
+
+def _steps_of(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:
+    yield Turn(calls[0][0] if calls else None, name)
+    for at, record in calls:
+        if record.get("kind") == "tool":
+            usd = record.get("usd")
+            nano = 0 if fault_of_dollars(usd, 0) else to_nano(usd, least=0)
+            entry = {"k": "tool_paid", "id": "", "tool": word(record.get("tool")), "nano": nano}
+            yield Wrote(at, {**entry, "estimated": bool(record.get("estimated"))})
+            continue
+        usage = Usage(
+            input=_count_in(record.get("input")),
+            output=_count_in(record.get("output")),
+            cached=_count_in(record.get("cached")),
+            searches=_count_in(record.get("searches")),
+        )
+        agent, model = word(record.get("agent")), word(record.get("model"))
+        yield Asked(at, agent, "", model, usage, bool(record.get("estimated")), goes_on=True)
+
+
+def _count_in(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.view.store_view import StoreView
+    from runguard.view.store import StoreView
 
 _HOMES = {
-    "StoreView": "runguard.view.store_view",
+    "StoreView": "runguard.view.store",
 }
 
 __all__ = ["StoreView"]

@@ -3,18 +3,24 @@
 Its methods block; any thread may call them, one at a time is served.
 """
 
+import json
+import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from runguard.core.errors import PolicyError
-from runguard.core.money import UNITS, UNLIMITED, begin_of, edge
+from runguard.core.errors import PolicyError, nearest
+from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, to_usd
 from runguard.engine.forecast import budget_forecast
 from runguard.ledger.ledger import (
+    COUNTS,
     Balance,
     DaySums,
     Stop,
@@ -29,10 +35,18 @@ from runguard.ledger.ledger import (
 )
 from runguard.ledger.memory import store_of
 from runguard.ledger.redis import RedisSession
-from runguard.ledger.sqlite import SqliteStore
-from runguard.view.records import (
+from runguard.ledger.sqlite import SqliteSession, SqliteStore, mapped_errors
+from runguard.view.story import (
+    BreakerRow,
+    BudgetRow,
     Call,
+    Figures,
+    RunningRow,
+    Spend,
+    Story,
     Unreadable,
+    build_story,
+    cost_of,
     count,
     dollars,
     entries,
@@ -45,10 +59,6 @@ from runguard.view.records import (
     whole,
     word,
 )
-from runguard.view.rows import BreakerRow, BudgetRow, RunningRow, Spend, Story
-from runguard.view.spend_over_time import BY, CallLog, spend_of
-from runguard.view.sqlite_look import SqliteLook
-from runguard.view.story import build_story, cost_of
 
 _T = TypeVar("_T")
 _ALIVE_S: Final = 10.0  # workers send a heartbeat every second
@@ -374,3 +384,249 @@ def _breaker(tool: str, state: dict[str, Any]) -> BreakerRow:
         len(runs) if isinstance(runs, list) else 0,
         number(state.get("opened_at")) or None,
     )
+
+
+# ---- A read-only SQLite store: it creates, queues and charges nothing, and read permission is enough.
+
+_BESIDE: Final = (
+    "while no run has the file open, SQLite must create another file next to it to read it: get write permission for "
+    "its folder, or read a copy"
+)
+
+
+def _text(raw: bytes) -> str:
+    """Decode a text; "" if it is damaged, because SQLite's own message would repeat all of it."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+class SqliteLook(SqliteSession):
+    """One read-only connection.
+
+    Expired reservations are shown as reserved; the next guarded call charges them.
+    """
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        self._path, self._timeout, self._place, self._queue = path, timeout, str(path), None
+        with mapped_errors(path):
+            self._inode = path.stat().st_ino
+            self._db = sqlite3.connect(
+                f"file:{quote(str(path))}?mode=ro",
+                timeout=timeout,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=True,
+            )
+            self._db.text_factory = _text
+            try:
+                if not self._is_ours():
+                    raise StoreError(f"{path}: the store is empty; the first guarded run fills it")
+            except sqlite3.OperationalError as error:
+                self.close()
+                if getattr(error, "sqlite_errorname", "").startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+                    raise StoreError(f"{path}: {error}; {_BESIDE}") from error
+                raise
+            except BaseException:
+                self.close()
+                raise
+
+    def is_of(self, path: Path) -> bool:
+        """Return whether the file is still the one that was opened."""
+        return path.stat().st_ino == self._inode
+
+    @contextmanager
+    def _write(self, *, count: bool = True) -> Iterator[float]:
+        yield self.now()
+
+    def _meet(self) -> None:
+        """Skip the check of the store's id: any store may be read."""
+
+    def _expire(self, now: float, *, everything: bool = False) -> None:
+        pass
+
+
+# ---- The model calls of a store over time. Each refresh reads only new records.
+
+CALLS_KEPT: Final = 20_000
+BY: Final = ("app", "agent", "model", "user", "tool")
+TOOLS: Final = "(tools)"  # calls of tools that have a price, beside the models
+OTHERS: Final = "others"
+_FIRST_LOOK: Final = 256
+_RUNS_ASKED: Final = 2_000
+_RECENT_S: Final = 60.0
+_STEPS: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
+_BUCKETS: Final = 60
+_NAMES: Final = 7  # names with their own colour
+
+
+class CallLog:
+    """The last calls that a store recorded, oldest first."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.is_truncated = False  # the store has older calls
+        self._last: list[tuple[float, str, str]] = []
+        self._owners: dict[str, tuple[str, str]] = {}  # run -> app and user, if its calls do not name them
+        self._nameless = 0
+
+    def refresh(self, session: StoreSession, unreadable: Unreadable) -> None:
+        """Read new records: request a longer and longer tail until it contains the last known record."""
+        size = _FIRST_LOOK
+        while True:
+            rows = session.tail("call", size)
+            known = _end_of(rows, self._last)
+            if known is not None or len(rows) < size or size >= CALLS_KEPT:
+                break
+            size = min(size * 8, CALLS_KEPT)
+        if known is None:  # the first refresh, or too many new records: start over
+            self.calls, known, unreadable.counts["call"] = [], 0, 0
+            self.is_truncated = len(rows) >= CALLS_KEPT
+        new_calls = [read_call(*row) for row in rows[known:]]
+        unreadable.counts["call"] = unreadable.counts.get("call", 0) + new_calls.count(None)
+        self.calls += [call for call in new_calls if call is not None]
+        if len(self.calls) > CALLS_KEPT:
+            self.calls, self.is_truncated = self.calls[-CALLS_KEPT:], True
+        self._last = rows[-8:] or self._last
+        self._name_owners(session)
+
+    def _name_owners(self, session: StoreSession) -> None:
+        """Find the owners of older records, which do not name them, in the run's own record or its heartbeat."""
+        nameless = {call.run for call in self.calls if call.app is None} - self._owners.keys()
+        if not nameless or len(nameless) == self._nameless:
+            return
+        alive = ((run, text) for run, _, _, text in session.running(_RECENT_S))
+        for run, text in (*alive, *((run, text) for _, run, text in session.tail("run", _RUNS_ASKED))):
+            if run in nameless and (facts := table(text)) is not None:
+                self._owners[run] = word(facts.get("app")), word(facts.get("user"))
+        self._nameless = len(nameless - self._owners.keys())
+
+    def property_of(self, by: str) -> Callable[[Call], str]:
+        if by == "agent":
+            return lambda call: call.agent
+        if by == "model":
+            return lambda call: TOOLS if call.is_tool else call.model
+        if by == "tool":
+            return lambda call: call.tool
+        which = BY.index(by) and 1  # app, or user
+
+        def owner(call: Call) -> str:
+            name = call.user if which else call.app
+            return name if name is not None else self._owners.get(call.run, ("", ""))[which]
+
+        return owner
+
+
+def _end_of(rows: Sequence[tuple[float, str, str]], last: Sequence[tuple[float, str, str]]) -> int | None:
+    """Return the position after the last known records, or None if they are not in ``rows``."""
+    if not last:
+        return None
+    for end in range(len(rows), len(last) - 1, -1):
+        if rows[end - 1] == last[-1] and list(rows[end - len(last) : end]) == list(last):
+            return end
+    return None
+
+
+def spend_of(log: CallLog, since: float, until: float, by: str) -> Spend:
+    """Sum up the calls of a period in buckets that begin at multiples of the step."""
+    until = max(until, since + 1.0)
+    step = next((step for step in _STEPS if (until - since) / step <= _BUCKETS), (until - since) / _BUCKETS)
+    first = since // step * step
+    begins = tuple(first + step * number for number in range(int((until - first) // step) + 1))
+    calls = [call for call in latest(log.calls) if since <= call.at <= until]
+    property_of = log.property_of(by)
+    named: defaultdict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        named[property_of(call)].append(call)
+    totals = sorted(
+        (_figures(name, found) for name, found in named.items()),
+        key=lambda figures: (-figures.usd, -figures.tokens, figures.name),
+    )
+    names = [figures.name for figures in totals]
+    lines = [named[name] for name in names]
+    if len(names) > _NAMES + 1:
+        names = [*names[:_NAMES], OTHERS]
+        lines = [*lines[:_NAMES], [call for line in lines[_NAMES:] for call in line]]
+    nanos, tokens = ([[0] * len(begins) for _ in names] for _ in range(2))
+    for position, line in enumerate(lines):
+        for call in line:
+            bucket = min(int((call.at - first) // step), len(begins) - 1)
+            nanos[position][bucket] += call.nano or 0
+            tokens[position][bucket] += call.tokens_in + call.tokens_out
+    reaches_back = not log.is_truncated or (bool(log.calls) and log.calls[0].at <= since)
+    return Spend(
+        by,
+        since,
+        until,
+        step,
+        begins,
+        tuple(names),
+        tuple(tuple(nano / 1e9 for nano in row) for row in nanos),
+        tuple(map(tuple, tokens)),
+        tuple(totals),
+        _figures("", calls),
+        None if reaches_back else len(log.calls),
+    )
+
+
+def _figures(name: str, calls: Sequence[Call]) -> Figures:
+    return Figures(
+        name,
+        to_usd(sum(call.nano or 0 for call in calls)),
+        sum(call.tokens_in + call.tokens_out for call in calls),
+        sum(not call.is_tool for call in calls),
+        sum(call.nano is None for call in calls),
+        sum(call.estimated for call in calls),
+        sum(call.is_tool for call in calls),
+    )
+
+
+# ---- What the calls of a store cost, grouped for a bill: by day, app, user, agent, model, tool or label.
+
+NAMES: Final = ("app", "user", "agent", "model", "tool")
+GROUPS: Final = ("day", *NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class BillRow:
+    """The calls of one group. ``names`` are in the order that was asked for."""
+
+    names: tuple[str, ...]
+    calls: int  # of models
+    tool_calls: int  # of tools that have a price
+    input_tokens: int
+    output_tokens: int
+    usd: Decimal  # exact; without the calls that have no price
+    unpriced: int  # calls without a price
+    estimated: int  # calls whose usage or price is an estimate
+
+
+def check_groups(by: Sequence[str]) -> tuple[str, ...]:
+    """Return the groups, each once; raise ``PolicyError`` for an unknown one."""
+    for name in by:
+        if name not in GROUPS and not (name.startswith("label:") and name != "label:"):
+            raise PolicyError(f"cannot group by {name!r}; {nearest(name, (*GROUPS, 'label:NAME'))}")
+    return tuple(dict.fromkeys(by))
+
+
+def bill_of(days: Mapping[str, DaySums], by: Sequence[str]) -> tuple[list[BillRow], BillRow]:
+    """Return the rows of a bill, the most expensive first, and their total."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    total = [0] * len(COUNTS)
+    for day, sums in days.items():
+        for key, counts in sums.rows.items():
+            facts = {"day": day, **dict(zip(NAMES, key, strict=False))}
+            labels: dict[str, Any] = json.loads(key[-1]) if key[-1] else {}
+            names = tuple(facts[name] if name in facts else str(labels.get(name[6:], "")) for name in by)
+            row = groups.setdefault(names, [0] * len(COUNTS))
+            for position, amount in enumerate(counts):
+                row[position] += amount
+                total[position] += amount
+    rows = [_row(names, counts) for names, counts in groups.items() if any(counts)]
+    return sorted(rows, key=lambda row: (-row.usd, row.names)), _row(("",) * len(by), total)
+
+
+def _row(names: tuple[str, ...], counts: Sequence[int]) -> BillRow:
+    calls, tokens_in, tokens_out, nano, unpriced, estimated, tool_calls = counts
+    return BillRow(names, calls, tool_calls, tokens_in, tokens_out, to_usd(nano), unpriced, estimated)

@@ -1,14 +1,431 @@
-"""The story of a stop: the events of the run, what repeated, its cost and its projected cost. Pure."""
+"""The rows that a view of a store returns, and the story of a stop."""
 
+import json
+import math
+import shlex
 from collections import Counter
 from collections.abc import Sequence
-from decimal import Decimal
+from dataclasses import dataclass, fields, is_dataclass, replace
+from decimal import Decimal, InvalidOperation
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from runguard.core.money import nanos, to_usd
-from runguard.view.records import Call, count, dollars, number, whole, word
-from runguard.view.rows import Projection, Repeat, Story, StoryRow
-from runguard.view.why import WITHOUT_A_COUNT, command_of, counted, why_of
+from runguard.core.decision import printable
+from runguard.core.money import UNITS, amount_text, nanos, to_usd
+from runguard.engine.forecast import BudgetForecast
+
+# ---- The reason of a stop as text, and the command that lets the run continue. Pure.
+
+# Rules that count repetitions; every other rule has its own reason.
+OF_REPETITION: Final = frozenset(
+    {
+        "repetition",
+        "no_news",
+        "same_call",
+        "cycle",
+        "stall",
+        "tool_failures",
+        "handoff",
+        "talk",
+        "reentry",
+        "polling",
+        "empty",
+    }
+)
+# rules without a count
+WITHOUT_A_COUNT: Final = frozenset({"kill_switch", "guard_error", "policy_error", "unpriced"})
+
+
+def why_of(trip: dict[str, Any]) -> tuple[str, ...]:
+    """Return the reason of a stop; empty if the reason is a repetition."""
+    rule = word(trip.get("rule"))
+    if rule in OF_REPETITION:
+        return ()
+    if rule == "kill_switch":
+        scope = word(trip.get("scope_id"))
+        detail = _detail(trip)
+        return (f"{'everything' if scope == 'all' else scope} was {detail}" if detail else word(trip.get("message")),)
+    if rule == "budget" and (reason := _of_budget(trip)):
+        return reason
+    if rule in WITHOUT_A_COUNT or rule == "budget":
+        return (_detail(trip) or word(trip.get("message")),)
+    observed, limit = counted(trip.get("unit"), trip.get("observed")), counted(trip.get("unit"), trip.get("limit"))
+    return (
+        (f"The rule “{rule}” counted {observed}; its limit is {limit}.",)
+        if observed and limit
+        else (word(trip.get("message")),)
+    )
+
+
+def _of_budget(trip: dict[str, Any]) -> tuple[str, ...]:
+    listed = trip.get("evidence")
+    evidence = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
+    spent, reserved, wanted, limit = (
+        counted(evidence.get("unit"), evidence.get(name)) for name in ("spent", "reserved", "wanted", "limit")
+    )
+    if not (spent and reserved and wanted and limit):
+        return ()
+    return (
+        f"{word(trip.get('scope_id'))} had spent {spent} and reserved {reserved} of its {limit}.",
+        f"This call could have cost {wanted}, more than was left.",
+    )
+
+
+def counted(unit: Any, value: Any) -> str:
+    """Format ``$0.028``, ``1,200 tokens``, ``3 equal failures``; "" if the value is not a number."""
+    amount = dollars(value)
+    if amount is None:
+        return ""
+    if unit in UNITS:
+        number = nanos(amount) if unit == "usd" else whole(int(amount))
+        return amount_text(UNITS.index(unit), number) if number is not None else ""
+    return f"{_plain(amount)} {word(unit)}".rstrip()
+
+
+def _plain(amount: Decimal) -> str:
+    return f"{amount:,f}".rstrip("0").rstrip(".") if "." in f"{amount:f}" else f"{amount:,f}"
+
+
+def _detail(trip: dict[str, Any]) -> str:
+    """Return the part of the message between the scope and the agents: the text of the deciding rule or operator."""
+    message, scope, made = word(trip.get("message")), word(trip.get("scope_id")), whole(trip.get("model_calls"))
+    begin, end = message.find(f": {scope}, "), message.rfind(f"; {made} model call")
+    if not scope or begin < 0 or end < 0:
+        return ""
+    path = trip.get("agent_path")
+    where = f" in {'→'.join(map(str, path))}" if isinstance(path, list) and path else ""
+    return message[begin + len(scope) + 4 : end].removesuffix(where)
+
+
+def command_of(trip: dict[str, Any], store: str | None) -> str:
+    """Return the shell command that lifts the stop or doubles the limit; "" if there is none."""
+    scope, unit, limit = word(trip.get("scope_id")), word(trip.get("unit")), dollars(trip.get("limit"))
+    if trip.get("rule") == "kill_switch" and scope:
+        return hint("resume", scope, store)
+    if trip.get("rule") == "budget" and scope and trip.get("scope") != "run" and unit in UNITS and limit:
+        return hint("extend", scope, store, f" --{unit} {limit:f}")
+    return ""
+
+
+# ---- The results of reading a store, as plain values. ``plain`` converts them to JSON data, money as decimal
+#      strings.
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """One unit of one budget on one scope in its current period. The cap is ``limit`` plus ``granted``."""
+
+    scope: str
+    window: str | None
+    unit: str
+    limit: Decimal | int
+    granted: Decimal | int
+    spent: Decimal | int
+    reserved: Decimal | int
+    overrun: Decimal | int
+    share: float  # spent plus reserved, divided by the cap
+    closed: bool
+    ends: float | None
+    forecast: BudgetForecast | None = None  # None: no window, or too few calls
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """A limit that a run will reach: how many calls still fit, and what they will cost. An estimate."""
+
+    calls_left: int
+    usd: Decimal | None
+    limit: Decimal | int | None
+    unit: str
+    agent: str  # "": the whole run
+
+
+@dataclass(frozen=True, slots=True)
+class RunForecast:
+    calls: int  # that it is based on
+    cap: Ahead | None
+    window: Ahead | None  # of the model
+    tier: Ahead | None  # a higher price of the model
+
+
+@dataclass(frozen=True, slots=True)
+class RunningRow:
+    """A recently active run. Facts that its worker did not report are None."""
+
+    run: str
+    worker: str
+    silent_s: float  # since its last heartbeat
+    seconds: float | None
+    app: str
+    user: str
+    session: str
+    model_calls: int | None
+    tool_calls: int | None
+    tokens: int | None
+    in_flight: int | None
+    spent_usd: Decimal | None
+    reserved_usd: Decimal | None
+    unpriced_calls: int
+    estimated_calls: int
+    nudges: int
+    stopped: str | None  # the rule
+    forecast: RunForecast | None = None  # None: too few calls
+    notes: tuple[str, ...] = ()  # agents on a cheaper model, and a prompt cache that is no longer used
+    waiting: int = 0  # calls that wait for room in a budget, or for their provider
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRow:
+    tool: str
+    state: str  # as stored; an open breaker allows one probe after its time is up
+    failures: int
+    runs: int  # runs with failures
+    opened_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Usage of calls. Calls without a price are counted, but ``usd`` does not contain them."""
+
+    name: str
+    usd: Decimal
+    tokens: int
+    calls: int  # of models
+    unpriced: int
+    estimated: int
+    tool_calls: int = 0  # of tools that have a price
+
+
+@dataclass(frozen=True, slots=True)
+class Spend:
+    """Spending over time, grouped by one property of the calls."""
+
+    by: str
+    since: float
+    until: float
+    step: float  # seconds of one bucket
+    begins: tuple[float, ...]  # of each bucket
+    names: tuple[str, ...]  # the most expensive ones; the last may be "others"
+    usd: tuple[tuple[float, ...], ...]  # for each name, for each bucket
+    tokens: tuple[tuple[int, ...], ...]
+    totals: tuple[Figures, ...]
+    total: Figures
+    capped_at: int | None  # number of records read, if they do not reach back to ``since``
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The projected cost of the run up to ADK's own cap on model calls."""
+
+    cap: int
+    made: int
+    mean_usd: Decimal  # of the last few calls
+    more_usd: Decimal
+    total_usd: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    what: str  # "call" (identical), "hand-off", or the unit in which a rule counts
+    name: str
+    times: int
+    same_answer: int  # how often the most frequent answer came; 0: unknown
+
+
+@dataclass(slots=True)
+class StoryRow:
+    """One event of a run."""
+
+    after_s: float
+    agent: str
+    lane: str
+    kind: str  # begin, hand, model, tool, decision
+    what: str
+    name: str = ""  # of the model, the tool, or the agent it was handed to
+    nth_call: int = 0  # how often this identical call was made so far
+    nth_answer: int = 0  # how often this identical answer came for it so far
+    outcome: str = ""
+    tokens_in: int | None = None
+    tokens_out: int | None = None
+    usd: Decimal | None = None
+    estimated: bool = False
+    decision: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The course of a run up to its stop."""
+
+    trip: dict[str, Any]
+    rows: tuple[StoryRow, ...]
+    left_out: int  # rows before the first one in ``rows``
+    source: str  # "steps", "calls" (an older store: only model calls) or "trip" (nothing else is stored)
+    repeats: tuple[Repeat, ...]
+    why: tuple[str, ...]  # as text; empty if the reason is a repetition
+    command: str  # shell command to continue; empty if there is none
+    usd: Decimal | None  # up to the stop; None: unknown
+    later_usd: Decimal  # in flight at the stop, in other branches, or after a stop in shadow mode
+    unpriced: int
+    estimated: int
+    projection: Projection | None
+
+
+def plain(value: Any) -> Any:
+    """Convert a value to JSON data."""
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    return value
+
+
+# ---- Read records of a store; count records that cannot be read.
+
+_NOTES_SHOWN: Final = 5  # agents
+
+
+class Unreadable:
+    """The number of unreadable records of each kind in the last read."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+
+def table(text: str) -> dict[str, Any] | None:
+    """Parse a JSON object; None if the text is not one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def entries(text: str) -> list[dict[str, Any]] | None:
+    """Parse a JSON list and return its objects; None if the text is not a list."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else None
+
+
+def word(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def count(value: Any) -> int:
+    return whole(value) or 0
+
+
+def whole(value: Any) -> int | None:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1e15 else None
+
+
+def number(value: Any) -> float | None:
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
+
+
+def dollars(value: Any) -> Decimal | None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    try:
+        amount = Decimal(str(value))
+    except InvalidOperation:
+        return None
+    return amount if amount.is_finite() and abs(amount) < 10**12 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model call, or one tool call with a price, with its usage and cost."""
+
+    at: float  # when it was recorded, by the store's clock
+    run: str
+    id: str
+    app: str | None  # None: not in the record
+    user: str | None
+    agent: str
+    model: str
+    tool: str
+    tokens_in: int
+    tokens_out: int
+    nano: int | None  # None: no price
+    estimated: bool
+    is_tool: bool = False  # the price of a tool call
+
+
+def read_call(at: float, run: str, text: str) -> Call | None:
+    found = table(text)
+    if found is None:
+        return None
+    usd = dollars(found.get("usd"))
+    return Call(
+        at,
+        run,
+        word(found.get("id")),
+        found["app"] if isinstance(found.get("app"), str) else None,
+        found["user"] if isinstance(found.get("user"), str) else None,
+        word(found.get("agent")),
+        word(found.get("model")),
+        word(found.get("tool")),
+        count(found.get("input")),
+        count(found.get("output")),
+        nanos(usd) if usd is not None else None,
+        bool(found.get("estimated")),
+        found.get("kind") == "tool",
+    )
+
+
+def latest(calls: list[Call]) -> list[Call]:
+    """Return each call once: a later record with the same id replaces the earlier one."""
+    calls_by_id: dict[tuple[str, str] | int, Call] = {}
+    for position, call in enumerate(calls):
+        key: tuple[str, str] | int = (call.run, call.id) if call.id else position
+        before = calls_by_id.get(key)
+        calls_by_id[key] = call if before is None else replace(call, at=before.at)
+    return list(calls_by_id.values())
+
+
+def read_forecast(value: Any) -> RunForecast | None:
+    """The forecast of a run, as its worker reported it; None if there is none."""
+    if not isinstance(value, dict):
+        return None
+    return RunForecast(count(value.get("calls")), *(_ahead(value.get(name)) for name in ("cap", "window", "tier")))
+
+
+def _ahead(value: Any) -> Ahead | None:
+    if not isinstance(value, dict) or (left := whole(value.get("calls_left"))) is None:
+        return None
+    unit = word(value.get("unit"))
+    limit = dollars(value.get("limit")) if unit == "usd" else whole(value.get("limit"))
+    return Ahead(left, dollars(value.get("usd")), limit, unit, word(value.get("agent")))
+
+
+def notes_of(facts: dict[str, Any]) -> tuple[str, ...]:
+    """What a running run reports beside its figures: agents on a cheaper model, and a prompt cache that is lost."""
+    switched = facts.get("switched")
+    notes = [
+        f"{agent} on {word(one.get('to'))} instead of {word(one.get('from'))}: {word(one.get('because'))}"
+        for agent, one in list(switched.items() if isinstance(switched, dict) else ())[:_NOTES_SHOWN]
+        if isinstance(one, dict)
+    ]
+    lost = word(facts.get("prompt_cache"))
+    return (*notes, *([f"prompt cache: {lost}"] if lost else ()))
+
+
+# ---- The story of a stop: the events of the run, what repeated, its cost and its projected cost. Pure.
 
 ADK_MODEL_CALLS: Final = 500  # the default of RunConfig.max_llm_calls
 NOT_MADE: Final = "not made"
@@ -264,3 +681,30 @@ class _Timeline:
             if times > 2
         ]
         return sorted(found, key=lambda repeat: -repeat.times)[:_REPEATS_KEPT]
+
+
+# ---- Commands for users to copy. Names in them are quoted, so that a shell reads each as one word.
+
+
+def hint(name: str, scope: str, store: str | None, more: str = "") -> str:
+    """Return ``runguard resume SCOPE`` with the named store; a URL with a password becomes the word URL."""
+    at = "" if store is None else f" --store {'URL' if _holds_password(store) else _quoted(store)}"
+    return f"runguard {name} {_quoted(scope)}{at}{more}"
+
+
+def _quoted(word: str) -> str:
+    if printable(word) == word:
+        return shlex.quote(word)
+    # escape control characters in the form that bash and zsh read back
+    return "$'" + "".join(_escaped(sign) for sign in word) + "'"
+
+
+def _escaped(sign: str) -> str:
+    if sign in "\\'":
+        return f"\\{sign}"
+    return sign if printable(sign) == sign else f"\\u{ord(sign):04x}"
+
+
+def _holds_password(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.password is not None or "pass" in parts.query.lower()

@@ -1,1 +1,0 @@
-"""One module per command of ``runguard``; each exposes ``command`` and is loaded when it is called."""

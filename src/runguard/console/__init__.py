@@ -1,1 +1,0 @@
-"""Output of commands: tables, screens and hints."""
