@@ -14,12 +14,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # What runs on the oldest google-adk. The ignored files test ledgers, recordings, rules on made-up runs, tables and clients of other providers,
 # which do not depend on ADK.
-TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/install tests/demo tests/test_docs.py \
+TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/cli/demo tests/test_docs.py \
   $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py faults/test_recordings.py \
-  faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py demo/test_seed_table.py demo/test_cli.py \
+  faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py cli/demo/test_seed_table.py cli/demo/test_cli.py \
   wire/test_entered_streams.py wire/test_entered_streams_twice_guarded.py)
-COVERING := tests/core tests/conductor tests/accounting tests/ledger tests/functions tests/outlets tests/adk tests/policy tests/alerts \
-  tests/termination tests/wire tests/faults tests/install tests/test_background.py
+COVERING := tests/core tests/engine tests/ledger tests/calls tests/reporting tests/adk tests/policy tests/termination tests/wire \
+  tests/faults tests/test_background.py
 
 .PHONY: demo test test-beside ready test-frameworks coverage faults lint types types-newest types-frameworks compiled compiled-oldest bench docs browser clean
 
@@ -89,7 +89,7 @@ docs: $(NEW)/.ready
 
 # The dashboard is tested in a real Chromium: one that is there, or the system's package, or the one that Playwright brings.
 browser: $(NEW)/.ready
-	@$(NEW)/bin/python -m tests.dashboard.find_browser
+	@$(NEW)/bin/python -m tests.cli.dashboard.find_browser
 
 bench: $(NEW)/.ready
 	@$(NEW)/bin/python benchmarks/hooks.py
@@ -156,7 +156,7 @@ test-pythons: $(NEW)/.ready
 	  echo "== Python $$python: $$found"; \
 	  $(NEW)/bin/uv venv --quiet --allow-existing --python $$found .venv-python-$$python && \
 	  $(NEW)/bin/uv pip install --quiet --python .venv-python-$$python/bin/python --editable . --group dev && \
-	  .venv-python-$$python/bin/python -m pytest $(PARALLEL) --ignore tests/dashboard --ignore tests/docs_site $(TESTS) || exit 1; \
+	  .venv-python-$$python/bin/python -m pytest $(PARALLEL) --ignore tests/cli/dashboard --ignore tests/docs_site $(TESTS) || exit 1; \
 	done
 
 # Alert rules and dashboard on a real Prometheus; installs it from the system's packages when it is missing.

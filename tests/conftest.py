@@ -24,9 +24,9 @@ settings.load_profile("untimed")
 
 # Tests with the same expensive setup run in one process. The key is how the test's id begins.
 TOGETHER = {
-    "tests/dashboard/test_browser.py": "browser",
-    "tests/dashboard/test_command.py::test_every_answer": "dashboard",
-    "tests/demo/test_seed_table.py": "seed table",
+    "tests/cli/dashboard/test_browser.py": "browser",
+    "tests/cli/dashboard/test_command.py::test_every_answer": "dashboard",
+    "tests/cli/demo/test_seed_table.py": "seed table",
     "tests/docs_site/test_site.py": "site",
     "tests/docs_site/test_catalogue.py": "catalogue",
     "tests/ledger/identity/test_identity_rollback.py": "identity",
@@ -35,7 +35,6 @@ TOGETHER = {
     "tests/replay/test_redis_source.py": "redis",
     "tests/test_architecture.py": "sources",
     "tests/test_docs.py::test_snippet_runs": "docs",
-    "tests/test_language.py": "sources",
     "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
     "tests/wire/test_entered_streams": "litellm",
     "tests/wire/test_model_classes.py::test_litellm": "litellm",
@@ -49,7 +48,7 @@ RETRIES = {
     "tests/ledger/": "real stores, servers and processes answer here",
     "tests/faults/": "real servers and processes are stopped here, and real time passes",
     "tests/wire/": "a real server answers here",
-    "tests/dashboard/test_browser.py": "a real browser and a real server answer here",
+    "tests/cli/dashboard/test_browser.py": "a real browser and a real server answer here",
     "tests/monitoring/": "a real server and real time",
 }
 

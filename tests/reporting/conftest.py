@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from runguard.reporting import telemetry
 from tests.kit.alert_servers import Server
+from tests.kit.telemetry import Sdk
 
 
 @pytest.fixture
@@ -63,3 +65,13 @@ def tls(serve: Callable[..., Server], certificate: str) -> tuple[Server, list[st
     context.load_cert_chain(certificate)
     context.sni_callback = lambda _sock, name, _context: names.append(name)
     return serve(tls=context), names
+
+
+@pytest.fixture
+def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
+    made = Sdk()
+    monkeypatch.setattr(telemetry, "_telemetry", made.wires)
+    yield made
+    made.meters.shutdown()
+    made.tracers.shutdown()
+    made.loggers.shutdown()

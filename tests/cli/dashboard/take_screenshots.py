@@ -1,4 +1,4 @@
-"""Pictures of the dashboard for the docs: ``python tests/dashboard/take_screenshots.py docs/images``.
+"""Pictures of the dashboard for the docs: ``python tests/cli/dashboard/take_screenshots.py docs/images``.
 
 Real runs on a SQLite store, of which most are then moved back in time, so that there is a day to look at.
 """
@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from playwright.sync_api import sync_playwright
 
