@@ -4,14 +4,12 @@ A command's module is imported when the command runs: ``runguard --help`` loads 
 """
 
 import errno
-import json
 import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
@@ -185,6 +183,8 @@ def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
 
 def print_json(data: Any) -> None:
     """Print one JSON document on stdout, with money as decimal strings."""
+    import json
+
     click.echo(json.dumps(data, indent=2, default=str))
 
 
@@ -206,6 +206,8 @@ class Since(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic
             return value
         if (found := _SPAN.fullmatch(value.strip().lower())) is not None:
             return time.time() - int(found[1]) * _SECONDS[found[2]]  # noqa: TID251 - a command uses the system's clock
+        from datetime import datetime
+
         try:
             return datetime.fromisoformat(value).timestamp()
         except ValueError:

@@ -1,27 +1,20 @@
 """Commands on a store: status, spend, trips, dashboard, stop, resume, extend and store."""
 
-import csv
-import errno
-import getpass
-import ipaddress
 import json
 import os
 import re
-import secrets
-import socket
 import sys
 import time
-import webbrowser
-from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from runguard.cli.main import Command, CommandError, CommandGroup, Since, fail, json_option, print_json, store_option
-from runguard.core.money import Per
 
 if TYPE_CHECKING:
+    import socket
+
     from runguard.policy import Policy
     from runguard.view.store import BillRow, StoreView
     from runguard.view.story import BudgetRow
@@ -127,6 +120,8 @@ def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, A
 
 def _rate_limits(policy: "Policy") -> set[tuple[str, str | None]]:
     """Return kind and window of the budgets that wait: they are meant to be used up."""
+    from runguard.core.money import Per
+
     ways: dict[tuple[str, str | None], set[str]] = {}
     for budget in policy.budgets:
         ways.setdefault((Per.parse(budget.per).kind, budget.window), set()).add(budget.on_exhausted)
@@ -211,12 +206,16 @@ def spend_command(by: str, since: date, until: date, as_csv: bool, store: str | 
 
 
 def _spend_figures(row: "BillRow") -> dict[str, Any]:
+    from dataclasses import asdict
+
     figures = asdict(row)
     del figures["names"]
     return {**figures, "usd": f"{row.usd:f}"}
 
 
 def _print_csv(groups: tuple[str, ...], rows: list["BillRow"]) -> None:
+    import csv
+
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([*groups, "calls", "tool_calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"])
     for row in rows:
@@ -399,6 +398,9 @@ def dashboard_command(
     address contains a token that works once. Needs a durable store: SQLite, Redis or Valkey, PostgreSQL. Exit code 2 if
     it cannot start.
     """
+    import secrets
+    import webbrowser
+
     from runguard.cli.screens import look_at
 
     try:
@@ -440,8 +442,12 @@ def _has_screen() -> bool:
     return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def _listening(ctx: click.Context, host: str, port: str) -> socket.socket:
+def _listening(ctx: click.Context, host: str, port: str) -> "socket.socket":
     """Return a socket that listens on loopback only."""
+    import errno
+    import ipaddress
+    import socket
+
     try:
         address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:
@@ -476,6 +482,8 @@ def _listening(ctx: click.Context, host: str, port: str) -> socket.socket:
 
 
 def _user() -> str:
+    import getpass
+
     try:
         return getpass.getuser()
     except (KeyError, OSError, ImportError):  # a container's user may have no name
