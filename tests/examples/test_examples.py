@@ -129,20 +129,25 @@ def test_two_processes_share_a_users_day(folder: Path, store: dict[str, str]) ->
         assert ask(f"{services[0].url}/ask", {**question, "user": "bob"})[0] == 200  # everybody has a day of their own
 
 
-# ---- plain functions ------------------------------------------------------------------------------------------------
+# ---- plain functions, and an adapter of your own --------------------------------------------------------------------
+
+
+def printed(folder: Path, start: str) -> list[str]:
+    """The lines that a command of the README prints."""
+    done = subprocess.run(
+        command(start), cwd=folder, env=environment(), capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
 
 
 def test_plain_functions(folder: Path) -> None:
-    done = subprocess.run(
-        command("python examples/plain"),
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = printed(folder, "python examples/plain")
     assert lines[0] == "step 1: $0.000096 so far"
     assert lines[3].startswith("stopped: search 3 times over.")
+
+
+def test_own_adapter(folder: Path) -> None:
+    lines = printed(folder, "python examples/own_adapter")
+    assert [line.split(" ")[0] for line in lines] == ["step", "step", "notice:", "step", "step", "stopped:"]
+    assert lines[-1].startswith("stopped: stopped by repetition of tool 'search': 4 identical calls")
