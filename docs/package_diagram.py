@@ -1,44 +1,58 @@
-"""Draws the packages from their imports, from the top to the bottom:
-``python docs/package_diagram.py`` writes them into architecture.md.
+"""Writes what the pages for maintainers say about the code: ``python docs/package_diagram.py``.
+
+It draws the layers of packages in architecture.md from their imports, and lists all files in files.md with the
+beginning of their docstrings. ``--check`` writes nothing and fails where a page is out of date.
 """  # noqa: INP001
 
 import ast
+import re
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "runguard"
-PAGE = ROOT / "docs" / "architecture.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+FILES = ROOT / "docs" / "files.md"
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
+SHORT = 50  # characters of a sentence that says too little alone
+BAR = r"\|"  # a bar in a cell of a table
+HEAD = """# Files
+
+Every file of `src/runguard` with the beginning of its docstring, from the top of [the layers](architecture.md#layers)
+to the bottom. `python docs/package_diagram.py` writes this page.
+"""
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def imports_of(path: Path) -> set[str]:
-    """The packages of this project that a file imports."""
+    """The packages and root modules of this project that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [a.name for a in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
-        found.update(name.split(".")[1] for name in names if name.startswith("runguard."))
-    return found
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.ImportFrom):
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+    return {name.split(".")[1] for name in found if name.startswith("runguard.")}
 
 
 def packages() -> dict[str, set[str]]:
-    """Each package with the packages that it imports."""
+    """Each package and each public module of the root, with those that it imports."""
     graph: dict[str, set[str]] = {}
-    for folder in sorted(path.parent for path in SOURCE.glob("*/__init__.py")):
-        used = set().union(*(imports_of(path) for path in folder.rglob("*.py")))
-        graph[folder.name] = used - {folder.name}
+    for entry in sorted(SOURCE.iterdir()):
+        files = [*entry.rglob("*.py"), *([entry] if entry.suffix == ".py" else [])]
+        if files and not entry.name.startswith("_"):
+            graph[entry.stem] = set().union(*map(imports_of, files)) - {entry.stem}
     return {name: used & set(graph) for name, used in graph.items()}
 
 
-def levels(graph: dict[str, set[str]]) -> list[list[str]]:
+def levels() -> list[list[str]]:
     """Packages by level: one that imports nothing is at the bottom, each other one stands above all that it imports."""
-    level: dict[str, int] = {}
+    graph, level = packages(), dict[str, int]()
     while len(level) < len(graph):
         ready = {name for name, used in graph.items() if name not in level and used <= set(level)}
         if not ready:
@@ -47,24 +61,44 @@ def levels(graph: dict[str, set[str]]) -> list[list[str]]:
     return [sorted(name for name in graph if level[name] == number) for number in range(max(level.values()) + 1)]
 
 
-def diagram() -> str:
-    graph = packages()
-    lines = [f"{BEGIN}", "```"]
-    for names in reversed(levels(graph)):
-        lines += [f"{name:<12} imports {', '.join(sorted(graph[name])) or 'nothing'}" for name in names]
-        lines.append("   ▼")
-    return "\n".join([*lines[:-1], "```", END])
+def architecture() -> str:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    lines = [" · ".join(names) for names in reversed(levels())]
+    drawn = "\n".join([BEGIN, "```", *lines, "```", END])
+    return text[: text.index(BEGIN)] + drawn + text[text.index(END) + len(END) :]
+
+
+def summary(path: Path) -> str:
+    """The first sentence of a file's docstring, and the second one where the first is short."""
+    paragraph = " ".join((ast.get_docstring(parsed(path)) or "").partition("\n\n")[0].split())
+    sentences = re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph.replace("``", "`"))
+    return " ".join(sentences[: 2 if len(sentences[0]) < SHORT else 1])
+
+
+def files() -> str:
+    """The page of all files. A package's ``__init__`` stands under its heading."""
+    lines = [HEAD]
+    order = [name for names in reversed(levels()) for name in names]
+    folders = [SOURCE, *(path.parent for name in order for path in sorted((SOURCE / name).rglob("__init__.py")))]
+    for folder in folders:
+        title = str(folder.relative_to(SOURCE.parent))
+        lines += [f"## {title}", "", summary(folder / "__init__.py"), ""]
+        members = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
+        lines += ["| file | what it is |", "|---|---|"] if members else []
+        lines += [f"| `{path.name}` | {summary(path).replace('|', BAR)} |" for path in members]
+        lines += [""] if members else []
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    before, after = text[: text.index(BEGIN)], text[text.index(END) + len(END) :]
-    new = before + diagram() + after
-    if "--check" in sys.argv:
-        raise SystemExit(
-            0 if new == text else "docs/architecture.md is out of date: run python docs/package_diagram.py"
-        )
-    PAGE.write_text(new, encoding="utf-8")
+    pages = {ARCHITECTURE: architecture(), FILES: files()}
+    if "--check" not in sys.argv:
+        for page, text in pages.items():
+            page.write_text(text, encoding="utf-8")
+        return
+    for page, text in pages.items():
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            raise SystemExit(f"{page.relative_to(ROOT)} is out of date: run python docs/package_diagram.py")
 
 
 if __name__ == "__main__":

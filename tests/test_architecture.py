@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import runguard
 
 SOURCE = Path(runguard.__file__).parent
+REPOSITORY = SOURCE.parents[1]
+DOCS = REPOSITORY / "docs"
 MODULES = {
     ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(SOURCE.rglob("*.py"))
@@ -139,6 +142,24 @@ def test_the_core_is_pure() -> None:
                 assert called.rpartition(".")[2] not in clocks, f"{module} calls {called}"
 
 
-def test_the_page_shows_the_packages_as_they_are() -> None:
-    script = SOURCE.parents[1] / "docs" / "package_diagram.py"
+def test_the_pages_show_the_code_as_it_is() -> None:
+    """The layers in architecture.md, and the list of files."""
+    script = DOCS / "package_diagram.py"
     assert subprocess.run([sys.executable, str(script), "--check"], check=False).returncode == 0
+
+
+def missing_files(page: Path) -> list[str]:
+    """Paths in backticks that are neither in the package nor in the repository."""
+    named = re.findall(r"`((?:\w+/)+(?:[\w-]+\.\w+)?)`", page.read_text(encoding="utf-8"))
+    assert len(named) > 15
+    return [name for name in named if not ((SOURCE / name).exists() or (REPOSITORY / name).exists())]
+
+
+def test_the_architecture_page_is_short_and_names_files_that_exist() -> None:
+    page = DOCS / "architecture.md"
+    assert missing_files(page) == []
+    assert len(page.read_text(encoding="utf-8").splitlines()) <= 120
+
+
+def test_the_guide_for_contributors_names_files_that_exist() -> None:
+    assert missing_files(REPOSITORY / "CONTRIBUTING.md") == []
