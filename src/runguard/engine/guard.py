@@ -1,5 +1,8 @@
-"""The guard: takes events, asks the rules, answers with decisions. First the interface that adapters use, with the
-order of its calls; then the guard, its controls and the kill switch.
+"""The guard: takes events, asks the rules, answers with decisions.
+
+``Conductor`` is what adapters may ask of it and says in which order: ``adk``, ``calls``, ``langchain``,
+``openai_agents``, ``pydantic_ai`` and ``replay`` do. ``Guard`` is the guard itself, and its parts live in the other
+files of this package. ``Controls`` is what an operator can see and do.
 """
 
 import asyncio
@@ -55,66 +58,61 @@ from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
 from runguard.reporting.telemetry import SAMPLE, Outbox, SpanCosts, Telemetry
 
-# ---- What a framework adapter asks of a guard. ADK, guarded functions and replay use this, and nothing else to
-#      decide.
-#
-# An adapter translates: it builds events (``runguard.core.events``) from what its framework is about to do, asks the
-# guard, and carries out the answer. It decides nothing itself. The order of the calls::
-#
-#     run = guard.start(RunInfo(...))                one root run: one user turn and everything nested in it
-#
-#         decision = guard.check(AgentEntered(...))  before an agent works, and before it starts parallel branches
-#         decision = guard.check(HandOff(...))       before one agent passes the work to another
-#
-#         decision = guard.check(ModelCall(...))     before a model call
-#         decision = await guard.reserve(call)       right before it is sent; then ``call.charge`` is set
-#             ...send the request...
-#         guard.settle(call.charge, usage)           or release, or abandon: exactly one of them, see below
-#         guard.free_slot(run.info.run)              the call is over: the next one in the queue may go
-#         decision = guard.after(ModelResult(...))   what the model answered
-#
-#         await guard.prepare_tool(...)              before a tool call, where ``check`` must know what other workers
-# did
-#         decision = guard.check(ToolCall(...))      before each tool call of a model response
-#         decision = await guard.reserve_tool(...)   then, for the price of the tool; at once where it has none
-#             ...run the tools...
-#         guard.settle_tool(...)                     for each tool that was executed; release_tool for one that was not
-#         guard.report_failure(...)                  for each tool that raised or timed out
-#         decision = guard.after(ToolResults(...))   all answers to one model response together
-#
-#         guard.open_lane(...), guard.close_lane(...)  around a parallel branch, and around an agent called as a tool
-#
-#     guard.end(run.info.run)                        always, also after an exception
-#
-# **A decision** says what to do: nothing (``ALLOW`` is falsy), or its ``action``. ``WARN``: go on, the guard has
-# reported
-# it. ``NUDGE``: go on, and give ``for_model`` to the model with the answer of the tool or with the next request.
-# ``BLOCK``: do not make this one call and answer it with ``for_model``. ``STOP``: end what ``trip`` names, its
-# ``branch``
-# or the whole run, so that the session stays usable: every open call gets an answer, and paid work of other branches is
-# kept. Carry a decision out only if ``enforced`` is true. In shadow mode it is not.
-#
-# **Who closes a charge.** The code that sends the request, in a ``finally``, so that nothing stays reserved:
-#
-# - ``settle``: the call reported its usage, completely or in part. Settle again when a later figure arrives.
-# - ``release``: the request was never sent. Call ``unspent`` too, because ``check`` has counted the call.
-# - ``abandon``: the request was sent, and no usage came back: an error, a cancellation, an abandoned stream.
-#   ``refused=True`` where the provider refused it or could not be reached, so that it cost nothing.
-#
-# **Lanes.** Events of one lane happen one after another. Without lanes the calls of parallel branches would look like
-# one
-# loop. The root lane is ``ROOT_LANE``; a lane that is not open counts as the root lane.
-#
-# **Faults.** An exception of the guard must not reach the run. Wrap each hook, pass the exception to ``fault``, and go
-# on
-# as if the guard had answered "allow", unless ``fault`` returns a trip.
+# ---- The interface for adapters
 
 Question = AgentEntered | HandOff | ModelCall | ToolCall
 Result = ModelResult | StateChanged | ToolResults
 
 
 class Conductor(Protocol):
-    """The interface of ``Guard`` for adapters. The docstring of this module says in which order to call it."""
+    """The interface of ``Guard`` for adapters. They use this, and nothing else to decide.
+
+    An adapter translates: it builds events (``runguard.core.events``) from what its framework is about to do, asks the
+    guard, and carries out the answer. It decides nothing itself. The order of the calls::
+
+        run = guard.start(RunInfo(...))                one root run: one user turn and everything nested in it
+
+            decision = guard.check(AgentEntered(...))  before an agent works, and before it starts parallel branches
+            decision = guard.check(HandOff(...))       before one agent passes the work to another
+
+            decision = guard.check(ModelCall(...))     before a model call
+            decision = await guard.reserve(call)       right before it is sent; then ``call.charge`` is set
+                ...send the request...
+            guard.settle(call.charge, usage)           or release, or abandon: exactly one of them, see below
+            guard.free_slot(run.info.run)              the call is over: the next one in the queue may go
+            decision = guard.after(ModelResult(...))   what the model answered
+
+            await guard.prepare_tool(...)              before a tool call that depends on what other workers did
+            decision = guard.check(ToolCall(...))      before each tool call of a model response
+            decision = await guard.reserve_tool(...)   then, for the price of the tool; at once where it has none
+                ...run the tools...
+            guard.settle_tool(...)                     for each tool that was executed, else release_tool
+            guard.report_failure(...)                  for each tool that raised or timed out
+            decision = guard.after(ToolResults(...))   all answers to one model response together
+
+            guard.open_lane(...), guard.close_lane(...)  around a parallel branch, and an agent called as a tool
+
+        guard.end(run.info.run)                        always, also after an exception
+
+    **A decision** says what to do: nothing (``ALLOW`` is falsy), or its ``action``. ``WARN``: go on, the guard has
+    reported it. ``NUDGE``: go on, and give ``for_model`` to the model with the answer of the tool or with the next
+    request. ``BLOCK``: do not make this one call and answer it with ``for_model``. ``STOP``: end what ``trip`` names,
+    its ``branch`` or the whole run, so that the session stays usable: every open call gets an answer, and paid work of
+    other branches is kept. Carry a decision out only if ``enforced`` is true. In shadow mode it is not.
+
+    **Who closes a charge.** The code that sends the request, in a ``finally``, so that nothing stays reserved:
+
+    - ``settle``: the call reported its usage, completely or in part. Settle again when a later figure arrives.
+    - ``release``: the request was never sent. Call ``unspent`` too, because ``check`` has counted the call.
+    - ``abandon``: the request was sent, and no usage came back: an error, a cancellation, an abandoned stream.
+      ``refused=True`` where the provider refused it or could not be reached, so that it cost nothing.
+
+    **Lanes.** Events of one lane happen one after another. Without lanes the calls of parallel branches would look
+    like one loop. The root lane is ``ROOT_LANE``; a lane that is not open counts as the root lane.
+
+    **Faults.** An exception of the guard must not reach the run. Wrap each hook, pass the exception to ``fault``, and
+    go on as if the guard had answered "allow", unless ``fault`` returns a trip.
+    """
 
     @property
     def policy(self) -> Policy:
@@ -249,14 +247,7 @@ class Conductor(Protocol):
         """Report an exception of the guard itself. Returns a trip where the policy stops the run for it."""
 
 
-# ---- The guard: takes events, asks the rules, answers with decisions. Its parts live in the other files of this
-#      package.
-#
-# ``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is
-# awaited
-# between them: it takes a slot among the calls in flight and reserves the worst case of the call on every budget;
-# ``settle`` books what the call took. ``end`` forgets everything of a run but its trips and its figures.
-# ``runguard.engine.guard`` says who calls what, and in which order.
+# ---- The guard
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
@@ -265,7 +256,12 @@ _BREAKER_FAILURES: Final = 5
 
 
 class Guard:
-    """One policy at work over any number of concurrent runs."""
+    """One policy at work over any number of concurrent runs.
+
+    ``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is
+    awaited between them: it takes a slot among the calls in flight and reserves the worst case of the call on every
+    budget. ``settle`` books what the call took. ``end`` forgets everything of a run but its trips and its figures.
+    """
 
     def __init__(
         self,
@@ -289,8 +285,8 @@ class Guard:
         ``lane_rules``: other prices and rules than those of the policy. ``outbox``: the queue of callbacks, where
         several guards share one. ``reports=False``: log, store and send no decision; only those who subscribe to
         ``sink`` receive it. ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
-        ``switches_models``: it asks ``downgrades`` which model to call; without it a
-        policy with ``Threshold(model=…)`` is rejected.
+        ``switches_models``: it asks ``downgrades`` which model to call; without it a policy with
+        ``Threshold(model=…)`` is rejected.
         """
         before = heir_of
         self.policy = policy
@@ -377,7 +373,7 @@ class Guard:
             clock, self.runs, accounts, self.breakers, deciding, self.alarms, stops_before
         )
 
-        # The interface of ``runguard.engine.guard``: each method is that of the part that does the work.
+        # The interface of ``Conductor``: each method is that of the part that does the work.
         self.open_lane, self.close_lane = lanes.open_lane, lanes.close_lane
         self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
         self.unspent, self.context_limit = reserving.unspent, accounts.expectations.context_limit
@@ -586,8 +582,29 @@ class Guard:
         return self.policy.stop_text or text_for_user(trip.rule)
 
     def snapshot(self) -> dict[str, Any]:
-        """What runs now, with counts and growth. Plain data."""
-        return snapshot_of(self)
+        """Return what runs now as plain data: runs with their counts and growth, budgets, breakers and counters.
+
+        Runs of guards whose policies this one has replaced are included.
+        """
+        now, ledger = self.clock(), self.accounts.ledger
+        guards = [*(before for elder in self.elders if (before := elder()) is not None), self]
+        return {
+            "mode": self.policy.mode,
+            "policy": self.policy.digest,
+            "runs": [run_facts(run, each.accounts, now) for each in guards for run in list(each.runs.values())],
+            "paused": self.pauses.waiting,
+            "budgets": self.accounts.budgets(as_known_here=True),
+            "forecasts": self.accounts.forecasts(),
+            "outages": dict(self.accounts.outages),
+            "store": ledger.health(),
+            "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in self.breakers.items()},
+            "provider_waits": self.provider_waits.seconds_left(),
+            "trips": len(self.trips),
+            "guard_errors": self.guard_errors + self.accounts.cap_functions.errors,
+            "callbacks_dropped": self.outbox.dropped,
+            "callbacks_failed": self.outbox.failed,
+            "alerts": self.alarms.counts if self.alarms is not None else {},
+        }
 
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until everything handed over has left: facts, callbacks, alerts, telemetry."""
@@ -598,35 +615,7 @@ class Guard:
         return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
 
 
-# ---- What a guard does now, as plain data.
-
-
-def snapshot_of(guard: "Guard") -> dict[str, Any]:
-    """The runs with their counts and growth, budgets, breakers and counters of one guard. Runs of guards whose policies
-    it has replaced are included.
-    """
-    now, ledger = guard.clock(), guard.accounts.ledger
-    guards = [*(before for elder in guard.elders if (before := elder()) is not None), guard]
-    return {
-        "mode": guard.policy.mode,
-        "policy": guard.policy.digest,
-        "runs": [run_facts(run, each.accounts, now) for each in guards for run in list(each.runs.values())],
-        "paused": guard.pauses.waiting,
-        "budgets": guard.accounts.budgets(as_known_here=True),
-        "forecasts": guard.accounts.forecasts(),
-        "outages": dict(guard.accounts.outages),
-        "store": ledger.health(),
-        "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in guard.breakers.items()},
-        "provider_waits": guard.provider_waits.seconds_left(),
-        "trips": len(guard.trips),
-        "guard_errors": guard.guard_errors + guard.accounts.cap_functions.errors,
-        "callbacks_dropped": guard.outbox.dropped,
-        "callbacks_failed": guard.outbox.failed,
-        "alerts": guard.alarms.counts if guard.alarms is not None else {},
-    }
-
-
-# ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function.
+# ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function
 
 
 class Controls:
@@ -691,7 +680,7 @@ class Controls:
         return self._in_charge.flush(seconds)
 
 
-# ---- The kill switch at work: an operator stops a scope, every worker of the store enforces it.
+# ---- The kill switch: an operator stops a scope, and every worker of the store enforces it
 
 
 class OperatorStops:
@@ -760,12 +749,9 @@ class OperatorStops:
                 end()
 
 
-# ---- Which lane of a run an ADK event belongs to, as far as events show it: by its branch, its isolation scope and
-#      the calls that are open.
-#
-# ``runguard.adk.runs`` names the same lanes from hooks, which see more.
+# ---- Lanes from recorded ADK events
 
-_KEPT: Final = 4_096
+_KEPT: Final = 4_096  # open calls, branches and tasks of one run
 
 
 @dataclass(slots=True)
@@ -782,7 +768,10 @@ class UnansweredCall:
 
 
 class EventLanes:
-    """The lanes of one run, found by the calls that are open in it."""
+    """The lanes of one run, as far as events show them: by branch, isolation scope and the calls that are open.
+
+    ``replay`` and ``termination`` read events. ``runguard.adk.runs`` names the same lanes from hooks, which see more.
+    """
 
     def __init__(self, guard: Conductor, run: Run) -> None:
         self._guard, self._run = guard, run
