@@ -1,4 +1,8 @@
-"""Permission and bill of one model call: slots and reservations, settlements, and waits that a provider asks for."""
+"""Model calls: permission before one is sent, the bill after it, and the waits in between.
+
+``engine/guard`` offers ``Reserving`` and ``Settling`` to adapters, and ``engine/tools`` settles prices of tools with
+the latter. Calls wait for room in a budget (``RunWaits``), or because their provider asks for it (``ProviderWaits``).
+"""
 
 import asyncio
 import json
@@ -29,245 +33,9 @@ from runguard.pricing.rates import Usage, normalise
 from runguard.providers.errors import retry_after
 from runguard.reporting.telemetry import Outbox, SpanCosts
 
-# ---- The waiting calls of the runs of one guard: how long they may wait, who waits for what, and the report of it.
+# ---- Permission for one model call: a slot among the calls in flight, and its worst case on every budget
 
 _log: Final = logging.getLogger("runguard")
-
-
-class RunWaits:
-    """Listens to the accounts. A fault here ends no wait and no run."""
-
-    def __init__(
-        self, clock: Callable[[], float], runs: dict[str, Run], deciding: Deciding, faults: GuardFaults
-    ) -> None:
-        self._clock, self._runs, self._deciding, self._faults = clock, runs, deciding, faults
-        self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
-        self.calls = 0
-
-    def seconds_left(self, charge: Charge) -> float:
-        run = self._runs.get(charge.run_costs.info.run)
-        return self.left_of(run) if run is not None else math.inf
-
-    def left_of(self, run: Run) -> float:
-        """The time until the deadline of a run."""
-        if run.deadline is None:
-            return math.inf
-        return run.deadline.started + run.deadline.seconds - self._clock()
-
-    def began(self, visit: Visit) -> None:
-        run = self._runs.get(visit.charge.run_costs.info.run)
-        if run is not None:
-            run.visits[visit] = None
-            if visit.opening is not None:
-                self._faults.attempt("reporting a wait", self._report, run, visit.charge, visit.opening, "waits")
-
-    def ended(self, visit: Visit, seconds: float) -> None:
-        charge, opening = visit.charge, visit.opening
-        run = self._runs.get(charge.run_costs.info.run)
-        if run is not None:
-            run.visits.pop(visit, None)
-        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
-
-    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
-        """Count and log a call that has waited."""
-        self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
-        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
-
-    def skipped(self, charge: Charge, opening: Opening) -> None:
-        self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
-        run = self._runs.get(charge.run_costs.info.run)
-        if run is not None:
-            run.skipped_waits_s += opening.seconds
-            self._faults.attempt("reporting a wait", self._report, run, charge, opening, "would wait")
-
-    def _report(self, run: Run, charge: Charge, opening: Opening, verb: str) -> None:
-        """Once per run and account."""
-        account, unit = opening.account, opening.unit
-        detail = f"a call {verb} up to {opening.seconds:.0f} s for {opening.text}"
-        spent, held = to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd)
-        money = Money(account.scope.partition(":")[0], account.scope, spent, held, account.ends)
-        observed, limit = edge(unit, account.spent[unit]), edge(unit, account.caps[unit])
-        facts = (observed, limit, UNITS[unit], "run", "", f"wait:{account.meter}", detail)
-        finding = Finding("budget", Action.WARN, *facts, money=money)
-        lane = run.lane(charge.lane)
-        event = ModelCall(run.info.run, lane.key, charge.agent, self._clock(), charge.model)
-        self._deciding.decide(run, lane, event, finding)
-
-
-# ---- A provider that asks to wait: calls to that model wait in this process, and one probe goes first.
-#
-# ::
-#
-#     free ──429 with Retry-After──▶ waiting ──time is over──▶ one probe ──it succeeds──▶ free
-#                                       ▲                          │
-#                                       └──── 429 again ───────────┘
-#
-# A call that has waited for ``max_wait_seconds``, or that would have to wait longer, is made at once. The provider then
-# answers or refuses it.
-
-_LOOKS_S: Final = 1.0
-_MODELS_KEPT: Final = 1_000
-
-
-class ProviderVisit:
-    """One call that waits for a provider."""
-
-    __slots__ = ("_loop", "_woken", "scope", "until")
-
-    def __init__(self, model: str) -> None:
-        self.scope = f"provider:{model}"
-        self.until: float | None = None
-        self._loop = asyncio.get_running_loop()
-        self._woken: asyncio.Future[None] = self._loop.create_future()
-
-    async def sleep(self, seconds: float) -> None:
-        if self._woken.done():
-            self._woken = self._loop.create_future()
-        await asyncio.wait((self._woken,), timeout=seconds)
-
-    def wake(self) -> None:
-        """Look now. From any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # its loop is closed: nothing waits there any more
-            return
-
-    def _resolve(self) -> None:
-        if not self._woken.done():
-            self._woken.set_result(None)
-
-
-class _Gate:
-    """One model that asked to wait."""
-
-    __slots__ = ("is_probed", "until", "waiting")
-
-    def __init__(self) -> None:
-        self.until = 0.0
-        self.is_probed = False  # the probe is on its way
-        self.waiting: dict[ProviderVisit, None] = {}  # in the order of arrival
-
-
-class ProviderWaits:
-    """The models that asked one guard's calls to wait. Empty, it costs nothing."""
-
-    def __init__(self, policy: Policy, waits: RunWaits) -> None:
-        self._patience, self._waits = policy.max_wait_seconds, waits
-        self._is_on, self._enforces = policy.waits_for_provider, policy.mode == "enforce"
-        self.now: Callable[[], float] = time.monotonic
-        self.gates: dict[str, _Gate] = {}
-        self._lock = threading.Lock()
-
-    def share(self, other: "ProviderWaits") -> None:
-        """Wait for the same models as another guard."""
-        self.gates, self._lock, self.now = other.gates, other._lock, other.now
-
-    def seconds_left(self) -> dict[str, float]:
-        """By model, for those who look in."""
-        now = self.now()
-        return {model: round(max(gate.until - now, 0.0), 3) for model, gate in list(self.gates.items())}
-
-    async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> bool:
-        """Wait while the provider of a call asks for it. Return whether the call is the probe."""
-        model = _key(event)
-        gate = self.gates.get(model)
-        if gate is None or event.no_wait or event.is_tool:
-            return False
-        if not self._enforces:
-            if (seconds := gate.until - self.now()) > 0:
-                what = f"the provider of '{model}', which asked to wait"
-                self._waits.note(event.agent, seconds, what, "would have waited")
-            return False
-        if event.no_loop:
-            await StepOut()
-        visit, began = ProviderVisit(model), asyncio.get_running_loop().time()
-        try:
-            while not stopped():
-                left = began + self._patience - asyncio.get_running_loop().time()
-                left = min(left, self._waits.left_of(run))
-                with self._lock:
-                    gate = self.gates.get(model)
-                    seconds = gate.until - self.now() if gate is not None else 0.0
-                    if gate is None or left <= 0 or seconds > left:
-                        return False
-                    is_next = not gate.is_probed and next(iter(gate.waiting), visit) is visit
-                    if seconds <= 0 and is_next:
-                        gate.is_probed = True
-                        return True
-                    gate.waiting[visit] = None
-                run.visits[visit] = None
-                await visit.sleep(min(left, _LOOKS_S if seconds <= 0 else min(seconds, _LOOKS_S)))
-            return False
-        finally:
-            self._leave(model, visit)
-            if run.visits.pop(visit, visit) is None:
-                waited = asyncio.get_running_loop().time() - began
-                self._waits.note(event.agent, waited, f"the provider of '{model}', which asked to wait")
-
-    def failed(self, charge: Charge, error: BaseException | None) -> None:
-        """A call raised. Find out whether the provider asks to wait."""
-        seconds = retry_after(error) if self._is_on else None
-        if seconds is None:
-            if charge.is_probe and _says_nothing(error):
-                self.ended(charge, is_success=False)
-            return
-        model, was_probe, charge.is_probe = _key(charge), charge.is_probe, False
-        with self._lock:
-            if model not in self.gates and len(self.gates) >= _MODELS_KEPT:
-                return
-            gate, now = self.gates.setdefault(model, _Gate()), self.now()
-            is_new = gate.until <= now
-            gate.until = max(gate.until, now + seconds)
-            if was_probe:
-                gate.is_probed = False
-        if is_new:
-            waits = "its calls wait here, then one goes first" if self._enforces else "enforcing, its calls would wait"
-            _log.warning("runguard.provider_busy: '%s' asks to wait %.1f s: %s", model, seconds, waits)
-
-    def ended(self, charge: Charge, *, is_success: bool) -> None:
-        """The probe has come back: free the model, or let another call try."""
-        charge.is_probe = False
-        self._come_back(_key(charge), is_success)
-
-    def not_made(self, event: ModelCall) -> None:
-        """The call that was to be the probe is not made: another call tries."""
-        self._come_back(_key(event), False)
-
-    def _come_back(self, model: str, is_success: bool) -> None:
-        with self._lock:
-            gate = self.gates.get(model)
-            if gate is None:
-                return
-            gate.is_probed = False
-            if is_success:
-                del self.gates[model]
-            woken = list(gate.waiting) if is_success else list(gate.waiting)[:1]
-        for visit in woken:
-            visit.wake()
-
-    def _leave(self, model: str, visit: ProviderVisit) -> None:
-        with self._lock:
-            gate = self.gates.get(model)
-            if gate is None or gate.waiting.pop(visit, visit) is not None:
-                return
-            first = next(iter(gate.waiting), None)
-        if first is not None:
-            first.wake()
-
-
-def _key(call: ModelCall | Charge) -> str:
-    """The model, or the callable where its model is unknown."""
-    return normalise(call.model) if call.model else call.agent
-
-
-def _says_nothing(error: BaseException | None) -> bool:
-    """Whether a failure leaves open if the provider takes calls again: it was cancelled, lost, or is overloaded."""
-    status = provider_status(error) if isinstance(error, Exception) else None
-    return status is None or status == 429 or status >= 500
-
-
-# ---- Permission for one model call: a slot among the calls in flight, and the call's worst case on every budget.
-
 _WARN, _STOP = Action.WARN, Action.STOP
 _Task = asyncio.Task[Any]
 
@@ -284,7 +52,7 @@ class Reserving:
         deciding: Deciding,
         release: Callable[[Charge], None],
         last_answers: LastAnswers | None,
-        provider: ProviderWaits,
+        provider: "ProviderWaits",
     ) -> None:
         self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
         self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
@@ -472,13 +240,14 @@ def lowered(event: ModelCall, charge: Charge) -> Finding:
     return Finding("budget", _WARN, left, left, "output tokens left", "lane", "", key, f"agent {event.agent}")
 
 
-# ---- What a model call took: booked on the budgets, counted for the run, written to the store.
-#
-# Money comes first. A fault in anything else leaves no reservation behind and does not reach the caller.
+# ---- What a model call took: booked on the budgets, counted for the run, written to the store
 
 
 class Settling:
-    """Closes the charges of one guard. ``find_paused`` finds a run that is paused."""
+    """Closes the charges of one guard. ``find_paused`` finds a run that is paused.
+
+    Money comes first. A fault in anything else leaves no reservation behind and does not reach the caller.
+    """
 
     def __init__(
         self,
@@ -492,7 +261,7 @@ class Settling:
         alarms: Alarms | None,
         cache_watch: CacheWatch,
         spans: SpanCosts | None,
-        provider: ProviderWaits,
+        provider: "ProviderWaits",
     ) -> None:
         self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
         self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
@@ -630,7 +399,7 @@ class Settling:
             text = json.dumps(record_of(charge, earlier))
             self._accounts.ledger.tell(lambda session: session.append("call", charge.run_costs.info.run, text))
         journal = run.journal if run is not None else charge.journal
-        if journal is not None and not charge.is_tool:  # ``tool_prices`` writes those
+        if journal is not None and not charge.is_tool:  # ``ToolPrices`` writes those
             charge.number = charge.number or journal.number()  # not reserved before: it gets its number now
             journal.paid(
                 charge.number, self._clock(), usage, model=model, usd=usd_of(charge.booked or Entry()), **facts
@@ -684,3 +453,239 @@ class Settling:
         decision = self._deciding.decide(run, lane, event, finding)
         if decision.action is Action.NUDGE and decision.enforced:
             lane.notice = decision.for_model
+
+
+# ---- Calls that wait for room in a budget: how long they may wait, and the report of it
+
+
+class RunWaits:
+    """The waiting calls of the runs of one guard. Listens to the accounts. A fault here ends no wait and no run."""
+
+    def __init__(
+        self, clock: Callable[[], float], runs: dict[str, Run], deciding: Deciding, faults: GuardFaults
+    ) -> None:
+        self._clock, self._runs, self._deciding, self._faults = clock, runs, deciding, faults
+        self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
+        self.calls = 0
+
+    def seconds_left(self, charge: Charge) -> float:
+        run = self._runs.get(charge.run_costs.info.run)
+        return self.left_of(run) if run is not None else math.inf
+
+    def left_of(self, run: Run) -> float:
+        """The time until the deadline of a run."""
+        if run.deadline is None:
+            return math.inf
+        return run.deadline.started + run.deadline.seconds - self._clock()
+
+    def began(self, visit: Visit) -> None:
+        run = self._runs.get(visit.charge.run_costs.info.run)
+        if run is not None:
+            run.visits[visit] = None
+            if visit.opening is not None:
+                self._faults.attempt("reporting a wait", self._report, run, visit.charge, visit.opening, "waits")
+
+    def ended(self, visit: Visit, seconds: float) -> None:
+        charge, opening = visit.charge, visit.opening
+        run = self._runs.get(charge.run_costs.info.run)
+        if run is not None:
+            run.visits.pop(visit, None)
+        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
+
+    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
+        """Count and log a call that has waited."""
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
+        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
+
+    def skipped(self, charge: Charge, opening: Opening) -> None:
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
+        run = self._runs.get(charge.run_costs.info.run)
+        if run is not None:
+            run.skipped_waits_s += opening.seconds
+            self._faults.attempt("reporting a wait", self._report, run, charge, opening, "would wait")
+
+    def _report(self, run: Run, charge: Charge, opening: Opening, verb: str) -> None:
+        """Once per run and account."""
+        account, unit = opening.account, opening.unit
+        detail = f"a call {verb} up to {opening.seconds:.0f} s for {opening.text}"
+        spent, held = to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd)
+        money = Money(account.scope.partition(":")[0], account.scope, spent, held, account.ends)
+        observed, limit = edge(unit, account.spent[unit]), edge(unit, account.caps[unit])
+        facts = (observed, limit, UNITS[unit], "run", "", f"wait:{account.meter}", detail)
+        finding = Finding("budget", Action.WARN, *facts, money=money)
+        lane = run.lane(charge.lane)
+        event = ModelCall(run.info.run, lane.key, charge.agent, self._clock(), charge.model)
+        self._deciding.decide(run, lane, event, finding)
+
+
+# ---- A provider that asks to wait: calls to that model wait in this process, and one probe goes first
+
+_LOOKS_S: Final = 1.0
+_MODELS_KEPT: Final = 1_000
+
+
+class ProviderVisit:
+    """One call that waits for a provider."""
+
+    __slots__ = ("_loop", "_woken", "scope", "until")
+
+    def __init__(self, model: str) -> None:
+        self.scope = f"provider:{model}"
+        self.until: float | None = None
+        self._loop = asyncio.get_running_loop()
+        self._woken: asyncio.Future[None] = self._loop.create_future()
+
+    async def sleep(self, seconds: float) -> None:
+        if self._woken.done():
+            self._woken = self._loop.create_future()
+        await asyncio.wait((self._woken,), timeout=seconds)
+
+    def wake(self) -> None:
+        """Look now. From any thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._resolve)
+        except RuntimeError:  # its loop is closed: nothing waits there any more
+            return
+
+    def _resolve(self) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)
+
+
+class _Gate:
+    """One model that asked to wait."""
+
+    __slots__ = ("is_probed", "until", "waiting")
+
+    def __init__(self) -> None:
+        self.until = 0.0
+        self.is_probed = False  # the probe is on its way
+        self.waiting: dict[ProviderVisit, None] = {}  # in the order of arrival
+
+
+class ProviderWaits:
+    """The models that asked one guard's calls to wait. Empty, it costs nothing.
+
+    ::
+
+        free ──429 with Retry-After──▶ waiting ──time is over──▶ one probe ──it succeeds──▶ free
+                                          ▲                          │
+                                          └──── 429 again ───────────┘
+
+    A call that has waited for ``max_wait_seconds``, or that would have to wait longer, is made at once. The provider
+    then answers or refuses it.
+    """
+
+    def __init__(self, policy: Policy, waits: RunWaits) -> None:
+        self._patience, self._waits = policy.max_wait_seconds, waits
+        self._is_on, self._enforces = policy.waits_for_provider, policy.mode == "enforce"
+        self.now: Callable[[], float] = time.monotonic
+        self.gates: dict[str, _Gate] = {}
+        self._lock = threading.Lock()
+
+    def share(self, other: "ProviderWaits") -> None:
+        """Wait for the same models as another guard."""
+        self.gates, self._lock, self.now = other.gates, other._lock, other.now
+
+    def seconds_left(self) -> dict[str, float]:
+        """By model, for those who look in."""
+        now = self.now()
+        return {model: round(max(gate.until - now, 0.0), 3) for model, gate in list(self.gates.items())}
+
+    async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> bool:
+        """Wait while the provider of a call asks for it. Return whether the call is the probe."""
+        model = _gate_key(event)
+        gate = self.gates.get(model)
+        if gate is None or event.no_wait or event.is_tool:
+            return False
+        if not self._enforces:
+            if (seconds := gate.until - self.now()) > 0:
+                what = f"the provider of '{model}', which asked to wait"
+                self._waits.note(event.agent, seconds, what, "would have waited")
+            return False
+        if event.no_loop:
+            await StepOut()
+        visit, began = ProviderVisit(model), asyncio.get_running_loop().time()
+        try:
+            while not stopped():
+                left = began + self._patience - asyncio.get_running_loop().time()
+                left = min(left, self._waits.left_of(run))
+                with self._lock:
+                    gate = self.gates.get(model)
+                    seconds = gate.until - self.now() if gate is not None else 0.0
+                    if gate is None or left <= 0 or seconds > left:
+                        return False
+                    is_next = not gate.is_probed and next(iter(gate.waiting), visit) is visit
+                    if seconds <= 0 and is_next:
+                        gate.is_probed = True
+                        return True
+                    gate.waiting[visit] = None
+                run.visits[visit] = None
+                await visit.sleep(min(left, _LOOKS_S if seconds <= 0 else min(seconds, _LOOKS_S)))
+            return False
+        finally:
+            self._leave(model, visit)
+            if run.visits.pop(visit, visit) is None:
+                waited = asyncio.get_running_loop().time() - began
+                self._waits.note(event.agent, waited, f"the provider of '{model}', which asked to wait")
+
+    def failed(self, charge: Charge, error: BaseException | None) -> None:
+        """A call raised. Find out whether the provider asks to wait."""
+        seconds = retry_after(error) if self._is_on else None
+        if seconds is None:
+            if charge.is_probe and _says_nothing(error):
+                self.ended(charge, is_success=False)
+            return
+        model, was_probe, charge.is_probe = _gate_key(charge), charge.is_probe, False
+        with self._lock:
+            if model not in self.gates and len(self.gates) >= _MODELS_KEPT:
+                return
+            gate, now = self.gates.setdefault(model, _Gate()), self.now()
+            is_new = gate.until <= now
+            gate.until = max(gate.until, now + seconds)
+            if was_probe:
+                gate.is_probed = False
+        if is_new:
+            waits = "its calls wait here, then one goes first" if self._enforces else "enforcing, its calls would wait"
+            _log.warning("runguard.provider_busy: '%s' asks to wait %.1f s: %s", model, seconds, waits)
+
+    def ended(self, charge: Charge, *, is_success: bool) -> None:
+        """The probe has come back: free the model, or let another call try."""
+        charge.is_probe = False
+        self._come_back(_gate_key(charge), is_success)
+
+    def not_made(self, event: ModelCall) -> None:
+        """The call that was to be the probe is not made: another call tries."""
+        self._come_back(_gate_key(event), False)
+
+    def _come_back(self, model: str, is_success: bool) -> None:
+        with self._lock:
+            gate = self.gates.get(model)
+            if gate is None:
+                return
+            gate.is_probed = False
+            if is_success:
+                del self.gates[model]
+            woken = list(gate.waiting) if is_success else list(gate.waiting)[:1]
+        for visit in woken:
+            visit.wake()
+
+    def _leave(self, model: str, visit: ProviderVisit) -> None:
+        with self._lock:
+            gate = self.gates.get(model)
+            if gate is None or gate.waiting.pop(visit, visit) is not None:
+                return
+            first = next(iter(gate.waiting), None)
+        if first is not None:
+            first.wake()
+
+
+def _gate_key(call: ModelCall | Charge) -> str:
+    """The model, or the callable where its model is unknown."""
+    return normalise(call.model) if call.model else call.agent
+
+
+def _says_nothing(error: BaseException | None) -> bool:
+    """Whether a failure leaves open if the provider takes calls again: it was cancelled, lost, or is overloaded."""
+    status = provider_status(error) if isinstance(error, Exception) else None
+    return status is None or status == 429 or status >= 500

@@ -1,5 +1,8 @@
-"""From a finding to a decision and its reports: what follows in this mode, breakers, and faults of the guard
-itself.
+"""From a finding to a decision, and from there to everybody who has to know.
+
+The guard and its parts ask ``Deciding``, which publishes every decision on the ``Sink``. ``Reporting`` connects the
+outlets: journal, log, callbacks, alerts, telemetry, store. ``OwnFaults`` says what a fault of the guard itself means
+for a run. ``Breakers`` are those of tools, over all runs: ``engine/tools`` asks them.
 """
 
 import json
@@ -45,9 +48,286 @@ from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
 from runguard.reporting.delivery import Alerts
 from runguard.reporting.telemetry import Outbox, Telemetry
 
-# ---- A finding as the record that outlives its run.
+# ---- Faults of RunGuard itself: counted, logged, and kept away from the run that it guards
 
-# Which setting to change when a rule was too strict, for the operator's "how to resume".
+_log: Final = logging.getLogger("runguard")
+_LOGGED: Final = 10
+
+
+class GuardFaults:
+    """The faults of one guard. The first ones are logged as errors, later ones at DEBUG; all are counted."""
+
+    __slots__ = ("_meaning", "count")
+
+    def __init__(self, on_guard_error: str) -> None:
+        self._meaning, self.count = on_guard_error, 0
+
+    def note(self, where: str, error: BaseException) -> None:
+        self.count += 1
+        level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
+        with suppress(Exception):  # a handler of the log that raises
+            _log.log(
+                level,
+                "runguard.guard_error: %s failed with %s; on_guard_error=%s",
+                where,
+                type(error).__name__,
+                self._meaning,
+                exc_info=error,
+            )
+
+    def attempt(self, where: str, do: Callable[..., Any], *args: Any) -> Any:
+        """Take one step of several that do not depend on each other. A fault is noted, and the result is None then."""
+        try:
+            return do(*args)
+        except Exception as error:
+            self.note(where, error)
+            return None
+
+
+# ---- The one way out for what a guard finds and decides
+
+
+@dataclass(slots=True)
+class Decided:
+    """A decision other than "allow", with the event that led to it and where that happened."""
+
+    decision: Decision
+    finding: Finding
+    run: Run
+    lane: Lane
+    event: Event
+
+
+OnFound = Callable[[Finding, Event], None]
+OnDecided = Callable[[Decided], None]
+OnTrip = Callable[[Trip, Finding], None]
+
+
+class Sink:
+    """Passes findings, decisions and trips on to subscribers. Each subscriber gives its name for the log::
+
+        guard.sink.on_decided("my adapter", lambda decided: show(decided.decision))
+        guard.sink.on_trip("my adapter", lambda trip, finding: print(trip))
+
+    Subscribers run in the order in which they subscribed, on the path of the call, so they must be quick: whatever
+    takes time hands its work to a thread of its own. A subscriber that raises is counted as a fault of the guard. It
+    changes neither the decision nor what the other subscribers receive.
+    """
+
+    __slots__ = ("_decided", "_faults", "_found", "_trips", "watches_findings")
+
+    def __init__(self, faults: GuardFaults) -> None:
+        self._faults = faults
+        self._found: list[tuple[str, OnFound]] = []
+        self._decided: list[tuple[str, OnDecided]] = []
+        self._trips: list[tuple[str, OnTrip]] = []
+        self.watches_findings = False
+
+    def on_found(self, name: str, subscriber: OnFound) -> None:
+        """Call ``subscriber`` with every finding of a detector, also with those that decide nothing."""
+        self._found.append((name, subscriber))
+        self.watches_findings = True
+
+    def on_decided(self, name: str, subscriber: OnDecided) -> None:
+        """Call ``subscriber`` with every decision other than "allow", once, where it is made.
+
+        A refusal because of a stop in force is not a new decision.
+        """
+        self._decided.append((name, subscriber))
+
+    def on_trip(self, name: str, subscriber: OnTrip) -> None:
+        """Call ``subscriber`` with every new trip and the finding that it describes, before the decision itself."""
+        self._trips.append((name, subscriber))
+
+    def found(self, finding: Finding, event: Event) -> None:
+        self._publish(self._found, finding, event)
+
+    def decided(self, decided: Decided) -> None:
+        self._publish(self._decided, decided)
+
+    def tripped(self, trip: Trip, finding: Finding) -> None:
+        self._publish(self._trips, trip, finding)
+
+    def _publish(self, subscribers: list[tuple[str, Any]], *facts: Any) -> None:
+        for name, subscriber in subscribers:
+            try:
+                subscriber(*facts)
+            except Exception as error:
+                self._faults.note(name, error)
+
+
+# ---- From a finding to a decision
+
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_WARN, _NUDGE, _BLOCK, _STOP = Action.WARN, Action.NUDGE, Action.BLOCK, Action.STOP
+_REPORTED_KEPT: Final = 256
+_STOPPED_TEXT: Final = text_for_model(Finding("stopped", _STOP, 0, 0, ""))
+
+
+class Deciding:
+    """Decides by one policy and publishes every decision on the sink. The only place where anything is decided.
+
+    It knows what follows in this mode, whether a finding was reported before, and which scope a stop ends.
+    """
+
+    __slots__ = ("_advice", "_faults", "_policy", "_sink", "_trips", "enforces")
+
+    def __init__(
+        self, policy: Policy, advice: Mapping[str, str], sink: Sink, faults: GuardFaults, trips: deque[Trip]
+    ) -> None:
+        self._policy, self._advice, self._sink, self._faults, self._trips = policy, advice, sink, faults, trips
+        self.enforces = policy.mode == "enforce"
+
+    def stronger(self, before: Finding | None, found: Finding, event: Event) -> Finding:
+        """Publish what one more detector of a lane found. Returns the stronger finding, of two equal ones the first."""
+        if self._sink.watches_findings:
+            self._sink.found(found, event)
+        return found if before is None or found.action > before.action else before
+
+    def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
+        """What follows from a finding. A stop takes effect here."""
+        action = finding.action
+        if action is _STOP and type(event) is ModelCall and event.after_answer:
+            action = _BLOCK  # the run has given its answer: only this call is refused
+        if self._is_old_news(run, lane, finding, action):
+            return ALLOW
+        if action is _NUDGE:
+            run.nudges += 1
+        text = text_for_model(finding) if action >= _NUDGE else ""
+        decision = Decision(action, finding, None, text, self.enforces)
+        if action is _STOP:
+            decision.trip = self._trip(run, lane, event, finding)
+        # The decision holds, whether or not it can be reported.
+        self._faults.attempt("reporting a decision", self._sink.decided, Decided(decision, finding, run, lane, event))
+        return decision
+
+    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action) -> bool:
+        """Whether a finding was reported before, or nothing may follow from it. Remembers it otherwise.
+
+        Warnings and nudges are given once. Refusals and stops that are enforced repeat; in shadow mode each is
+        reported once.
+        """
+        repeats = action > _NUDGE and self.enforces
+        if repeats:
+            return False
+        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
+        if mark in run.noted:
+            return True
+        if action is _WARN and finding.rule == "growth":
+            # once per session, whichever of its runs and agents it is about
+            if run.growth.warned:
+                return True
+            run.growth.warned = True
+        if action is _NUDGE and run.nudges >= self._policy.max_nudges:
+            return True
+        run.noted[mark] = None
+        if len(run.noted) > _REPORTED_KEPT:
+            run.noted.popitem(last=False)
+        return False
+
+    def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        owner = lane.owner(finding) if finding.scope == "lane" else None
+        for earlier in run.trips if finding.rule == "fan_out" else ():
+            if earlier.rule == finding.rule and earlier.unit == finding.unit:
+                # A surplus is one event however many branches it refuses.
+                if owner is not None and self.enforces:
+                    owner.stop(earlier)
+                return earlier
+        trip = self.describe(run, lane, event, finding)
+        if self.enforces:
+            (run if owner is None else owner).stop(trip)
+            for visit in list(run.visits):
+                visit.wake()  # a stopped call does not wait
+        self._faults.attempt("recording a trip", self._record, run, trip, finding)
+        return trip
+
+    def _record(self, run: Run, trip: Trip, finding: Finding) -> None:
+        run.trips.append(trip)
+        self._trips.append(trip)
+        self._sink.tripped(trip, finding)
+
+    def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
+        """A finding as a trip. Stops nothing and records nothing."""
+        return trip_of(finding, run, lane, event, self._policy, self._advice)
+
+
+def stop_in_force(trip: Trip | None) -> Decision:
+    """The answer within a scope that was stopped before."""
+    return Decision(_STOP, None, trip, _STOPPED_TEXT, enforced=True)
+
+
+# ---- What a fault of the guard itself means for a run: it goes on or stops, as the policy says
+
+
+class OwnFaults:
+    """Counts the faults of one guard and stops runs where the policy says so."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        clock: Callable[[], float],
+        runs: dict[str, Run],
+        trips: deque[Trip],
+        deciding: Deciding,
+        faults: GuardFaults,
+    ) -> None:
+        self._policy, self._clock, self._runs, self._trips = policy, clock, runs, trips
+        self._deciding, self._faults, self.attempt = deciding, faults, faults.attempt
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Count and log a fault. Stops the run where the policy says so and returns why; None: go on."""
+        self._faults.note(where, error)
+        return self.stop_after(where, error, run_id, agent)
+
+    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
+        """Like ``fault``, for a fault that is already counted."""
+        if self.goes_on_after(error):
+            return None
+        try:
+            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
+        except Exception as second:
+            self._faults.note("stopping", second)
+            return None
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Whether a call is made that could not be judged.
+
+        A fault of the store follows ``on_outage``, any other ``on_guard_error``.
+        """
+        if not self._deciding.enforces:
+            return True
+        if isinstance(error, StoreError | StoreOutage):
+            return self._policy.on_outage == "open"
+        return self._policy.on_guard_error == "allow"
+
+    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Like ``fault``, for a call that is about to be made. It returns a reason to refuse the call even where the
+        run could not begin.
+        """
+        trip = self.fault(where, error, run_id, agent)
+        if trip is None and not self.goes_on_after(error):
+            try:
+                at = self._clock()
+            except Exception as second:  # the call is refused all the same
+                self._faults.note("the clock", second)
+                at = 0.0
+            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self._policy, at)
+            self._trips.append(trip)
+        return trip
+
+    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
+        """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
+        run = self._runs.get(run_id)
+        if run is None or run.stopped is not None:
+            return run.stopped if run else None
+        event = ModelCall(run_id, ROOT_LANE, agent, self._clock())
+        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
+        return self._deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
+
+
+# ---- A finding as a trip: the record that outlives its run
+
+# How to go on after a stop, for the operator: by rule, and else by the setting to change.
 _RESUME: Final = {
     "policy_error": "correct the policy file and start the process again",
     "context": (
@@ -155,292 +435,17 @@ def guard_error_trip(reason: str, run_id: str, policy: Policy, at: float, **fact
     )
 
 
-# ---- Faults of RunGuard itself: counted, logged, and kept away from the run that it guards.
-
-_log: Final = logging.getLogger("runguard")
-_LOGGED: Final = 10
-
-
-class GuardFaults:
-    """The faults of one guard. The first ones are logged as errors, later ones at DEBUG; all are counted."""
-
-    __slots__ = ("_meaning", "count")
-
-    def __init__(self, on_guard_error: str) -> None:
-        self._meaning, self.count = on_guard_error, 0
-
-    def note(self, where: str, error: BaseException) -> None:
-        self.count += 1
-        level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
-        with suppress(Exception):  # a handler of the log that raises
-            _log.log(
-                level,
-                "runguard.guard_error: %s failed with %s; on_guard_error=%s",
-                where,
-                type(error).__name__,
-                self._meaning,
-                exc_info=error,
-            )
-
-    def attempt(self, where: str, do: Callable[..., Any], *args: Any) -> Any:
-        """Take one step of several that do not depend on each other. A fault is noted, and the result is None then."""
-        try:
-            return do(*args)
-        except Exception as error:
-            self.note(where, error)
-            return None
-
-
-# ---- The one way out for what a guard finds and decides.
-#
-# The journal, the log, callbacks, alerts, telemetry, replay, termination conditions and adapters subscribe here::
-#
-#     guard.sink.on_decided("my adapter", lambda decided: show(decided.decision))
-#     guard.sink.on_trip("my adapter", lambda trip, finding: print(trip))
-#
-# Subscribers run in the order in which they subscribed, on the path of the call, so they must be quick: whatever takes
-# time hands its work to a thread of its own. A subscriber that raises is counted as a fault of the guard. It changes
-# neither the decision nor what the other subscribers receive.
-
-
-@dataclass(slots=True)
-class Decided:
-    """A decision other than "allow", with the event that led to it and where that happened."""
-
-    decision: Decision
-    finding: Finding
-    run: Run
-    lane: Lane
-    event: Event
-
-
-OnFound = Callable[[Finding, Event], None]
-OnDecided = Callable[[Decided], None]
-OnTrip = Callable[[Trip, Finding], None]
-
-
-class Sink:
-    """Passes findings, decisions and trips on to subscribers. Each subscriber gives its name for the log."""
-
-    __slots__ = ("_decided", "_faults", "_found", "_trips", "watches_findings")
-
-    def __init__(self, faults: GuardFaults) -> None:
-        self._faults = faults
-        self._found: list[tuple[str, OnFound]] = []
-        self._decided: list[tuple[str, OnDecided]] = []
-        self._trips: list[tuple[str, OnTrip]] = []
-        self.watches_findings = False
-
-    def on_found(self, name: str, subscriber: OnFound) -> None:
-        """Call ``subscriber`` with every finding of a detector, also with those that decide nothing."""
-        self._found.append((name, subscriber))
-        self.watches_findings = True
-
-    def on_decided(self, name: str, subscriber: OnDecided) -> None:
-        """Call ``subscriber`` with every decision other than "allow", once, where it is made.
-
-        A refusal because of a stop in force is not a new decision.
-        """
-        self._decided.append((name, subscriber))
-
-    def on_trip(self, name: str, subscriber: OnTrip) -> None:
-        """Call ``subscriber`` with every new trip and the finding that it describes, before the decision itself."""
-        self._trips.append((name, subscriber))
-
-    def found(self, finding: Finding, event: Event) -> None:
-        self._publish(self._found, finding, event)
-
-    def decided(self, decided: Decided) -> None:
-        self._publish(self._decided, decided)
-
-    def tripped(self, trip: Trip, finding: Finding) -> None:
-        self._publish(self._trips, trip, finding)
-
-    def _publish(self, subscribers: list[tuple[str, Any]], *facts: Any) -> None:
-        for name, subscriber in subscribers:
-            try:
-                subscriber(*facts)
-            except Exception as error:
-                self._faults.note(name, error)
-
-
-# ---- From a finding to a decision: what follows in this mode, whether it was reported before, and which scope a stop
-#      ends. The only place where anything is decided.
-
-# Members bound once: looking one up on its enum costs as much as the rest of a line.
-_WARN, _NUDGE, _BLOCK, _STOP = Action.WARN, Action.NUDGE, Action.BLOCK, Action.STOP
-_REPORTED_KEPT: Final = 256
-_STOPPED_TEXT: Final = text_for_model(Finding("stopped", _STOP, 0, 0, ""))
-
-
-class Deciding:
-    """Decides by one policy and publishes every decision on the sink."""
-
-    __slots__ = ("_advice", "_faults", "_policy", "_sink", "_trips", "enforces")
-
-    def __init__(
-        self, policy: Policy, advice: Mapping[str, str], sink: Sink, faults: GuardFaults, trips: deque[Trip]
-    ) -> None:
-        self._policy, self._advice, self._sink, self._faults, self._trips = policy, advice, sink, faults, trips
-        self.enforces = policy.mode == "enforce"
-
-    def stronger(self, before: Finding | None, found: Finding, event: Event) -> Finding:
-        """Publish what one more detector of a lane found. Returns the stronger finding, of two equal ones the first."""
-        if self._sink.watches_findings:
-            self._sink.found(found, event)
-        return found if before is None or found.action > before.action else before
-
-    def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
-        """What follows from a finding. A stop takes effect here."""
-        action = finding.action
-        if action is _STOP and type(event) is ModelCall and event.after_answer:
-            action = _BLOCK  # the run has given its answer: only this call is refused
-        if self._is_old_news(run, lane, finding, action):
-            return ALLOW
-        if action is _NUDGE:
-            run.nudges += 1
-        text = text_for_model(finding) if action >= _NUDGE else ""
-        decision = Decision(action, finding, None, text, self.enforces)
-        if action is _STOP:
-            decision.trip = self._trip(run, lane, event, finding)
-        # The decision holds, whether or not it can be reported.
-        self._faults.attempt("reporting a decision", self._sink.decided, Decided(decision, finding, run, lane, event))
-        return decision
-
-    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action) -> bool:
-        """Whether a finding was reported before, or nothing may follow from it. Remembers it otherwise.
-
-        Warnings and nudges are given once. Refusals and stops that are enforced repeat; in shadow mode each is
-        reported once.
-        """
-        repeats = action > _NUDGE and self.enforces
-        if repeats:
-            return False
-        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
-        if mark in run.noted:
-            return True
-        if action is _WARN and finding.rule == "growth":
-            # once per session, whichever of its runs and agents it is about
-            if run.growth.warned:
-                return True
-            run.growth.warned = True
-        if action is _NUDGE and run.nudges >= self._policy.max_nudges:
-            return True
-        run.noted[mark] = None
-        if len(run.noted) > _REPORTED_KEPT:
-            run.noted.popitem(last=False)
-        return False
-
-    def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        owner = lane.owner(finding) if finding.scope == "lane" else None
-        for earlier in run.trips if finding.rule == "fan_out" else ():
-            if earlier.rule == finding.rule and earlier.unit == finding.unit:
-                # A surplus is one event however many branches it refuses.
-                if owner is not None and self.enforces:
-                    owner.stop(earlier)
-                return earlier
-        trip = self.describe(run, lane, event, finding)
-        if self.enforces:
-            (run if owner is None else owner).stop(trip)
-            for visit in list(run.visits):
-                visit.wake()  # a stopped call does not wait
-        self._faults.attempt("recording a trip", self._record, run, trip, finding)
-        return trip
-
-    def _record(self, run: Run, trip: Trip, finding: Finding) -> None:
-        run.trips.append(trip)
-        self._trips.append(trip)
-        self._sink.tripped(trip, finding)
-
-    def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        """A finding as a trip. Stops nothing and records nothing."""
-        return trip_of(finding, run, lane, event, self._policy, self._advice)
-
-
-def stop_in_force(trip: Trip | None) -> Decision:
-    """The answer within a scope that was stopped before."""
-    return Decision(_STOP, None, trip, _STOPPED_TEXT, enforced=True)
-
-
-# ---- What a fault of the guard itself means for a run: it goes on or stops, as the policy says.
-
-
-class OwnFaults:
-    """Counts the faults of one guard and stops runs where the policy says so."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        clock: Callable[[], float],
-        runs: dict[str, Run],
-        trips: deque[Trip],
-        deciding: Deciding,
-        faults: GuardFaults,
-    ) -> None:
-        self._policy, self._clock, self._runs, self._trips = policy, clock, runs, trips
-        self._deciding, self._faults, self.attempt = deciding, faults, faults.attempt
-
-    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Count and log a fault. Stops the run where the policy says so and returns why; None: go on."""
-        self._faults.note(where, error)
-        return self.stop_after(where, error, run_id, agent)
-
-    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
-        """Like ``fault``, for a fault that is already counted."""
-        if self.goes_on_after(error):
-            return None
-        try:
-            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
-        except Exception as second:
-            self._faults.note("stopping", second)
-            return None
-
-    def goes_on_after(self, error: Exception) -> bool:
-        """Whether a call is made that could not be judged.
-
-        A fault of the store follows ``on_outage``, any other ``on_guard_error``.
-        """
-        if not self._deciding.enforces:
-            return True
-        if isinstance(error, StoreError | StoreOutage):
-            return self._policy.on_outage == "open"
-        return self._policy.on_guard_error == "allow"
-
-    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Like ``fault``, for a call that is about to be made. It returns a reason to refuse the call even where the
-        run could not begin.
-        """
-        trip = self.fault(where, error, run_id, agent)
-        if trip is None and not self.goes_on_after(error):
-            try:
-                at = self._clock()
-            except Exception as second:  # the call is refused all the same
-                self._faults.note("the clock", second)
-                at = 0.0
-            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self._policy, at)
-            self._trips.append(trip)
-        return trip
-
-    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
-        """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
-        run = self._runs.get(run_id)
-        if run is None or run.stopped is not None:
-            return run.stopped if run else None
-        event = ModelCall(run_id, ROOT_LANE, agent, self._clock())
-        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
-        return self._deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
-
-
-# ---- Breakers of tools, across runs. With a shared store, all workers share them.
-#
-# The copy here answers at once. Changes go to the store in order with everything else, and what other workers changed
-# comes back with the next reservation. Only the one probe of an open breaker is awaited.
+# ---- Breakers of tools, across runs
 
 _TOOLS_KEPT: Final = 4_096
 
 
 class Breakers:
-    """One breaker per tool, made when the tool first raises or times out."""
+    """One breaker per tool, made when the tool first raises or times out. With a shared store, all workers share them.
+
+    The copy here answers at once. Changes go to the store in order with everything else, and what other workers changed
+    comes back with the next reservation. Only the one probe of an open breaker is awaited.
+    """
 
     def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float, min_runs: int) -> None:
         self._ledger, self._threshold, self._reset_after_s, self._min_runs = ledger, threshold, reset_after_s, min_runs
@@ -543,13 +548,7 @@ class Breakers:
         return breaker
 
 
-# ---- What a person should know of a guard's work, as alerts: stops, thresholds, growth, a store that is away,
-#      breakers, the kill switch.
-#
-# Each is sent once per rule, scope and period, over all workers that share a store. An alert is also sent when the
-# cause
-# is over, so that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers of
-# tools.
+# ---- What a person should know of a guard's work, as alerts
 
 _HOUR: Final = 3_600.0
 _DAY: Final = 86_400.0
@@ -557,7 +556,12 @@ _LONGEST: Final = 30 * _DAY
 
 
 class Alarms:
-    """The alerts of one guard."""
+    """The alerts of one guard: stops, thresholds, growth, a store that is away, breakers, the kill switch.
+
+    Each is sent once per rule, scope and period, over all workers that share a store. An alert is also sent when the
+    cause is over, so that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers
+    of tools.
+    """
 
     def __init__(self, settings: AlertSettings, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._alerts, self._ledger, self._clock = Alerts(settings), ledger, clock
@@ -828,17 +832,17 @@ def _facts_of(status: BudgetStatus) -> dict[str, Fact]:
     }
 
 
-# ---- Refused summaries: the framework wanted to compact a session's history after a run, and the guard refused that
-#      model call.
-#
-# The run has given its answer, so nothing is stopped. But the history stays as long as it is, and every later call pays
-# for it. Frameworks try again after each run, so a refusal is reported once per session.
+# ---- Refused summaries: the guard refused the model call by which a framework compacts a history
 
 _SESSIONS_KEPT: Final = 10_000
 
 
 class RefusedSummaries:
-    """Which sessions were reported. Safe to use from many threads."""
+    """Which sessions were reported. Safe to use from many threads.
+
+    The run has given its answer, so nothing is stopped. But the history stays as long as it is, and every later call
+    pays for it. Frameworks try again after each run, so a refusal is reported once per session.
+    """
 
     def __init__(self, alarms: Alarms | None) -> None:
         self._alarms = alarms
@@ -861,9 +865,8 @@ class RefusedSummaries:
             limit = against_limit(finding.observed, finding.unit, finding.limit)
         _log.warning(
             "runguard.compaction_refused: the history of session %s/%s/%s %s compacted: %s, %s. Runs go on "
-            "with the full history, which makes their calls more "
-            "expensive. Raise the limit, or compact with a cheaper model; further refusals for this session "
-            "are not reported",
+            "with the full history, which makes their calls more expensive. Raise the limit, or compact with a "
+            "cheaper model; further refusals for this session are not reported",
             *(info.app, info.user, info.session, verb, finding.rule, limit),
         )
         if self._alarms is not None:
@@ -878,8 +881,7 @@ class RefusedSummaries:
             return True
 
 
-# ---- Which outlets receive the decisions and trips of a guard: the journal of the run, the log, callbacks, alerts,
-#      telemetry and the store.
+# ---- Which outlets receive the decisions and trips of a guard
 
 _LOUD_RULES: Final = ("budget", "context", "growth")
 

@@ -1,4 +1,8 @@
-"""The state of running runs and of their lanes, with the rules of each lane. The guard drops it when the run ends."""
+"""The state of running runs and of their lanes, and the rules of each lane.
+
+``engine/guard`` makes a ``Run`` when a run starts and drops it when the run ends. The other files of ``engine``, the
+adapters and ``replay`` read and change it. ``LaneKeeper`` opens and closes lanes with the detectors of ``LaneRules``.
+"""
 
 import json
 import os
@@ -51,11 +55,14 @@ from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, ORDERS, REWORDE
 from runguard.policy.tools import Tools
 from runguard.reporting.journal import Journal
 
-# ---- A run or a lane that a trip can stop. The only place that writes ``stopped``.
+# ---- The state of one root run, and of each of its lanes
 
 
 class Stoppable:
-    """``stopped`` is the trip in force, or None. A stop stays until ``lift``."""
+    """A run or a lane that a trip can stop. The only place that writes ``stopped``.
+
+    ``stopped`` is the trip in force, or None. A stop stays until ``lift``.
+    """
 
     __slots__ = ("stopped",)
 
@@ -72,161 +79,6 @@ class Stoppable:
 
     def is_stopped_by(self, trip: Trip) -> bool:
         return self.stopped is not None and self.stopped.id == trip.id
-
-
-# ---- The tool calls of a run that have a price: what is held for each, until it has answered.
-
-
-@dataclass(slots=True)
-class Bill:
-    """A tool call that is being paid: what is held for it, and the price of the rule it began under."""
-
-    charge: Charge
-    tool: str
-    price: Any
-    bound: int  # nano-USD
-
-
-@dataclass(slots=True)
-class ToolBills:
-    """The priced tool calls of one run."""
-
-    open: dict[str, Bill] = field(default_factory=dict)  # by the id of the call
-    refused: dict[str, str] = field(default_factory=dict)  # tool -> the response in which a budget refused it first
-
-
-# ---- How large the prompts of each session are, kept from one run to the next: a user's new message does not make
-#      the history smaller.
-#
-# Bounded: the sessions that were used last are kept. With a shared store, every run adds a record of its session when
-# it
-# ends, and reads the last record when it begins, so that another worker goes on from there. Where the store does not
-# answer, a run goes on with what this process knows.
-
-KIND: Final = "growth"  # of the records
-SESSIONS_KEPT: Final = 1_024
-_VERSION: Final = 1
-_NUMBERS_KEPT: Final = 4_096  # in one record
-
-
-class SessionGrowth:
-    """The prompts of one session, by agent."""
-
-    __slots__ = ("recorded", "sizes", "warned")
-
-    def __init__(self) -> None:
-        self.sizes: Sizes = OrderedDict()
-        self.warned = False  # the growth warning was given
-        self.recorded = ""  # what the store has
-
-    def dump(self, events: int) -> dict[str, Any]:
-        """As plain data. The agents that were used last are kept."""
-        agents = [[place, agent, *sizes.dump()] for (place, agent), sizes in list(self.sizes.items())]
-        return {
-            "v": _VERSION,
-            "events": events,
-            "warned": self.warned,
-            "agents": agents[-max(_NUMBERS_KEPT // events, 1) :],
-        }
-
-    def learn(self, record: Any, events: int) -> None:
-        """Take over what a record knows better than we do.
-
-        One that cannot be read, or counts otherwise, says nothing.
-        """
-        try:
-            if record["v"] != _VERSION or record["events"] != events:
-                return
-            known = {
-                (str(place), str(agent)): PromptSizes.load(events, *sizes) for place, agent, *sizes in record["agents"]
-            }
-            self.warned = self.warned or record["warned"] is True
-        except (KeyError, TypeError, ValueError):
-            return
-        for key, sizes in known.items():
-            mine = self.sizes.get(key)
-            if mine is None or mine.seen < sizes.seen:
-                self.sizes[key] = sizes
-
-
-class SessionGrowths:
-    """The sessions of one guard. Safe to use from many threads."""
-
-    def __init__(self, policy: Policy, ledger: Ledger) -> None:
-        rungs = policy.rungs("growth") or Rungs()
-        self._ledger, self._events, self._stops = ledger, policy.cost_baseline_events, rungs.stop is not None
-        self._is_shared = ledger.is_shared and rungs != Rungs() and policy.mode != "off"
-        self._sessions = Newest[tuple[str, str, str], SessionGrowth](SESSIONS_KEPT)
-        self._lock = threading.Lock()
-
-    def share(self, other: "SessionGrowths") -> None:
-        """Know what another guard knows, unless it counts over another number of prompts."""
-        if self._events == other._events:
-            self._sessions, self._lock = other._sessions, other._lock
-
-    def of(self, info: RunInfo) -> SessionGrowth:
-        """The session of a run. A run without a session is a session of its own."""
-        if not info.session:
-            return SessionGrowth()
-        key = (info.app, info.user, info.session)
-        with self._lock:
-            found = self._sessions.get(key)
-            if found is None:
-                found = self._sessions[key] = SessionGrowth()
-            else:
-                self._sessions.move_to_end(key)
-        return found
-
-    async def recall(self, info: RunInfo) -> None:
-        """A run is about to begin: read what other workers know of its session. Waits for the store only where growth
-        can stop the run.
-        """
-        if not self._is_shared or not info.session:
-            return
-        session, name, events = self.of(info), _name(info), self._events
-
-        def read(store: StoreSession) -> None:
-            for _, text in store.about(KIND, name, last=1):
-                session.recorded = text
-                session.learn(_parsed(text), events)
-
-        if not self._stops:
-            self._ledger.tell(read)
-            return
-        try:
-            await self._ledger.ask(read, again=True)
-        except (StoreOutage, StoreError):
-            return  # the accounts report an outage
-
-    def record(self, info: RunInfo, session: SessionGrowth) -> None:
-        """A run has ended: hand what is known of its session to the store."""
-        if not self._is_shared or not info.session or not (session.sizes or session.recorded):
-            return
-        text, name = json.dumps(session.dump(self._events)), _name(info)
-        if text != session.recorded:
-            session.recorded = text
-            self._ledger.tell(lambda store: store.append(KIND, name, text))
-
-    def forget(self, info: RunInfo) -> None:
-        """Start anew with this session."""
-        session = self.of(info)
-        session.sizes.clear()
-        session.warned = False
-        self.record(info, session)
-
-
-def _name(info: RunInfo) -> str:
-    return json.dumps([info.app, info.user, info.session])
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-# ---- The state of one running root run, and of each of its lanes. The guard drops it when the run ends.
 
 
 class Lane(Stoppable):
@@ -387,7 +239,7 @@ class Run(Stoppable):
         policy: Policy,
         tools: Tools,
         run_costs: RunCosts,
-        growth: SessionGrowth,
+        growth: "SessionGrowth",
         *,
         watches_orders: bool,
     ) -> None:
@@ -427,7 +279,7 @@ class Run(Stoppable):
         self.claimed_elsewhere: set[bytes] = set()  # side effects that another worker has done or is doing
         # side effects that could not be claimed, because the store did not answer
         self.unchecked_once: set[bytes] = set()
-        # and by which call; side effects on their way: an equal call of the same response must not run too
+        # side effects on their way, and by which call: an equal call of the same response must not run too
         self.pending_once: dict[bytes, str] = {}
         self.deadline = Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
         whole: list[Detector | None] = [
@@ -538,59 +390,28 @@ def parallel_part(branch: str) -> str:
     return ".".join(parts[named:])
 
 
-# ---- Which detectors of a lane are called for an event.
-
-Observe = Callable[[Any], Finding | None]
-_Pick = Callable[[Sequence[Any]], Sequence[Any]]
+# ---- The tool calls of a run that have a price
 
 
-class Observers(NamedTuple):
-    """The detectors that see one kind of event, in their order."""
+@dataclass(slots=True)
+class Bill:
+    """A tool call that is being paid: what is held for it, and the price of the rule it began under."""
 
-    every: Sequence[Observe] = ()
-    # For a plain event: those that do not rest, and the records of the others. While these are empty, they rest.
-    awake: Sequence[Observe] = ()
-    records: Sequence[Sized] = ()
-
-
-NO_OBSERVERS: Final = Observers()
-_PLANS_KEPT: Final = 256
-_plans: Final[dict[tuple[type, ...], list[tuple[type, _Pick, _Pick, _Pick]]]] = {}  # policies are few
+    charge: Charge
+    tool: str
+    price: Any
+    bound: int  # nano-USD
 
 
-def dispatch(detectors: Sequence[Detector]) -> dict[type, Observers]:
-    """By kind of event, the detectors that see it."""
-    kinds = tuple([type(detector) for detector in detectors])
-    plan = _plans.get(kinds)
-    if plan is None:
-        if len(_plans) >= _PLANS_KEPT:
-            _plans.clear()
-        plan = _plans[kinds] = [*_planned(kinds)]
-    observes = [detector.observe for detector in detectors]
-    records = [getattr(detector, "record", ()) for detector in detectors]
-    return {event: Observers(every(observes), awake(observes), kept(records)) for event, every, awake, kept in plan}
+@dataclass(slots=True)
+class ToolBills:
+    """The priced tool calls of one run, each until it has answered."""
+
+    open: dict[str, Bill] = field(default_factory=dict)  # by the id of the call
+    refused: dict[str, str] = field(default_factory=dict)  # tool -> the response in which a budget refused it first
 
 
-def _planned(kinds: Sequence[type[Detector]]) -> Iterator[tuple[type, _Pick, _Pick, _Pick]]:
-    places: dict[type, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        for event in kind.sees:
-            places.setdefault(event, []).append(place)
-    for event, every in places.items():
-        resting = [place for place in every if event in getattr(kinds[place], "rests", ())]
-        # a record that belongs to the class is always empty
-        kept = [place for place in resting if getattr(kinds[place], "record", None) != ()]
-        yield event, _pick(every), _pick([place for place in every if place not in resting]), _pick(kept)
-
-
-def _pick(places: list[int]) -> _Pick:
-    # of fewer than two places ``itemgetter`` would not give a sequence
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
-
-
-# ---- The detectors of one lane, as a policy sets them.
+# ---- The detectors of one lane, as a policy sets them
 
 
 def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
@@ -693,7 +514,7 @@ def _try_again_rungs(stall: Rungs) -> Rungs:
     return Rungs(nudge=nudge, stop=None if stall.stop is None else max(TRY_AGAIN.stop or 0, stall.stop))
 
 
-# ---- Opens and closes the lanes of a run: parallel branches, and agents that a model has called.
+# ---- The lanes of a run, opened and closed: parallel branches, and agents that a model has called
 
 _LANES_KEPT: Final = 4_096  # open at once in one run
 _NAMES_KEPT: Final = 256  # of closed lanes
@@ -769,3 +590,185 @@ class LaneKeeper:
         own = self.rules.detectors(self._tools.is_polling, known, key)
         made = run.detectors + own  # those of the whole run first, shared by all its lanes
         return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)
+
+
+# ---- Which detectors of a lane are called for an event
+
+Observe = Callable[[Any], Finding | None]
+_Pick = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class Observers(NamedTuple):
+    """The detectors that see one kind of event, in their order."""
+
+    every: Sequence[Observe] = ()
+    # For a plain event: those that do not rest, and the records of the others. While these are empty, they rest.
+    awake: Sequence[Observe] = ()
+    records: Sequence[Sized] = ()
+
+
+NO_OBSERVERS: Final = Observers()
+_PLANS_KEPT: Final = 256
+_plans: Final[dict[tuple[type, ...], list[tuple[type, _Pick, _Pick, _Pick]]]] = {}  # policies are few
+
+
+def dispatch(detectors: Sequence[Detector]) -> dict[type, Observers]:
+    """By kind of event, the detectors that see it."""
+    kinds = tuple([type(detector) for detector in detectors])
+    plan = _plans.get(kinds)
+    if plan is None:
+        if len(_plans) >= _PLANS_KEPT:
+            _plans.clear()
+        plan = _plans[kinds] = [*_planned(kinds)]
+    observes = [detector.observe for detector in detectors]
+    records = [getattr(detector, "record", ()) for detector in detectors]
+    return {event: Observers(every(observes), awake(observes), kept(records)) for event, every, awake, kept in plan}
+
+
+def _planned(kinds: Sequence[type[Detector]]) -> Iterator[tuple[type, _Pick, _Pick, _Pick]]:
+    places: dict[type, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        for event in kind.sees:
+            places.setdefault(event, []).append(place)
+    for event, every in places.items():
+        resting = [place for place in every if event in getattr(kinds[place], "rests", ())]
+        # a record that belongs to the class is always empty
+        kept = [place for place in resting if getattr(kinds[place], "record", None) != ()]
+        yield event, _pick(every), _pick([place for place in every if place not in resting]), _pick(kept)
+
+
+def _pick(places: list[int]) -> _Pick:
+    # of fewer than two places ``itemgetter`` would not give a sequence
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
+
+
+# ---- How large the prompts of each session are, kept from one run to the next
+
+_RECORDS: Final = "growth"  # their kind in the store
+SESSIONS_KEPT: Final = 1_024
+_VERSION: Final = 1
+_NUMBERS_KEPT: Final = 4_096  # in one record
+
+
+class SessionGrowth:
+    """The prompts of one session, by agent."""
+
+    __slots__ = ("recorded", "sizes", "warned")
+
+    def __init__(self) -> None:
+        self.sizes: Sizes = OrderedDict()
+        self.warned = False  # the growth warning was given
+        self.recorded = ""  # what the store has
+
+    def dump(self, events: int) -> dict[str, Any]:
+        """As plain data. The agents that were used last are kept."""
+        agents = [[place, agent, *sizes.dump()] for (place, agent), sizes in list(self.sizes.items())]
+        return {
+            "v": _VERSION,
+            "events": events,
+            "warned": self.warned,
+            "agents": agents[-max(_NUMBERS_KEPT // events, 1) :],
+        }
+
+    def learn(self, record: Any, events: int) -> None:
+        """Take over what a record knows better than we do.
+
+        One that cannot be read, or counts otherwise, says nothing.
+        """
+        try:
+            if record["v"] != _VERSION or record["events"] != events:
+                return
+            known = {
+                (str(place), str(agent)): PromptSizes.load(events, *sizes) for place, agent, *sizes in record["agents"]
+            }
+            self.warned = self.warned or record["warned"] is True
+        except (KeyError, TypeError, ValueError):
+            return
+        for key, sizes in known.items():
+            mine = self.sizes.get(key)
+            if mine is None or mine.seen < sizes.seen:
+                self.sizes[key] = sizes
+
+
+class SessionGrowths:
+    """The sessions of one guard that were used last. Safe to use from many threads.
+
+    A user's new message does not make the history smaller, so a run goes on with the prompt sizes of its session. With
+    a shared store, every run adds a record of its session when it ends, and reads the last record when it begins, so
+    that another worker goes on from there. Where the store does not answer, a run goes on with what this process knows.
+    """
+
+    def __init__(self, policy: Policy, ledger: Ledger) -> None:
+        rungs = policy.rungs("growth") or Rungs()
+        self._ledger, self._events, self._stops = ledger, policy.cost_baseline_events, rungs.stop is not None
+        self._is_shared = ledger.is_shared and rungs != Rungs() and policy.mode != "off"
+        self._sessions = Newest[tuple[str, str, str], SessionGrowth](SESSIONS_KEPT)
+        self._lock = threading.Lock()
+
+    def share(self, other: "SessionGrowths") -> None:
+        """Know what another guard knows, unless it counts over another number of prompts."""
+        if self._events == other._events:
+            self._sessions, self._lock = other._sessions, other._lock
+
+    def of(self, info: RunInfo) -> SessionGrowth:
+        """The session of a run. A run without a session is a session of its own."""
+        if not info.session:
+            return SessionGrowth()
+        key = (info.app, info.user, info.session)
+        with self._lock:
+            found = self._sessions.get(key)
+            if found is None:
+                found = self._sessions[key] = SessionGrowth()
+            else:
+                self._sessions.move_to_end(key)
+        return found
+
+    async def recall(self, info: RunInfo) -> None:
+        """A run is about to begin: read what other workers know of its session. Waits for the store only where growth
+        can stop the run.
+        """
+        if not self._is_shared or not info.session:
+            return
+        session, name, events = self.of(info), _session_name(info), self._events
+
+        def read(store: StoreSession) -> None:
+            for _, text in store.about(_RECORDS, name, last=1):
+                session.recorded = text
+                session.learn(_parsed(text), events)
+
+        if not self._stops:
+            self._ledger.tell(read)
+            return
+        try:
+            await self._ledger.ask(read, again=True)
+        except (StoreOutage, StoreError):
+            return  # the accounts report an outage
+
+    def record(self, info: RunInfo, session: SessionGrowth) -> None:
+        """A run has ended: hand what is known of its session to the store."""
+        if not self._is_shared or not info.session or not (session.sizes or session.recorded):
+            return
+        text, name = json.dumps(session.dump(self._events)), _session_name(info)
+        if text != session.recorded:
+            session.recorded = text
+            self._ledger.tell(lambda store: store.append(_RECORDS, name, text))
+
+    def forget(self, info: RunInfo) -> None:
+        """Start anew with this session."""
+        session = self.of(info)
+        session.sizes.clear()
+        session.warned = False
+        self.record(info, session)
+
+
+def _session_name(info: RunInfo) -> str:
+    return json.dumps([info.app, info.user, info.session])
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

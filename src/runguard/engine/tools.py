@@ -1,4 +1,8 @@
-"""Tool calls: whether one may run, what its answer means, side effects that happen once, and prices of tools."""
+"""Tool calls: whether one may run, what it costs, and what its answer means.
+
+``engine/guard`` asks ``ToolGate`` before a call, ``ToolPrices`` for its price, and ``Answers`` when it has answered.
+``Once`` knows the side effects that must not happen twice.
+"""
 
 import asyncio
 import logging
@@ -27,189 +31,12 @@ from runguard.policy.settings import Policy, ToolRule
 from runguard.policy.tools import Tools
 from runguard.pricing.rates import Usage
 
-# ---- What the answers of tools mean: which are failures, which are news, which count.
-
 _log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
-_OK, _EMPTY, _FAILED, _ERROR, _REFUSED_ANSWER = (
-    Outcome.OK,
-    Outcome.EMPTY,
-    Outcome.FAILED,
-    Outcome.ERROR,
-    Outcome.REFUSED,
-)
-# Tools by which an agent writes to itself, answered by a short "noted". They are not work: a thought between two
-# failures is not progress.
-_NOTES: Final = re.compile(
-    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?"
-    r"|(?:update|write|set|save)_?plan",
-    re.IGNORECASE,
-)
-_NOTE_BYTES: Final = 194
-_STATUS_BYTES: Final = 194  # a longer answer is more than a status
+_BLOCK = Action.BLOCK
+_OK, _EMPTY, _FAILED, _ERROR, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.ERROR, Outcome.REFUSED
 
-
-class Answers:
-    """Reads answers by a policy.
-
-    ``report`` is called when a call that holds a permit of a breaker has an answer, ``settle_once`` when a call of a
-    ``once`` tool has ended, ``close_price`` when a call of a tool with a price has an answer.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        tools: Tools,
-        report: Callable[[Run, Answer, float], None],
-        settle_once: Callable[[Run, bytes, bool], None],
-        close_price: Callable[[Run, Answer], None],
-    ) -> None:
-        self._policy, self._tools = policy, tools
-        self._report_answer, self._settle_once, self._close_price = report, settle_once, close_price
-        self._max_chars = policy.max_tool_result_chars or 0
-        self._normalizes = bool(policy.tool_result_normalizer)
-        self._counts_unfinished = policy.max_identical_tool_results is not None
-
-    def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
-        """What each answer means and whether it is news."""
-        kept: list[Answer] = []
-        pairs: list[tuple[bytes, int]] = []
-        calls: list[bytes] = []
-        agent, context, known = event.agent, lane.context, self._tools.known
-        is_plain = True
-        for a in event.answers:
-            tool = a.tool
-            rule = known[tool] if tool in known else self._tools.rule(tool)
-            if run.permits:
-                self._report_answer(run, a, event.at)
-            if run.bills is not None:
-                self._close_price(run, a)
-            if rule is not None and rule.exempt:
-                # a refused call claimed nothing: the claim belongs to another one
-                if rule.once and a.outcome is not _REFUSED_ANSWER:
-                    self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
-                continue
-            kept.append(a)
-            if a.outcome is _REFUSED_ANSWER:
-                is_plain = False
-                if a.counted:
-                    calls.append(a.call)
-                continue
-            if self._max_chars:
-                a.chars = size_of(a.value, 2 * self._max_chars)
-            raw = a.value
-            if rule is not None or self._normalizes:
-                a.value = self._normalized(a, rule)
-            value = a.value
-            outcome: Outcome | None = a.outcome
-            if outcome is None:
-                outcome, a.failure = classify(raw)
-                a.outcome = outcome
-            elif outcome is _ERROR and type(raw) is str and says_missing(raw):
-                outcome, a.failure = _EMPTY, MISSING  # raised or answered: an item that was looked up is missing
-                a.outcome = outcome
-            missing = outcome is _EMPTY and a.failure == MISSING
-            if missing:
-                a.failure = ""
-            if outcome in FAILURES:
-                event.failures = True
-                a.lacks_arguments = lacks_arguments(a.args, answer_text(raw))
-                if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
-                    a.failure = failure_class(answer_text(value))
-                if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
-                    a.failure = f"{a.failure}\0{items}"
-            a.answer, new = lane.book.name(a.call, value, agent)
-            size = lane.book.size
-            a.size = size if value is raw else 0
-            # an answer with fewer characters than the window has tokens needs no second look
-            if (
-                context is not None
-                and (size < 0 or (0 < context.limit < size and size > context.suspicious_chars))
-                and not a.chars
-            ):
-                a.chars = size_of(raw, 8 * context.limit)
-            good = outcome is _OK or outcome is _EMPTY
-            if self._counts_unfinished and good and (outcome is _EMPTY or a.failure or is_unfinished(raw)):
-                a.unfinished = digest(mask(answer_text(value))).hex()
-            if rule is not None:
-                self._apply_rule(run, lane, event, a, rule, good and not missing)
-            if new and good and size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
-                a.counted = new = False  # neither news nor a step
-                a.is_note = True
-            if a.counted:
-                calls.append(a.call)
-                pairs.append((a.call, a.answer))
-                a.is_long = not 0 <= size <= _STATUS_BYTES and not is_unfinished(raw)
-            if outcome is not _OK or a.failure or a.chars or not a.counted:
-                is_plain = False
-            if new:
-                event.news = True
-                event.progress = event.progress or (good and not a.hands_over and not a.failure)
-        event.answers, event.is_plain = kept, is_plain and event.progress
-        event.pairs = frozenset(pairs)
-        event.calls = frozenset(calls)
-
-    def settle_effects(self, run: Run, event: ToolResults) -> None:
-        """Answers from a journal, whose outcome is known: which side effects were done."""
-        for a in event.answers:
-            if run.bills is not None:
-                self._close_price(run, a)
-            effect = self._tools.effect_of(a)
-            if effect and a.outcome is not _REFUSED_ANSWER:
-                self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
-
-    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
-        a.counted = not (rule.polling or rule.paging)
-        if rule.once:
-            self._settle_once(run, a.once or a.call, good)
-        if good and rule.writes:
-            lane.book.forget_pairs()
-            event.news = event.progress = True
-
-    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
-        normalizer = self._policy.tool_result_normalizer.get(a.tool)
-        value = a.value
-        if normalizer is not None:
-            try:
-                value = normalizer(value)
-            except Exception:  # the user's function failed on this answer: the answer itself still identifies
-                _log.warning(
-                    "runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared",
-                    a.tool,
-                    exc_info=True,
-                )
-        if rule is None:
-            return value
-        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
-            a.outcome = _FAILED
-        if rule.volatile and type(value) is dict:
-            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
-        return value
-
-
-def _declared_failure(failed: Any, value: object) -> bool:
-    if callable(failed):
-        try:
-            return bool(failed(value))
-        except Exception:
-            _log.warning(
-                "runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it",
-                exc_info=True,
-            )
-            return False
-    if type(value) is not dict:
-        return False
-    for key, wanted in failed.items():
-        actual = value.get(key)
-        options = wanted if isinstance(wanted, list | tuple) else [wanted]
-        if type(actual) in (str, int, float, bool) and actual in options:
-            return True
-    return False
-
-
-# ---- Side effects that happen once per session. With a shared store, once over all workers.
-#
-# What this process has done is known at once. The claim of a side effect in a shared store is awaited.
+# ---- Side effects that happen once per session
 
 _SESSIONS_KEPT: Final = 10_000
 _ONCE_PER_SESSION: Final = 1_000
@@ -217,7 +44,10 @@ _FINISH_S: Final = 5.0
 
 
 class Once:
-    """The side effects that were done in each session."""
+    """The side effects that were done in each session. With a shared store they happen once over all workers.
+
+    What this process has done is known at once. The claim of a side effect in a shared store is awaited.
+    """
 
     def __init__(self, ledger: Ledger, claim_seconds: float) -> None:
         self._ledger, self._claim_seconds = ledger, claim_seconds
@@ -290,9 +120,7 @@ def _claim_key(info: RunInfo, call: bytes) -> str:
     return f"{scope_part(info.app)}/{scope_part(info.user)}/{scope_part(info.session)}/{call.hex()}"
 
 
-# ---- Whether one tool call may run: its side effect happens once, and the breaker of the tool is closed.
-
-_BLOCK, _REFUSED = Action.BLOCK, Outcome.REFUSED
+# ---- Whether one tool call may run: its side effect happens once, and the breaker of the tool is closed
 
 
 class ToolGate:
@@ -396,17 +224,18 @@ class ToolGate:
         self._breakers.report(tool, permit, False, self._clock(), run.info.run)
 
 
-# ---- The price of a tool call: reserved before the tool runs, settled when it has answered.
-#
-# A fixed price is booked as it is, also when the tool raised: the call was made. A price that is a function is reserved
-# at its ``price_bound`` and settled at what the function returns for the arguments and the answer; a tool that raised
-# shows it the exception. A call that was not executed costs nothing.
+# ---- The price of a tool call: reserved before the tool runs, settled when it has answered
 
-_NOT_EXECUTED: Final = frozenset({Outcome.REFUSED, Outcome.UNKNOWN_TOOL})
+_NOT_EXECUTED: Final = frozenset({_REFUSED, Outcome.UNKNOWN_TOOL})
 
 
 class ToolPrices:
-    """Reserves and settles the prices of one guard's tools."""
+    """Reserves and settles the prices of one guard's tools.
+
+    A fixed price is booked as it is, also when the tool raised: the call was made. A price that is a function is
+    reserved at its ``price_bound`` and settled at what the function returns for the arguments and the answer; a tool
+    that raised shows it the exception. A call that was not executed costs nothing.
+    """
 
     def __init__(
         self,
@@ -626,3 +455,174 @@ def _nano(dollars: object) -> int:
 def _unknown_price(event: ToolCall, fault: str) -> Finding:
     detail = f"the price_bound function of tool '{event.tool}' {fault}"
     return Finding("unpriced", _BLOCK, 1, 0, "tools without a price", "call", event.tool, event.tool, detail)
+
+
+# ---- What the answers of tools mean: which are failures, which are news, which count
+
+# Tools by which an agent writes to itself, answered by a short "noted". They are not work: a thought between two
+# failures is not progress.
+_NOTES: Final = re.compile(
+    r"(?:sequential_?)?think(?:ing)?|(?:log_|record_)?thoughts?|scratchpad|todo_?write|update_?todos?"
+    r"|(?:update|write|set|save)_?plan",
+    re.IGNORECASE,
+)
+_NOTE_BYTES: Final = 194
+_STATUS_BYTES: Final = 194  # a longer answer is more than a status
+
+
+class Answers:
+    """Reads answers by a policy.
+
+    ``report`` is called when a call that holds a permit of a breaker has an answer, ``settle_once`` when a call of a
+    ``once`` tool has ended, ``close_price`` when a call of a tool with a price has an answer.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        tools: Tools,
+        report: Callable[[Run, Answer, float], None],
+        settle_once: Callable[[Run, bytes, bool], None],
+        close_price: Callable[[Run, Answer], None],
+    ) -> None:
+        self._policy, self._tools = policy, tools
+        self._report_answer, self._settle_once, self._close_price = report, settle_once, close_price
+        self._max_chars = policy.max_tool_result_chars or 0
+        self._normalizes = bool(policy.tool_result_normalizer)
+        self._counts_unfinished = policy.max_identical_tool_results is not None
+
+    def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
+        """What each answer means and whether it is news."""
+        kept: list[Answer] = []
+        pairs: list[tuple[bytes, int]] = []
+        calls: list[bytes] = []
+        agent, context, known = event.agent, lane.context, self._tools.known
+        is_plain = True
+        for a in event.answers:
+            tool = a.tool
+            rule = known[tool] if tool in known else self._tools.rule(tool)
+            if run.permits:
+                self._report_answer(run, a, event.at)
+            if run.bills is not None:
+                self._close_price(run, a)
+            if rule is not None and rule.exempt:
+                # a refused call claimed nothing: the claim belongs to another one
+                if rule.once and a.outcome is not _REFUSED:
+                    self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
+                continue
+            kept.append(a)
+            if a.outcome is _REFUSED:
+                is_plain = False
+                if a.counted:
+                    calls.append(a.call)
+                continue
+            if self._max_chars:
+                a.chars = size_of(a.value, 2 * self._max_chars)
+            raw = a.value
+            if rule is not None or self._normalizes:
+                a.value = self._normalized(a, rule)
+            value = a.value
+            outcome: Outcome | None = a.outcome
+            if outcome is None:
+                outcome, a.failure = classify(raw)
+                a.outcome = outcome
+            elif outcome is _ERROR and type(raw) is str and says_missing(raw):
+                outcome, a.failure = _EMPTY, MISSING  # raised or answered: an item that was looked up is missing
+                a.outcome = outcome
+            missing = outcome is _EMPTY and a.failure == MISSING
+            if missing:
+                a.failure = ""
+            if outcome in FAILURES:
+                event.failures = True
+                a.lacks_arguments = lacks_arguments(a.args, answer_text(raw))
+                if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
+                    a.failure = failure_class(answer_text(value))
+                if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
+                    a.failure = f"{a.failure}\0{items}"
+            a.answer, new = lane.book.name(a.call, value, agent)
+            size = lane.book.size
+            a.size = size if value is raw else 0
+            # an answer with fewer characters than the window has tokens needs no second look
+            if (
+                context is not None
+                and (size < 0 or (0 < context.limit < size and size > context.suspicious_chars))
+                and not a.chars
+            ):
+                a.chars = size_of(raw, 8 * context.limit)
+            good = outcome is _OK or outcome is _EMPTY
+            if self._counts_unfinished and good and (outcome is _EMPTY or a.failure or is_unfinished(raw)):
+                a.unfinished = digest(mask(answer_text(value))).hex()
+            if rule is not None:
+                self._apply_rule(run, lane, event, a, rule, good and not missing)
+            if new and good and size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:
+                a.counted = new = False  # neither news nor a step
+                a.is_note = True
+            if a.counted:
+                calls.append(a.call)
+                pairs.append((a.call, a.answer))
+                a.is_long = not 0 <= size <= _STATUS_BYTES and not is_unfinished(raw)
+            if outcome is not _OK or a.failure or a.chars or not a.counted:
+                is_plain = False
+            if new:
+                event.news = True
+                event.progress = event.progress or (good and not a.hands_over and not a.failure)
+        event.answers, event.is_plain = kept, is_plain and event.progress
+        event.pairs = frozenset(pairs)
+        event.calls = frozenset(calls)
+
+    def settle_effects(self, run: Run, event: ToolResults) -> None:
+        """Answers from a journal, whose outcome is known: which side effects were done."""
+        for a in event.answers:
+            if run.bills is not None:
+                self._close_price(run, a)
+            effect = self._tools.effect_of(a)
+            if effect and a.outcome is not _REFUSED:
+                self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
+
+    def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
+        a.counted = not (rule.polling or rule.paging)
+        if rule.once:
+            self._settle_once(run, a.once or a.call, good)
+        if good and rule.writes:
+            lane.book.forget_pairs()
+            event.news = event.progress = True
+
+    def _normalized(self, a: Answer, rule: ToolRule | None) -> object:
+        normalizer = self._policy.tool_result_normalizer.get(a.tool)
+        value = a.value
+        if normalizer is not None:
+            try:
+                value = normalizer(value)
+            except Exception:  # the user's function failed on this answer: the answer itself still identifies
+                _log.warning(
+                    "runguard.normalizer_failed: tool_result_normalizer[%r] raised; the whole answer is compared",
+                    a.tool,
+                    exc_info=True,
+                )
+        if rule is None:
+            return value
+        if a.outcome is None and rule.failed is not None and _declared_failure(rule.failed, a.value):
+            a.outcome = _FAILED
+        if rule.volatile and type(value) is dict:
+            value = {key: entry for key, entry in value.items() if key not in rule.volatile}
+        return value
+
+
+def _declared_failure(failed: Any, value: object) -> bool:
+    if callable(failed):
+        try:
+            return bool(failed(value))
+        except Exception:
+            _log.warning(
+                "runguard.failed_rule_failed: a tool's `failed` function raised; the answer is judged without it",
+                exc_info=True,
+            )
+            return False
+    if type(value) is not dict:
+        return False
+    for key, wanted in failed.items():
+        actual = value.get(key)
+        options = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if type(actual) in (str, int, float, bool) and actual in options:
+            return True
+    return False
