@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from runguard.core.decision import Decision
 from runguard.core.events import RunInfo
-from runguard.engine import resume as carried
-from runguard.engine import resume as paused
+from runguard.engine import resume
 from runguard.engine.guard import Guard
 from runguard.ledger.ledger import StoreError
 from runguard.policy import Policy
@@ -83,7 +82,7 @@ def record_of(driver: Any) -> Any:
     """What a store would hand to another worker."""
     run = driver.guard.runs["run"]
     run.pauses += 1
-    return json.loads(json.dumps({**run.snapshot(driver.now), carried.KEY: carried.dump(run)}, default=str))
+    return json.loads(json.dumps({**run.snapshot(driver.now), resume.CARRIED: resume.dump_run(run)}, default=str))
 
 
 @given(steps=st.lists(STEPS, max_size=40), away=st.integers(0, 10_000))
@@ -93,8 +92,8 @@ def test_what_was_used_survives_a_record(steps: list[tuple[Any, ...]], away: int
     record = record_of(here)
     there.now = here.now + away
     run = there.guard.runs["run"]
-    carried.load(run, record, there.now)
-    assert carried.dump(run) == carried.dump(here.guard.runs["run"])
+    resume.load_run(run, record, there.now)
+    assert resume.dump_run(run) == resume.dump_run(here.guard.runs["run"])
     mine, theirs = run.snapshot(there.now), here.guard.runs["run"].snapshot(here.now)
     assert {**mine, "growth": {}} == {**theirs, "growth": {}}, "what loop rules remember stays where it was seen"
 
@@ -109,11 +108,11 @@ def test_a_damaged_record_is_an_error_of_the_store(damage: Any, data: st.DataObj
     here = Driver(**LIMITS)
     play(here, [("model", 3), ("tool", "fetch", 1, "same")])
     record = record_of(here)
-    place = data.draw(st.sampled_from([record, record[carried.KEY]]))
+    place = data.draw(st.sampled_from([record, record[resume.CARRIED]]))
     place[data.draw(st.sampled_from(sorted(place)))] = damage
     run = Driver(**LIMITS).guard.runs["run"]
     with contextlib.suppress(StoreError):  # and nothing else
-        carried.load(run, record, 2_000.0)
+        resume.load_run(run, record, 2_000.0)
     assert min(run.spend.model_calls, run.spend.tool_calls, run.nudges, run.model_calls.count) >= 0  # type: ignore[union-attr]
 
 
@@ -122,8 +121,8 @@ def test_a_damaged_record_is_an_error_of_the_store(damage: Any, data: st.DataObj
 )
 def test_the_number_kept_is_bounded(orders: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paused, "WAITING_KEPT", 3)
-        patch.setattr(paused, "ENDED_KEPT", 2)
+        patch.setattr(resume, "WAITING_KEPT", 3)
+        patch.setattr(resume, "ENDED_KEPT", 2)
         guard = Guard(Policy.validated({"max_usd": 1, "clock": lambda: 0.0}, ""))
         kept: dict[str, list[str]] = {"keep": [], "end": []}
         for order, number in orders:
@@ -165,4 +164,4 @@ def test_a_newer_count_here_is_not_lowered_by_an_older_record(drive: Any) -> Non
 
 def record_of_kept(driver: Any) -> Any:
     run = driver.guard.pauses.find("run")
-    return json.loads(json.dumps({**run.snapshot(driver.now), carried.KEY: carried.dump(run)}, default=str))
+    return json.loads(json.dumps({**run.snapshot(driver.now), resume.CARRIED: resume.dump_run(run)}, default=str))

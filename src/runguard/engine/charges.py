@@ -1,4 +1,9 @@
-"""The charge of a call: the accounts it goes on, their caps, guards inside guards, and refusals."""
+"""The charge of a call: the accounts it goes on, their caps, and why a budget refuses it.
+
+``engine/money`` finds the accounts of a call (``AccountFinder``) and opens its ``Charge``. The other files of
+``engine`` and the adapters pass the charge on until it is settled. From the bottom up: figures, budgets, charges,
+guards inside guards, refusals in words, caps, and the accounts of a call.
+"""
 
 import inspect
 import logging
@@ -41,7 +46,7 @@ from runguard.ledger.ledger import Account, Hold, Ledger, Refusal, Stop
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Rates, Unpriced, normalise
 
-# ---- Figures of spending: what one agent took from one model inside one tool, and their sums.
+# ---- Figures of spending: what one agent took from one model inside one tool, and their sums
 
 LINES_KEPT: Final = 256
 
@@ -113,7 +118,7 @@ def split_by(tally: Tally, position: int) -> dict[str, dict[str, Any]]:
     return {name: totals(entries) for name, entries in sorted(groups.items())}
 
 
-# ---- Budgets that share one account, and the scopes that they count by.
+# ---- Budgets that share one account, and the scopes that they count by
 
 NO_LIMIT: Final[Amount] = (UNLIMITED, UNLIMITED, UNLIMITED)
 
@@ -219,9 +224,9 @@ def parse_scope(kind: str, parts: list[str]) -> Scope | None:
     return None
 
 
-# ---- One call's way from reserve to settle: its accounts, its charge, and why one is denied.
+# ---- One call's way from reserve to settle: its accounts, its charge, and why one is denied
 
-_NONE: Final[frozenset[Any]] = frozenset()
+_NO_GUARDS: Final[frozenset[Any]] = frozenset()
 _NO_LINE: Final = ("", "", "")
 RecentCall = tuple[str, str, str, Entry]  # lane, agent and model of a call, and what it took
 
@@ -253,8 +258,8 @@ class AccountLines:
     def __post_init__(self) -> None:
         self.in_usd, self.may_stop, self.may_burn = (
             any(a.cap_usd < UNLIMITED for a in self.accounts),
-            any(m.stops for m in self.groups),
-            any(m.burns for m in self.groups),
+            any(group.stops for group in self.groups),
+            any(group.burns for group in self.groups),
         )
 
 
@@ -382,7 +387,8 @@ class Charge:
         self.home = home  # the Accounts that opened it
         # what guards around this one with the same ledger hold for the call: it is not held or recorded again
         self.around = around
-        self.covers: frozenset[Any] = _NONE  # Accounts of guards inside that hold nothing for one call because of this
+        # Accounts of guards inside that hold nothing for one call because of this
+        self.covers: frozenset[Any] = _NO_GUARDS
         self.agent, self.model, self.tool, self.lane = event.agent, event.model, event.tool, event.lane
         self.at, self.input, self.audio = event.at, event.input_tokens, event.audio_tokens
         self.max_output = max_output  # what was reserved for
@@ -445,10 +451,6 @@ class Denied:
     least: int = 0  # output tokens below which an answer was not worth asking for
 
 
-# The accounts of the call that is being made, from the outermost layer to the innermost.
-OWNERS: Final[ContextVar[tuple[Charge, ...]]] = ContextVar("runguard_owners", default=())
-
-
 def worst_of(charge: Charge) -> Amount:
     if charge.bound is not None:
         usd, tokens = charge.bound
@@ -489,8 +491,10 @@ def statuses_of(account: Account) -> list[BudgetStatus]:
     ]
 
 
-# ---- Guards around guards: one layer owns a call, so what a layer around it holds on an account is not held again.
+# ---- Guards around guards: what a layer around a call holds on an account is not held again
 
+# The charges of the call that is being made, from the outermost layer to the innermost.
+OWNERS: Final[ContextVar[tuple[Charge, ...]]] = ContextVar("runguard_owners", default=())
 # A charge covers one call of each guard inside. Calls that run at the same time must not all count on it.
 _covering: Final = threading.Lock()
 
@@ -535,9 +539,9 @@ def not_held_by(around: tuple[Charge, ...], lines: AccountLines) -> AccountLines
     if not any(account.key in held for account in lines.accounts):
         return lines
     kept = [
-        (a, m, limit)
-        for a, m, limit in zip(lines.accounts, lines.groups, lines.limits, strict=True)
-        if a.key not in held
+        (account, group, limit)
+        for account, group, limit in zip(lines.accounts, lines.groups, lines.limits, strict=True)
+        if account.key not in held
     ]
     accounts, groups, limits = zip(*kept, strict=True) if kept else ((), (), ())
     names = lines.names and lines.names & {account.meter for account in accounts}
@@ -576,7 +580,7 @@ def held_for_long(refusal: Refusal, ledger: Ledger, standing: Iterable[Charge]) 
     return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))
 
 
-# ---- Why a model call may not be made, in findings and words: a budget, a price, a stop, a store that is away.
+# ---- Why a model call may not be made, in findings and words: a budget, a price, a stop, a store that is away
 
 _STOP: Final = Action.STOP
 OUTAGES: Final = "outages"  # the unit of a stop because the store was away
@@ -726,17 +730,14 @@ def _refusal_text(refusal: Refusal, denied: Denied) -> str:
     return f"{spent} spent and {held} reserved of {cap}{over}{asked}"
 
 
-# ---- The caps in force for a scope: fixed amounts, and amounts that functions give.
-#
-# A function that raises, or returns something that is not an amount, does not remove its cap: its last value for that
-# scope counts for ten more minutes, and then the cap is unknown. None is a value: no limit.
+# ---- The caps in force for a scope: fixed amounts, and amounts that functions give
 
 _log: Final = logging.getLogger("runguard")
 KEPT_S: Final = 600.0  # how long the last value of a function counts after it was given
 _SCOPES_KEPT: Final = 10_000
 _REPORTS: Final = 10  # failures that are reported within ...
 _REPORTS_S: Final = 60.0  # ... so many seconds: a plan service that is down fails for every user
-_Key = tuple[BudgetGroup, int, int, str]  # group, position of the budget, unit, scope
+_CapKey = tuple[BudgetGroup, int, int, str]  # group, position of the budget, unit, scope
 
 
 @dataclass(slots=True)
@@ -749,13 +750,17 @@ class Caps:
 
 
 class CapFunctions:
-    """Asks the functions of one policy's budgets, and remembers what they gave. Safe to use from many threads."""
+    """Asks the functions of one policy's budgets, and remembers what they gave. Safe to use from many threads.
+
+    A function that raises, or returns something that is not an amount, does not remove its cap: its last value for that
+    scope counts for ten more minutes, and then the cap is unknown. None is a value: no limit.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._given = Newest[_Key, tuple[int, float]](_SCOPES_KEPT)  # the last cap, and when it was given
-        self._failing = Newest[_Key, tuple[str, bool]](_SCOPES_KEPT)  # the cause, and whether it was reported
+        self._given = Newest[_CapKey, tuple[int, float]](_SCOPES_KEPT)  # the last cap, and when it was given
+        self._failing = Newest[_CapKey, tuple[str, bool]](_SCOPES_KEPT)  # the cause, and whether it was reported
         self._reports: list[float] = []
         self._unreported = 0
         self.errors = 0
@@ -777,12 +782,12 @@ class CapFunctions:
         found.limits = [(usd, tokens, calls) for usd, tokens, calls in limits]
         return found
 
-    def _ask(self, key: _Key, function: Callable[[Scope], Any], scope: Scope, found: Caps) -> int:
+    def _ask(self, key: _CapKey, function: Callable[[Scope], Any], scope: Scope, found: Caps) -> int:
         """The cap that a function gives, or its last one. Where neither is known, ``found`` says so."""
         unit = UNITS[key[2]]
         now = self._clock()
         try:
-            cap = _call(function, scope, key[2])
+            cap = _cap_from(function, scope, key[2])
         except Exception as error:
             cause = type(error).__name__
             reason = f"the function for {unit} {error if isinstance(error, _NotACapError) else f'raised {cause}'}"
@@ -799,7 +804,7 @@ class CapFunctions:
         self._works(key, cap, now)
         return cap
 
-    def _works(self, key: _Key, cap: int, now: float) -> None:
+    def _works(self, key: _CapKey, cap: int, now: float) -> None:
         with self._lock:
             _keep(self._given, key, (cap, now))
             _, was_reported = self._failing.pop(key, ("", False))
@@ -809,7 +814,7 @@ class CapFunctions:
             )
             self._tell(key, "")
 
-    def _failed(self, key: _Key, cause: str, reason: str, is_known: bool, now: float, error: Exception) -> None:
+    def _failed(self, key: _CapKey, cause: str, reason: str, is_known: bool, now: float, error: Exception) -> None:
         """Report a failure once per scope and cause, and only so many a minute."""
         with self._lock:
             self.errors += 1
@@ -841,7 +846,7 @@ class CapFunctions:
         )
         self._tell(key, f"{reason}; {follows}")
 
-    def _tell(self, key: _Key, wrong: str) -> None:
+    def _tell(self, key: _CapKey, wrong: str) -> None:
         if self.on_change is not None:
             self.on_change(key[3], UNITS[key[2]], wrong)
 
@@ -850,7 +855,7 @@ class _NotACapError(Exception):
     """A function returned something that is not an amount."""
 
 
-def _call(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
+def _cap_from(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
     given = function(scope)
     if inspect.isawaitable(given):
         if inspect.iscoroutine(given):
@@ -863,12 +868,12 @@ def _call(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
         raise _NotACapError(f"returned {shown(given)}, not an amount from 0 to {most:,} or None for no limit") from None
 
 
-def _keep(memory: Newest[_Key, Any], key: _Key, value: Any) -> None:
+def _keep(memory: Newest[_CapKey, Any], key: _CapKey, value: Any) -> None:
     memory.pop(key, None)  # the newest entry now
     memory[key] = value
 
 
-# ---- Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger.
+# ---- Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger
 
 _FOREVER: Final = float("inf")
 _NO_CEILING: Final = (None, None)
@@ -885,8 +890,8 @@ class AccountFinder:
     def adopt_shared(self, heir: "AccountFinder") -> None:
         """Use the budgets of another policy for every scope but the run."""
         self.groups = [
-            *(m for m in self.groups if m.per.kind == "run"),
-            *(m for m in heir.groups if m.per.kind != "run"),
+            *(group for group in self.groups if group.per.kind == "run"),
+            *(group for group in heir.groups if group.per.kind != "run"),
         ]
 
     def of_call(self, run_costs: RunCosts, event: ModelCall, anew: bool = False) -> AccountLines:
@@ -932,7 +937,7 @@ class AccountFinder:
         for group in self.groups:  # a scope that has spent nothing yet
             if group.per.kind == kind and (named := _scope_named(kind, parts, costs_by_run)) is not None:
                 key = group.per.key(named)
-                if key is None or _key(group, key, now)[0] in have:
+                if key is None or _account_key(group, key, now)[0] in have:
                     continue  # its caps were found with more than the scope's name: keep them
                 run_costs = costs_by_run.get(named.run)
                 made = self._account(group, named, now, run_costs)
@@ -1018,7 +1023,7 @@ class AccountFinder:
         usd, tokens, calls = (min(limit[unit] for limit in caps.limits) for unit in range(3))
         if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
             return None, caps
-        name, begins, ends = _key(group, key, at)
+        name, begins, ends = _account_key(group, key, at)
         account = self._in_memory(name, key) if caps.unknown is not None else None
         if account is None:
             account = self._ledger.account(
@@ -1036,7 +1041,7 @@ class AccountFinder:
         )
 
 
-def _lowered(limit: Amount, ceiling: tuple[int | None, int | None]) -> Amount:
+def _lowered(limit: Amount, ceiling: Ceiling) -> Amount:
     """A limit of a run, lowered to what its caller can pay for."""
     usd, tokens = ceiling
     return (
@@ -1046,7 +1051,7 @@ def _lowered(limit: Amount, ceiling: tuple[int | None, int | None]) -> Amount:
     )
 
 
-def _key(group: BudgetGroup, key: str, at: float) -> tuple[str, float | None, float | None]:
+def _account_key(group: BudgetGroup, key: str, at: float) -> tuple[str, float | None, float | None]:
     """An account's key, and when its period begins and ends."""
     if group.window is None:
         return f"{key}{group.suffix}#", None, None

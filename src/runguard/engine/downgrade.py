@@ -1,5 +1,7 @@
-"""Cheaper models and prompt caches: switch when a budget reaches a threshold, and watch what a change of prompts
-costs.
+"""Cheaper models and prompt caches: what a switch of models saves, and what a lost prompt cache costs.
+
+``adk/plugin``, ``calls/model_calls`` and ``replay`` ask ``Downgrades`` which model to call. ``engine/calls`` tells
+``CacheWatch`` about settled calls.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +19,10 @@ from runguard.engine.runs import Run
 from runguard.ledger.ledger import Account
 from runguard.pricing.rates import Rates, Usage, normalise
 
-# ---- A switch to a cheaper model: made when a budget reaches a ``Threshold(model=…)``, taken back when it no longer
-#      is beyond it, because its next window began or it was extended.
-#
-# An adapter calls ``choose`` before it checks and reserves a model call, so that everything after it is about the model
-# that will answer. The switch is made at a safe point only: the new model's window fits the prompt, the call costs less
-# with it, the lost prompt cache included, and the adapter sees no obstacle, such as an open tool call.
+# ---- A switch to a cheaper model, when a budget reaches a ``Threshold(model=…)``
 
-RULE: Final = "downgrade"
-_AGENTS_KEPT: Final = 1_024
+SWITCH_RULE: Final = "downgrade"
+_AGENTS_KEPT: Final = 1_024  # of one run
 _OTHER_COUNT: Final = 8  # another model may count an eighth more tokens in the same prompt
 
 # Why the adapter cannot send the requests of an agent to a model; "" where it can.
@@ -54,7 +51,13 @@ class _Reached:
 
 
 class Downgrades:
-    """Chooses the models of one guard's calls. Only made where a threshold names a model."""
+    """Chooses the models of one guard's calls. Only made where a threshold names a model.
+
+    An adapter calls ``choose`` before it checks and reserves a model call, so that everything after it is about the
+    model that will answer. The switch is made at a safe point only: the new model's window fits the prompt, the call
+    costs less with it, the lost prompt cache included, and the adapter sees no obstacle, such as an open tool call. It
+    is taken back when the budget is no longer beyond the threshold: its next window began, or it was extended.
+    """
 
     def __init__(self, accounts: Accounts, deciding: Deciding) -> None:
         self._accounts, self._deciding = accounts, deciding
@@ -171,15 +174,11 @@ class Downgrades:
             money = Money(reached.group.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
             about = f"{reached.because}: {about}"
             spent, limit, unit = status.spent, status.limit, status.unit
-        finding = Finding(RULE, Action.WARN, spent, limit, unit, "run", "", key, about, money=money)
+        finding = Finding(SWITCH_RULE, Action.WARN, spent, limit, unit, "run", "", key, about, money=money)
         self._deciding.decide(run, run.lane(event.lane), event, finding)
 
 
-# ---- What the next call of an agent would cost on its own model and on a cheaper one, in whole nano-USD.
-#
-# A switch loses the prompt cache of the model that is left: what was read from it is paid in full on the other model,
-# at
-# its price for writing a cache where it has one.
+# ---- What the next call of an agent would cost on its own model and on a cheaper one, in whole nano-USD
 
 
 @dataclass(slots=True)
@@ -207,7 +206,12 @@ class SwitchCosts(NamedTuple):
 def switch_costs(
     present: Rates, other: Rates, prompt: int, output: int, last: CachedPrompt | None = None
 ) -> SwitchCosts:
-    """``prompt`` and ``output``: expected tokens. ``last``: what the present model had in its cache, None: nothing."""
+    """Return what the next call costs on either model.
+
+    A switch loses the prompt cache of the model that is left: what was read from it is paid in full on the other model,
+    at its price for writing a cache where it has one. ``prompt`` and ``output``: expected tokens. ``last``: what the
+    present model had in its cache, None: nothing.
+    """
     cached = write = 0
     if last is not None and last.input > 0:
         cached = min(prompt * last.cached // last.input, prompt)
@@ -217,20 +221,12 @@ def switch_costs(
     return SwitchCosts(stay, switch, cached)
 
 
-# ---- Watches the prompt caches of models, per agent and lane of a run.
-#
-# Providers cache the beginning of a prompt: where tools, instruction or history change near it, everything behind the
-# change is paid in full again. When most of what was cached before is no longer read from the cache in two calls in a
-# row, the guard warns once per run, names what changed and says what it cost. It never stops anything.
-#
-# These are not collapses: the first call of an agent, a call after a pause of more than five minutes (caches expire), a
-# call to another model, and a history that became shorter (compaction). They begin a new comparison.
+# ---- The prompt caches of models, watched per agent and lane of a run
 
 CACHE_RULE: Final = "prompt_cache"
 LEAST_TOKENS: Final = 2_000  # cached before and not any more
 _IN_A_ROW: Final = 2
 _PAUSE_S: Final = 300.0  # providers keep an unused cache for about five minutes
-_KEPT: Final = 1_024  # agents of one run
 
 
 class PromptParts(NamedTuple):
@@ -277,7 +273,15 @@ class PromptCaches:
 
 
 class CacheWatch:
-    """Learns from the settled calls of one guard. ``warns`` is False where nothing is reported."""
+    """Learns from the settled calls of one guard. ``warns`` is False where nothing is reported.
+
+    Providers cache the beginning of a prompt: where tools, instruction or history change near it, everything behind the
+    change is paid in full again. When most of what was cached before is no longer read from the cache in two calls in a
+    row, the guard warns once per run, names what changed and says what it cost. It never stops anything.
+
+    These are not collapses: the first call of an agent, a call after a pause of more than five minutes (caches expire),
+    a call to another model, and a history that became shorter (compaction). They begin a new comparison.
+    """
 
     def __init__(self, accounts: Accounts, deciding: Deciding, clock: Callable[[], float], *, warns: bool) -> None:
         self._accounts, self._deciding, self._clock, self._warns = accounts, deciding, clock, warns
@@ -295,7 +299,7 @@ class CacheWatch:
         if before is not None and before.charge is charge:
             before.last = last
             return
-        if before is None and len(caches.by_agent) >= _KEPT:
+        if before is None and len(caches.by_agent) >= _AGENTS_KEPT:
             caches.by_agent.clear()
         parts = None
         if self._warns and not caches.warning and self.read_parts is not None and charge.request is not None:

@@ -1,11 +1,6 @@
 """A last answer: one model call without tools whose price is held from the start, made when the run is stopped.
 
-The hold is opened with the first model call of a run, sized for a prompt twice as large as that call's, and replaced by
-a larger one when the prompts have grown past it. An ordinary call that leaves no room for the hold is refused: the run
-stops, and the held call lets the agent answer with what it has.
-
-In shadow mode the price is held as well, so that stops are decided where an enforcing guard decides them. The call is
-not made: ``would_answer`` reports it.
+``engine/calls`` holds its price beside ordinary calls. ``adk/plugin`` and ``calls/model_calls`` make the call.
 """
 
 import logging
@@ -54,7 +49,15 @@ class Closing:
 
 
 class LastAnswers:
-    """Holds and grants the last call of each run of one guard. Only made where ``final_answer`` is set."""
+    """Holds and grants the last call of each run of one guard. Only made where ``final_answer`` is set.
+
+    The hold is opened with the first model call of a run, sized for a prompt twice as large as that call's, and
+    replaced by a larger one when the prompts have grown past it. An ordinary call that leaves no room for the hold is
+    refused: the run stops, and the held call lets the agent answer with what it has.
+
+    In shadow mode the price is held as well, so that stops are decided where an enforcing guard decides them. The call
+    is not made: ``would_answer`` reports it.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,7 @@
-"""Forecasts: how many calls still fit, and when a budget is used up. All figures are estimates."""
+"""Forecasts: how many calls still fit, and when a budget is used up. All figures are estimates.
+
+Only the arithmetic: ``engine/resume`` forecasts runs, ``engine/money`` and ``view`` forecast budgets.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,5 +1,8 @@
-"""Runs that pause and resume: their records in the store, lifted stops, forecasts, and a new policy in a running
-process.
+"""Runs that pause and resume, and guards that take over from each other.
+
+``engine/guard`` writes the store's records of runs with ``RunRecords``, and forecasts runs for its snapshot.
+``adk/runs`` pauses runs in ``Pauses``, ``adk/events`` resumes them and reviews their stops, and ``adk/runner`` retires
+a guard whose policy was loaded again.
 """
 
 import json
@@ -38,11 +41,7 @@ from runguard.pricing.rates import Rates
 if TYPE_CHECKING:
     from runguard.engine.guard import Guard
 
-# ---- Runs that may be resumed. One invocation is one run, however often it pauses.
-#
-# A run that pauses is kept here with everything it has used and seen, so that it goes on where it was. Where a store is
-# shared, its record of the run tells other workers what the run has used. The number of runs kept in memory is bounded:
-# the oldest are dropped.
+# ---- Runs that may be resumed
 
 _log: Final = logging.getLogger("runguard")
 WAITING_KEPT: Final = 1_000  # runs with a question that is open: a confirmation, a sign-in, a long-running call
@@ -58,7 +57,12 @@ def run_name(invocation_id: str, messages: int) -> str:
 
 
 class Pauses:
-    """The runs of one guard that may be resumed. Safe to use from many threads."""
+    """The runs of one guard that may be resumed. One invocation is one run, however often it pauses.
+
+    A run that pauses is kept here with everything it has used and seen, so that it goes on where it was. Where a store
+    is shared, its record of the run tells other workers what the run has used. The number of runs kept in memory is
+    bounded: the oldest are dropped. Safe to use from many threads.
+    """
 
     def __init__(self, guard: "Guard") -> None:
         self._guard = guard
@@ -117,7 +121,7 @@ class Pauses:
         return written
 
     def _record(self, run: Run) -> "Future[None] | None":
-        return self._guard.records.write_end(run, dump(run)) if self._guard.accounts.ledger.is_shared else None
+        return self._guard.records.write_end(run, dump_run(run)) if self._guard.accounts.ledger.is_shared else None
 
     def _drop(self, run: Run, waits: bool) -> None:
         guard = self._guard
@@ -166,15 +170,15 @@ class Pauses:
 
         ``record``: the store's last one. Raises ``StoreError`` when it cannot be read.
         """
-        if record is not None and not belongs_to(record, info):
+        if record is not None and not _belongs_to(record, info):
             info.run = f"{info.run}@{info.session}"
             return None
-        if record is not None and KEY not in record:
+        if record is not None and CARRIED not in record:
             self.discard(info)  # another worker has brought it to its end
             return None
         run = self._take(info)
         if run is not None:
-            _take_over(run, info)
+            _renew_limits(run, info)
             return self._go_on(run, record)
         return self._go_on(self._guard.start(info), record) if record is not None else None
 
@@ -185,8 +189,8 @@ class Pauses:
         run.go_on(now)
         if record is not None:
             try:
-                if pauses(record) > run.pauses:  # else what is kept here is as new, or has not been written yet
-                    written = load(run, record, now)
+                if _pauses_of(record) > run.pauses:  # else what is kept here is as new, or has not been written yet
+                    written = load_run(run, record, now)
             except StoreError:
                 self._guard.runs.pop(run.info.run, None)
                 self._guard.accounts.end(run.run_costs)
@@ -207,7 +211,7 @@ def _owner(info: RunInfo) -> tuple[str, str, str]:
     return info.app, info.user, info.session
 
 
-def _take_over(run: Run, info: RunInfo) -> None:
+def _renew_limits(run: Run, info: RunInfo) -> None:
     """A run keeps the limits and labels it began with; those named anew with the resume win."""
     if info.max_usd is None and info.max_tokens is None and not info.labels and info.ceiling == (None, None):
         return
@@ -233,19 +237,17 @@ def _records(session: StoreSession, run_id: str) -> list[dict[str, Any]]:
     return found
 
 
-# ---- What a run has used, as plain data in the store's record of it: another worker that resumes the run counts on
-#      from there.
-#
-# Limits carry over: model calls, tool calls, calls of each tool, time, nudges, side effects on their way, the stop.
-# What
-# the loop rules remember stays on the worker that saw it.
+# ---- What a run has used, as plain data in the store's record of it
 
-KEY: Final = "carried"  # in the record of a run
+# Another worker that resumes the run counts on from there. Limits carry over: model calls, tool calls, calls of each
+# tool, time, nudges, side effects on their way, the stop. What the loop rules remember stays on the worker that saw it.
+
+CARRIED: Final = "carried"  # its key in the record of a run
 _VERSION: Final = 1
 _FIGURES: Final = len(fields(Entry))
 
 
-def dump(run: Run) -> dict[str, Any]:
+def dump_run(run: Run) -> dict[str, Any]:
     """Everything that counts toward the limits of a run and is not in its snapshot. JSON-ready."""
     info, tally = run.info, dict[tuple[str, str, str], Entry]()
     add_tally(tally, run.run_costs.inherited)
@@ -268,26 +270,26 @@ def dump(run: Run) -> dict[str, Any]:
     }
 
 
-def belongs_to(record: Mapping[str, Any], info: RunInfo) -> bool:
+def _belongs_to(record: Mapping[str, Any], info: RunInfo) -> bool:
     """Whether a record tells of a run of the same session: clients may send any invocation id."""
-    return (record.get("app"), record.get("user"), record.get("session")) == (info.app, info.user, info.session)
+    return (record.get("app"), record.get("user"), record.get("session")) == _owner(info)
 
 
-def pauses(record: Mapping[str, Any]) -> int:
+def _pauses_of(record: Mapping[str, Any]) -> int:
     """How often the run had paused when the record was written. ``StoreError`` when that cannot be read."""
     try:
-        return int(record[KEY]["pauses"])
+        return int(record[CARRIED]["pauses"])
     except (KeyError, TypeError, ValueError):
         raise StoreError("the record of a paused run cannot be read") from None
 
 
-def load(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | None:
+def load_run(run: Run, record: Mapping[str, Any], now: float) -> tuple[int, int] | None:
     """Make a run count on from a record: a new one, or one that was here before. Returns where the run's journal ended.
 
     Raises ``StoreError`` when the record cannot be read.
     """
     try:
-        carried = record[KEY]
+        carried = record[CARRIED]
         if carried["v"] != _VERSION:
             raise ValueError(f"version {carried['v']!r}")
         _load_counts(run, record, carried)
@@ -354,16 +356,16 @@ def _read_tally(rows: list[list[Any]]) -> Tally:
     }
 
 
-# ---- Whether a stopped run that is resumed may go on.
-#
-# It stays stopped until its budget is extended. A stop of the kill switch is lifted when an operator has taken it back,
-# and a stop because of an outage when the store answers again. Every other stop holds for the whole run: the user's
-# next
-# message begins a new one.
+# ---- Whether a stopped run that is resumed may go on
 
 
 async def review_stops(guard: "Guard", run: Run) -> None:
-    """A run is resumed: lift the stops whose cause is gone, and stop it when the kill switch was thrown meanwhile."""
+    """A run is resumed: lift the stops whose cause is gone, and stop it when the kill switch was thrown meanwhile.
+
+    A run stays stopped until its budget is extended. A stop of the kill switch is lifted when an operator has taken it
+    back, and a stop because of an outage when the store answers again. Every other stop holds for the whole run: the
+    user's next message begins a new one.
+    """
     await guard.accounts.ledger.refresh()
     for trip in run.stops_in_force():
         if await _is_over(guard, run, trip):
@@ -416,7 +418,7 @@ def _plus(caps: Amount, known: Amount, stored: Amount) -> Amount:
     return usd, tokens, calls
 
 
-# ---- The store's records of runs: the figures of a run that ended or paused, and signs of life of those that run.
+# ---- The store's records of runs: figures of those that ended or paused, signs of life of those that run
 
 
 class RunRecords:
@@ -436,7 +438,7 @@ class RunRecords:
             return None
         facts = {**run.snapshot(self._clock()), "in_flight": 0, "spend": self._accounts.spending.of_run(run.run_costs)}
         figures = json.dumps(facts, default=str)
-        record = figures if carried is None else json.dumps({**facts, KEY: carried}, default=str)
+        record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
         written: Future[None] = Future()
         name = run.info.run  # the fact must not keep the run
 
@@ -461,16 +463,17 @@ class RunRecords:
             yield run.info.run, json.dumps(run_facts(run, self._accounts, now), default=str)
 
 
-# ---- When a run reaches its cap, the window of its model, or a higher price: estimated from its last calls.
-#
-# Computed only for those who look: snapshots, the signs of life of a run, and with them ``runguard status`` and the
-# dashboard. ``runguard.engine.forecast`` has the arithmetic.
+# ---- When a run reaches its cap, the window of its model, or a higher price: estimated from its last calls
 
 Facts = dict[str, Any]
 
 
 def run_facts(run: Run, accounts: Accounts, now: float) -> Facts:
-    """The snapshot of a run with its forecast."""
+    """The snapshot of a run with its forecast.
+
+    Computed only for those who look: snapshots, the signs of life of a run, and with them ``runguard status`` and the
+    dashboard. ``runguard.engine.forecast`` has the arithmetic.
+    """
     return {**run.snapshot(now), "forecast": run_forecast(run, accounts, now)}
 
 
@@ -543,10 +546,7 @@ def _facts(left: int, limit: Any, cost: Trend | None, **names: str) -> Facts:
     return {**names, "limit": limit, "calls_left": left, "usd": usd}
 
 
-# ---- A guard that takes over from another one: its policy was edited and loaded again while the process goes on.
-#
-# What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers.
-# Runs in flight stay with the guard they began with. Both guards work on the same objects.
+# ---- A guard that takes over from another one: its policy was edited and loaded again
 
 
 def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
@@ -565,7 +565,11 @@ def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
 
 
 def take_over(heir: "Guard", before: "Guard") -> None:
-    """Give ``heir`` what ``before`` knows. Changes nothing of ``before``."""
+    """Give ``heir`` what ``before`` knows. Changes nothing of ``before``.
+
+    What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers.
+    Runs in flight stay with the guard they began with. Both guards work on the same objects.
+    """
     heir.pauses.share(before.pauses)
     heir.breakers.share(before.breakers)
     heir.once.share(before.once)

@@ -1,4 +1,8 @@
-"""Who spent what, and budgets that are spent too fast."""
+"""Who spent what, and budgets that are spent too fast.
+
+``engine/money`` books every call on ``Spending`` and asks ``BurnWatch`` after it. ``engine/calls`` writes the records
+of calls (``record_of``).
+"""
 
 import threading
 from collections import OrderedDict, deque
@@ -32,9 +36,7 @@ from runguard.engine.forecast import LEAST_CALLS
 from runguard.ledger.ledger import Account, Ledger
 from runguard.ledger.memory import Shared, read_numbers, write_numbers
 
-# ---- Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app.
-#
-# With or without a budget.
+# ---- Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app
 
 _HISTORY_KEPT: Final = 10_000  # scopes
 _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed
@@ -42,11 +44,11 @@ _UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed
 _FORGOTTEN_AT_ONCE: Final = 16
 _NUMBERS: Final = 1 + len(Entry.__slots__)  # per line: its names and the figures of an entry
 Earlier = tuple[Entry, tuple[str, str, str]]  # what was booked for a call before, and on which agent, model and tool
-_KEPT: Final = ("run", "session", "user", "app")
+_KINDS: Final = ("run", "session", "user", "app")  # of scopes that have figures
 
 
 class Spending:
-    """The figures of the runs under way, and of those that are over by whom they belong to.
+    """The figures of the runs under way, and of those that are over by whom they belong to. With or without a budget.
 
     Safe to use from many threads.
     """
@@ -161,9 +163,9 @@ class Spending:
 
     def of_scope(self, scope: str | None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
-        if scope is not None and (not isinstance(scope, str) or scope.partition(":")[0] not in _KEPT):
+        if scope is not None and (not isinstance(scope, str) or scope.partition(":")[0] not in _KINDS):
             raise PolicyError(
-                f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KEPT)}"
+                f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KINDS)}"
             )
         total: Tally = {}
         reserved = 0
@@ -289,16 +291,11 @@ def usd_of(entry: Entry) -> str | None:
     return None if entry.unpriced else str(to_usd(entry.nano))
 
 
-# ---- Budgets that are spent too fast: over a fast and over a slow window, both at least one and a half times as fast
-#      as what is left of the period allows. A short burst, and spending that has calmed down, are not reported.
-#
-# Looked at after each call on a budget with ``burn_alert=True``, and on no other. What an account has spent is noted
-# once
-# per slot of time, so the memory per account is constant.
+# ---- Budgets that are spent too fast
 
 FAST: Final = 24  # the fast window is a 24th of the period: an hour of a day
-FACTOR: Final = 1.5  # calls come in bursts: a budget that just lasts must not be reported
 SLOW: Final = 4  # the slow one a quarter: six hours of a day
+FACTOR: Final = 1.5  # calls come in bursts: a budget that just lasts must not be reported
 _SLOTS: Final = 8  # of a fast window
 _SLOTS_KEPT: Final = FAST // SLOW * _SLOTS + 2  # a slow window, the slot in which it begins, and the one before
 _ACCOUNTS_KEPT: Final = 1_024
@@ -308,7 +305,11 @@ Slots = Sequence[tuple[int, Amount]]  # the number of a slot of time, and what w
 
 
 def burn_of(slots: Slots, spent: Amount, cap: int, unit: int, begins: float, now: float, ends: float) -> Burn | None:
-    """How many times as fast as allowed a budget is spent; None where it is not spent too fast."""
+    """How many times as fast as allowed a budget is spent; None where it is not spent too fast.
+
+    Too fast is ``FACTOR`` times as fast as what is left of the period allows, over both a fast and a slow window: a
+    short burst, and spending that has calmed down, are not reported.
+    """
     room, left = cap - spent[unit], ends - now
     if room <= 0 or left <= 0:
         return None
@@ -328,7 +329,11 @@ def burn_of(slots: Slots, spent: Amount, cap: int, unit: int, begins: float, now
 
 
 class BurnWatch:
-    """What accounts have spent over time, as far as this process saw it. Safe to use from many threads."""
+    """What accounts have spent over time, as far as this process saw it. Safe to use from many threads.
+
+    Looked at after each call on a budget with ``burn_alert=True``, and on no other. What an account has spent is noted
+    once per slot of time, so the memory per account is constant.
+    """
 
     def __init__(self, ledger: Ledger, clock: Callable[[], float], before: "BurnWatch | None" = None) -> None:
         """``before``: goes on with the slots of another watch."""

@@ -1,8 +1,8 @@
-"""A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share of
-it.
+"""A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share.
 
-``BudgetPolicy`` is the frozen description, ``BudgetMonitor`` the live count. Neither knows a framework: a response is
-anything with ``usage_metadata``, ``content`` and, when streamed, ``partial``.
+``BudgetPolicy`` is the frozen description, ``BudgetMonitor`` the live count: applications and ``adk/budget_plugin`` use
+them. Neither knows a framework: a response is anything with ``usage_metadata``, ``content`` and, when streamed,
+``partial``.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from runguard.core.identity import Newest
 from runguard.core.money import Threshold, ThresholdAction
 from runguard.providers.usage import CallUsage
 
-# ---- The model calls that a token budget counts. Chunks of one call report its usage again and again.
+# ---- What a monitor remembers: thresholds that have fired, and model calls that report their usage in chunks
 
 _STREAMS_KEPT: Final = 10_000  # calls that are being streamed
 _ENDED_KEPT: Final = 64  # calls that have ended: a second whole response may follow at once
@@ -85,14 +85,12 @@ def _weak(key: object) -> Callable[[], object | None]:
         return lambda: key
 
 
-# ---- A cumulative token budget: how much a conversation has used over all its turns, and what happens at which share
-#      of it.
+# ---- The live count
 
 _log: Final = logging.getLogger("runguard")
 _NUDGE: Final = (
-    "{share} of the token budget for this conversation is used. Start nothing new and call no further tools "
-    "unless it is "
-    "needed to finish: answer now with what you have, and say what is missing."
+    "{share} of the token budget for this conversation is used. Start nothing new and call no further tools unless it "
+    "is needed to finish: answer now with what you have, and say what is missing."
 )
 
 
@@ -182,10 +180,9 @@ class BudgetMonitor(metaclass=Checked):
         """Count a model's response, whole or a chunk. ``call`` is any object that all responses of one model
         call share.
 
-        Without it, chunks belong to the next whole response. A response that reports no usage is estimated from
-        its text and its prompt:
-        ``prompt_tokens`` is asked for the latter, and else the last prompt that was reported counts. Never
-        raises: figures that are not counts of tokens are ignored and logged.
+        Without it, chunks belong to the next whole response. A response that reports no usage is estimated from its
+        text and its prompt: ``prompt_tokens`` is asked for the latter, and else the last prompt that was reported
+        counts. Never raises: figures that are not counts of tokens are ignored and logged.
         """
         try:
             whole = getattr(response, "partial", None) is not True
@@ -425,7 +422,7 @@ def whole_number(value: object, name: str, *, least: int = 0) -> int:
     return value
 
 
-# ---- A cumulative token budget as a value: ``BudgetPolicy`` describes it, ``BudgetMonitor`` counts.
+# ---- The description
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,8 @@
-"""Waiting: for room in a budget, and for a slot among the calls in flight."""
+"""Waiting: for room in a budget, and for a slot among the calls in flight.
+
+``engine/money`` lets a call wait with a ``Visit``, and ``engine/calls`` listens to its waits. Every run of
+``engine/runs`` has its ``Slots``.
+"""
 
 import asyncio
 import threading
@@ -12,12 +16,7 @@ from runguard.engine.charges import AccountLines, Charge
 from runguard.ledger.ledger import Account, Ledger, Refusal
 from runguard.policy.settings import Policy
 
-# ---- Calls that wait for room in a budget with ``on_exhausted="wait"``.
-#
-# A call waits in line (``runguard.ledger.ledger``), at most ``max_wait_seconds`` and not past the deadline of its
-# run. The first in line asks again when its window is over, when another call of this process was settled, and once a
-# second, because other workers of a store settle without notice. When the time is over, the call is refused as if the
-# budget did not wait.
+# ---- Calls that wait for room in a budget with ``on_exhausted="wait"``
 
 _LOOKS_S: Final = 1.0
 _CLOCKS_DIFFER_S: Final = 0.25  # the time left and the time of a window come from different clocks
@@ -72,7 +71,13 @@ class Waiter(Protocol):
 
 
 class RoomWaits:
-    """The waiting calls of one policy on one ledger."""
+    """The waiting calls of one policy on one ledger.
+
+    A call waits in line (``runguard.ledger.ledger``), at most ``max_wait_seconds`` and not past the deadline of its
+    run. The first in line asks again when its window is over, when another call of this process was settled, and once a
+    second, because other workers of a store settle without notice. When the time is over, the call is refused as if the
+    budget did not wait.
+    """
 
     def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
         self.patience, self.ledger, self._clock = policy.max_wait_seconds, ledger, clock
@@ -196,18 +201,19 @@ def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
     return list(scopes.values())
 
 
-# ---- Model calls in flight in one run: a bounded number at once, the surplus waits in order.
-#
-# A slot belongs to a task, because a task makes one model call at a time. The slot of a finished task is free, also
-# when
-# it was not given back. Works across event loops: tools in a thread pool may run nested agents on loops of their own.
+# ---- Model calls in flight in one run: a bounded number at once, the surplus waits in order
 
 _SWEEP_S = 0.5  # how often a waiting call looks for slots of finished tasks
 _Task = asyncio.Task[Any]
 
 
 class Slots:
-    """At most ``limit`` holders. Holders are tasks; only model calls hold, never agents, so nesting cannot deadlock."""
+    """At most ``limit`` holders. Holders are tasks; only model calls hold, never agents, so nesting cannot deadlock.
+
+    A slot belongs to a task, because a task makes one model call at a time. The slot of a finished task is free, also
+    when it was not given back. Works across event loops: tools in a thread pool may run nested agents on loops of their
+    own.
+    """
 
     __slots__ = ("_holders", "_lock", "_waiting", "limit")
 
