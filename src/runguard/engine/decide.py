@@ -401,7 +401,7 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
         agent_path=path,
         branch=owner.key if owner is not None else None,
         tool=finding.tool or None,
-        model=event.model or None if isinstance(event, ModelCall | ModelResult) else None,
+        model=_model_of(event),
         evidence=finding.evidence,
         model_calls=made,
         tool_calls=spend.tool_calls,
@@ -413,6 +413,10 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
         enforced=enforced,
         estimated=bool(run_costs.estimated or run_costs.unpriced),
     )
+
+
+def _model_of(event: Event) -> str | None:
+    return event.model or None if isinstance(event, ModelCall | ModelResult) else None
 
 
 def guard_error_trip(reason: str, run_id: str, policy: Policy, at: float, **facts: Any) -> Trip:
@@ -943,9 +947,8 @@ class Reporting:
 
     def _trace(self, decided: Decided) -> None:
         event = decided.event
-        model = event.model or None if isinstance(event, ModelCall | ModelResult) else None
         if self._telemetry is not None:
-            self._telemetry.decided(decided.decision, decided.run.info, event.agent, model)
+            self._telemetry.decided(decided.decision, decided.run.info, event.agent, _model_of(event))
 
 
 def connect_alarms(alarms: Alarms, accounts: Accounts, breakers: Breakers) -> None:

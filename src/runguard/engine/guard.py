@@ -639,9 +639,9 @@ class Controls:
         return self._in_charge.snapshot()
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
-        """What was spent, in all and per agent, model and tool:
+        """Return what was spent, in all and per agent, model and tool.
 
-        of a scope ("run:…", "session:app/user/id", "user:app/user", "app:…"), or of everything.
+        ``scope``: "run:…", "session:app/user/id", "user:app/user" or "app:…". None: everything.
         """
         return self._in_charge.accounts.spend(scope)
 
@@ -650,9 +650,9 @@ class Controls:
         return self._in_charge.accounts.budgets(scope)
 
     def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
-        """Move the caps of a scope:
+        """Move the caps of a scope: ``extend("user:docs/alice", usd=5)``.
 
-        ``extend("user:docs/alice", usd=5)``. What was spent stays spent; the next run goes on.
+        What was spent stays spent; the next run goes on.
         """
         return self._in_charge.accounts.extend(scope, usd, tokens, calls)
 

@@ -239,16 +239,17 @@ def _records(session: StoreSession, run_id: str) -> list[dict[str, Any]]:
 
 # ---- What a run has used, as plain data in the store's record of it
 
-# Another worker that resumes the run counts on from there. Limits carry over: model calls, tool calls, calls of each
-# tool, time, nudges, side effects on their way, the stop. What the loop rules remember stays on the worker that saw it.
-
 CARRIED: Final = "carried"  # its key in the record of a run
 _VERSION: Final = 1
 _FIGURES: Final = len(fields(Entry))
 
 
 def dump_run(run: Run) -> dict[str, Any]:
-    """Everything that counts toward the limits of a run and is not in its snapshot. JSON-ready."""
+    """Return everything that counts toward the limits of a run and is not in its snapshot. JSON-ready.
+
+    Another worker that resumes the run counts on from there: model calls, tool calls, calls of each tool, time, nudges,
+    side effects on their way, the stop. What the loop rules remember stays on the worker that saw it.
+    """
     info, tally = run.info, dict[tuple[str, str, str], Entry]()
     add_tally(tally, run.run_costs.inherited)
     add_tally(tally, run.run_costs.tally)

@@ -1,7 +1,7 @@
 """Who spent what, and budgets that are spent too fast.
 
-``engine/money`` books every call on ``Spending`` and asks ``BurnWatch`` after it. ``engine/calls`` writes the records
-of calls (``record_of``).
+``engine/money`` books every call on ``Spending`` and asks ``BurnWatch`` after it. ``engine/money`` and ``engine/calls``
+write what ``record_of`` returns to the store.
 """
 
 import threading
