@@ -1,7 +1,8 @@
-"""What every ledger does. Admission is one atomic step over all accounts; a settle is a fact and is never refused.
+"""What every ledger and every store must do, and the documents that workers share in a store.
 
-A hold is counted beside the spend, not in it: ``due`` is spent plus held. As long as no call bills more than it held,
-``due`` of no account ever exceeds its cap.
+``engine`` reserves and settles on a ``Ledger``: ``ledger/memory`` has that of one process, ``ledger/remote`` the one
+over a ``Store``. ``ledger/sqlite``, ``ledger/redis`` and ``ledger/postgres`` are the stores.
+``engine/decide`` changes the control document; ``view/store`` reads it, and the sums of days.
 """
 
 import asyncio
@@ -13,7 +14,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
 from typing import Any, Final, Protocol
@@ -24,24 +24,6 @@ from runguard.core.errors import PolicyError, RunGuardError
 from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_nano
 
 # ---- What a durable store must be able to do.
-#
-# One ``StoreSession`` is one connection, used by one thread at a time; all of it is synchronous.
-#
-# Rules that every store keeps:
-# - ``reserve`` is one atomic step over all lines. Holds are counted beside the spend, not in it.
-# - A hold's id is unique; a reserve with a known id changes nothing and answers as before.
-# - ``settle`` is a fact: never refused, booked once; again with another amount it replaces the earlier one. It books
-# also
-#   when the hold expired (it was charged then: the difference is booked) or is not known at all (the store forgot, or
-# was
-#   away).
-# - An expired hold is *charged*, not released: the provider may have billed.
-# - Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by that
-#   clock is
-#   ``Stale``, and nothing is held.
-# - Amounts are whole numbers. Whatever else arrives is refused before anything is written.
-# - What reads or changes accounts does so in the store that the process has seen, and in no other one: checked in the
-#   same step.
 
 SCHEMA_VERSION = 1
 
@@ -108,8 +90,22 @@ class SettledCall:
 
 
 class StoreSession(Protocol):
-    """One connection. Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is
-    unusable.
+    """One connection, used by one thread at a time.
+
+    Every method raises ``StoreOutage`` when the store is away and ``StoreError`` when it is unusable. Rules that every
+    store keeps:
+
+    - ``reserve`` is one atomic step over all lines. Holds are counted beside the spend, not in it.
+    - A hold's id is unique; a reserve with a known id changes nothing and answers as before.
+    - ``settle`` is a fact: never refused, booked once; again with another amount it replaces the earlier one. It books
+      also when the hold expired (it was charged then: the difference is booked) or is not known at all (the store
+      forgot, or was away).
+    - An expired hold is *charged*, not released: the provider may have billed.
+    - Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by
+      that clock is ``Stale``, and nothing is held.
+    - Amounts are whole numbers. Whatever else arrives is refused before anything is written.
+    - What reads or changes accounts does so in the store that the process has seen, and in no other one: checked in
+      the same step.
     """
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
@@ -199,522 +195,11 @@ class Store(Protocol):
         """A session whose every call ends within about ``timeout``. The first one creates or migrates the
         schema; ``StoreError`` for another one.
 
-        Later ones create nothing and raise ``StoreReplacedError`` when they meet another store than the first
-        (``ledger/ledger.py``).
+        Later ones create nothing and raise ``StoreReplacedError`` when they meet another store than the first.
         """
-
-
-# ---- arithmetic that every store shares -----------------------------------------------------------------------------
-
-
-MOST: Final = 10**17  # of one amount: a hundred million dollars, and few enough digits to be added up for ever
-
-
-def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
-    """Refuse invalid amounts before anything is written."""
-    if len(amounts) != 3 or any(len(line.caps) != 3 for line in lines):
-        raise ValueError("three amounts belong together: nano-USD, tokens, calls")
-    for amount in amounts:
-        if type(amount) is not int or not 0 <= amount <= MOST:
-            raise ValueError(f"{amount!r} is not an amount: a whole number from 0 to {MOST}")
-    for cap in (cap for line in lines for cap in line.caps):
-        if type(cap) is not int or not 0 <= cap <= UNLIMITED:
-            raise ValueError(f"{cap!r} is not a limit: a whole number, not negative")
-
-
-def check_ttl(ttl: float) -> None:
-    if not 0 <= ttl <= 10**9:
-        raise ValueError(f"{ttl!r} is not a time to live: seconds, not negative")
-
-
-def fits(balance: Balance, want: Amount) -> bool:
-    parts = zip(balance.spent, balance.held, want, balance.caps, balance.granted, strict=True)
-    return all(spent + held + wanted <= cap + granted for spent, held, wanted, cap, granted in parts)
-
-
-def overrun_of(balance: Balance, more: Amount) -> tuple[Amount, bool]:
-    """What a call that billed ``more`` than it held adds to the overrun, and whether that closes the account."""
-    over, closed = list(balance.overrun), False
-    for unit in range(3):
-        due = balance.spent[unit] + balance.held[unit] - balance.caps[unit] - balance.granted[unit]
-        if more[unit] > 0 and due > 0:
-            closed = True
-            over[unit] = max(over[unit], min(due, over[unit] + more[unit]))
-    return (over[0], over[1], over[2]), closed
-
-
-# ---- The boundary to a store: every exception that comes out of it is a ``StoreOutage`` or a ``StoreError``.
-#
-# The stores translate the errors that they know, with a message that says what to do. What is left is unforeseen: a
-# damaged row, an answer of the wrong shape, a defect in a client library. It must not look like a fault of the guard,
-# because ``on_guard_error="allow"`` would let the call through.
-
-_TRANSIENT: Final = (OSError, EOFError)
-_LONGEST: Final = 300
-
-
-class UnforeseenError(StoreError):
-    """An exception that the code of the store did not expect.
-
-    Another attempt may succeed: a connection in a strange state is replaced.
-    """
-
-
-@contextmanager
-def store_faults(name: str, kinds: type[BaseException] = Exception) -> Iterator[None]:
-    """Run code that talks to the store ``name``.
-
-    On a thread of ours ``kinds`` is ``BaseException``: no other code handles exceptions there.
-    """
-    try:
-        yield
-    except kinds as error:
-        fault = fault_of(name, error)
-        if fault is error:
-            raise
-        raise fault from error
-
-
-def fault_of(name: str, error: BaseException) -> StoreError | StoreOutage:
-    """Return the error itself if it is a store fault, otherwise a store fault in its place."""
-    if isinstance(error, StoreError | StoreOutage):
-        return error
-    if isinstance(error, PolicyError):  # settings that only connecting could prove wrong; it names the store
-        return StoreError(str(error))
-    found = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST].removesuffix(": ")
-    if isinstance(error, _TRANSIENT):
-        return StoreOutage(f"{name}: {found}")
-    return UnforeseenError(
-        f"{name}: the store gave an answer that cannot be used ({found}); its data may be damaged. Check it "
-        "with: runguard doctor"
-    )
-
-
-# ---- Which store this is. A store carries a random id in its data, so replicas, failovers, dumps and restores have
-#      the same one.
-#
-# A process remembers the id of the store that it works with. When another id, or none, is found later at the same
-# address, the store was replaced: its accounts say nothing of what was spent. The process then makes nothing there and
-# refuses calls as in an outage, until the old store is back or an operator runs ``runguard store adopt``, which writes
-# into the new store whose place it takes. A process that starts accepts what it finds.
-#
-# The id is kept in the document ``identity``: the store's own id, then the ids that it replaces, newest first, with
-# spaces between. Every operation that reads or changes an account compares the whole text in the same step, so there is
-# no moment between the check and the change.
-#
-# A SQLite file can also go back in time, when an older copy is put in its place or its ``-wal`` file is deleted. So its
-# document counts changes in its version, and a process compares that with the count it has seen. Redis and Postgres
-# have
-# no such check: there, a failover to a replica that lags behind goes back a little and is a documented loss.
-
-IDENTITY: Final = "identity"
-_TEXT: Final = re.compile(r"[0-9a-f]{16}( [0-9a-f]{16})*")
-_KEPT: Final = 20  # ids that a store replaces
-_TRIES: Final = 20
-
-
-class StoreReplacedError(StoreOutage):
-    """Another store answers at the address of the one that this process has worked with, or it lost its data."""
-
-    def __init__(self, name: str, why: str, seen: str) -> None:
-        self.facts = name, why, seen
-        # without an address: alerts and logs must not show one that holds a password
-        self.command = f"runguard store adopt {seen}"
-        super().__init__(
-            f"{name}: {why}. What was spent before is not known there. Bring the old store back, or go on with "
-            f"this one: {self.command}"
-        )
-
-    def again(self) -> "StoreReplacedError":
-        """The same error, to be raised once more."""
-        return StoreReplacedError(*self.facts)
-
-
-class Seen:
-    """The store that this process has worked with. One for each ``Store``; it outlives connections, and a forked
-    child inherits it.
-
-    There is no lock, which a fork could leave locked. Callers take ``text`` and ``generation`` before they ask the
-    store and pass them to ``meet``: what another thread learns meanwhile is not held against an older answer.
-    """
-
-    __slots__ = ("files", "generation", "name", "text")
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.text = ""  # the identity document; "" before the first connection
-        self.generation = 0  # SQLite: changes that are known to be in the file
-        self.files = (0, 0)  # SQLite: the inodes of the file and of its -wal file
-
-    def meet(self, expected: str, found: str, generation: int = 0, floor: int = 0) -> None:
-        """Accept the identity that a store has, "" for none, or raise. ``expected`` and ``floor`` are what this process
-        had seen before it asked.
-        """
-        own, *replaced = _ids(self.name, found)
-        before = expected.partition(" ")[0]
-        if before and own != before and before not in replaced:
-            why = (
-                f"another store answers here: its id is {own}, and this process has worked with {before}"
-                if own
-                else "the store was emptied or removed"
-            )
-            raise StoreReplacedError(self.name, why, before)
-        if own == before and generation < floor:
-            lost = (
-                f"an older copy was put in its place, or its -wal file was deleted; {floor - generation} changes "
-                "are missing"
-            )
-            raise StoreReplacedError(self.name, f"the file went back in time: {lost}", before)
-        if not own:
-            raise StoreError(f"{self.name}: the store lost its id while it was being opened; try again")
-        if found != expected:
-            self.text, self.generation = found, generation
-
-    def changed(self, generation: int) -> None:
-        """A change was committed."""
-        if generation > self.generation:
-            self.generation = generation
-
-
-def new_id() -> str:
-    return secrets.token_hex(8)
-
-
-def is_id(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{16}", text) is not None
-
-
-def identity_of(session: StoreSession, name: str) -> list[str]:
-    """The id of a store, then those that it replaces."""
-    return _ids(name, session.get(IDENTITY)[1])
-
-
-def adopt(session: StoreSession, name: str, replaced: str) -> list[str]:
-    """Let a store take the place of another one, for processes that have seen that one; returns what
-    ``identity_of`` would.
-
-    To replace itself, after it went back in time, it gets a new id.
-    """
-    for _ in range(_TRIES):
-        version, text = session.get(IDENTITY)
-        own, *others = _ids(name, text)
-        if replaced in others:
-            return [own, *others]
-        ids = [new_id() if replaced == own else own, replaced, *others][: _KEPT + 1]
-        if session.put(IDENTITY, version, " ".join(ids)):
-            return ids
-    raise StoreOutage(f"{name}: too many processes change the store at the same time")
-
-
-def _ids(name: str, text: str) -> list[str]:
-    if text and not _TEXT.fullmatch(text):
-        raise StoreError(f"{name}: the id of the store is damaged: {text[:60]!r}. Restore the store from a backup")
-    return text.split(" ")
-
-
-# ---- The control document: stops of the kill switch and breakers of tools, shared by every worker of a store.
-#
-# It is read when its version changes and replaced by compare-and-set. A document that cannot be read is a fault of the
-# store: it may hold a stop. A ledger in memory keeps the same document for its own process.
-
-_CONTROL: Final = "control"
-ALL: Final = "all"
-_KINDS: Final = ("all", "app:…", "user:app/user", "session:app/user/session", "run:…")
-_PARTS: Final = {"app": 1, "run": 1, "user": 2, "session": 3}
-
-
-# ---- the document ---------------------------------------------------------------------------------------------------
-
-
-def read_control(session: StoreSession, store: str) -> tuple[int, str]:
-    """The version and the text of the document, checked. ``store`` is the store's name, for the message."""
-    version, text = session.get(_CONTROL)
-    if (version, text) == (0, ""):
-        return 0, ""
-    try:
-        if type(version) is not int or type(text) is not str:
-            raise ValueError(f"version {version!r} with {type(text).__name__} for a text")
-        read_stops(text)
-        for state in (json.loads(text).get("breakers") or {}).values():
-            Breaker().load(state)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        why = " ".join(str(error).split())[:200] or type(error).__name__
-        raise StoreError(
-            f"{store}: the control document is damaged ({why}). It holds the stops of the kill switch and the "
-            "breakers. "
-            "Restore the store from a backup, or remove the document: runguard store repair"
-        ) from error
-    return version, text
-
-
-def repair_control(session: StoreSession, store: str) -> str:
-    """Remove the document if it is damaged; returns what was wrong, or "" when it is not."""
-    try:
-        with store_faults(store):
-            read_control(session, store)
-    except StoreError as error:
-        session.drop(_CONTROL)
-        return str(error)
-    return ""
-
-
-def change_control(session: StoreSession, store: str, change: Callable[[str], str]) -> str:
-    """Change the document, also while others do so at the same time; returns the new text."""
-    for _ in range(_TRIES):
-        version, text = read_control(session, store)
-        changed = change(text)
-        if changed == text or session.put(_CONTROL, version, changed):
-            return changed
-    raise StoreOutage(f"{store}: too many workers change the control document at the same time")
-
-
-def change_document(session: StoreSession, store: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """``change_control`` for callers that change the parsed document in place."""
-
-    def changed(text: str) -> str:
-        document = json.loads(text or "{}")
-        change(document)
-        return json.dumps(document, sort_keys=True)
-
-    change_control(session, store, changed)
-
-
-# ---- the kill switch ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """One stop in force."""
-
-    scope: str
-    actor: str
-    reason: str
-    at: float
-
-    @property
-    def because(self) -> str:
-        """The reason as the end of a sentence; nothing where none was given."""
-        return f": {self.reason}" if self.reason else ""
-
-
-class Switch:
-    """The stops in force, and how to change them."""
-
-    def __init__(self) -> None:
-        self.stops: dict[str, Stop] = {}
-        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call a method after every change, as long as its object lives."""
-        self._listeners = [*(known for known in self._listeners if known() is not None), weakref.WeakMethod(listener)]
-
-    def of(self, scopes: Iterable[str]) -> Stop | None:
-        """The stop that covers one of these scopes."""
-        if not self.stops:
-            return None
-        return self.stops.get(ALL) or next((self.stops[scope] for scope in scopes if scope in self.stops), None)
-
-    def load(self, text: str) -> None:
-        """Take over the stops of a control document that the ledger has checked."""
-        self.stops = read_stops(text)
-        for known in self._listeners:
-            listener = known()
-            if listener is not None:
-                listener()
-
-
-def read_stops(text: str) -> dict[str, Stop]:
-    """The stops of a control document; one of the wrong shape raises ``ValueError``, ``TypeError`` or
-    ``AttributeError``.
-    """
-    stops = {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
-    for stop in stops.values():
-        if not (isinstance(stop.actor, str) and isinstance(stop.reason, str) and isinstance(stop.at, int | float)):
-            raise ValueError(f"the stop of {stop.scope} needs an actor, a reason and a time")
-    return stops
-
-
-def with_stops(text: str, stops: dict[str, Stop]) -> str:
-    """A control document with other stops and everything else as it was."""
-    document = json.loads(text or "{}")
-    document["stops"] = {
-        scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()
-    }
-    return json.dumps(document, sort_keys=True)
-
-
-def check_scope(scope: Any) -> str:
-    """Check that a scope can be stopped; an incomplete one would stop nothing."""
-    kind, _, names = scope.partition(":") if isinstance(scope, str) else ("", "", "")
-    if scope == ALL or (kind in _PARTS and len(names.split("/")) == _PARTS[kind] and all(names.split("/"))):
-        return str(scope)
-    raise PolicyError(f"{scope!r} cannot be stopped; give one of {', '.join(_KINDS)}")
-
-
-def check_actor(actor: Any) -> str:
-    if not isinstance(actor, str) or not actor.strip():
-        raise PolicyError("actor: say who stops, such as actor='ops'")
-    return actor
-
-
-def check_reason(reason: Any) -> str:
-    """A reason may be left out."""
-    if reason is not None and not isinstance(reason, str):
-        raise PolicyError(f"reason: give a text, not a {type(reason).__name__}")
-    return reason if reason and reason.strip() else ""
-
-
-# ---- The calls of a store, summed up by day: for the bill of a month, and for days whose records were purged.
-#
-# A document per day (UTC) contains the sums of the calls recorded on it, and the id of the last record in them. One
-# more
-# document says up to which record all of them are summed up. So any worker may continue at any time, and a worker that
-# dies in the middle, or that another one overtakes, counts nothing twice.
-
-_DONE: Final = "spend"  # the document that says up to which record days are summed up
-_PAGE: Final = 2_000
-_SUM_TRIES: Final = 5
-# A store may number a record before it shows it: sum up what has been there for a while.
-SETTLED_S: Final = 30.0
-_NAMES: Final = ("app", "user", "agent", "model", "tool")
-COUNTS: Final = ("calls", "input", "output", "nano", "unpriced", "estimated", "tool_calls")
-
-Key = tuple[str, ...]  # app, user, agent, model and tool of calls, then their labels as JSON
-
-
-@dataclass(slots=True)
-class DaySums:
-    """The calls of one day, by who made them."""
-
-    last: str = ""  # id of the last record that is summed up
-    rows: dict[Key, list[int]] = field(default_factory=dict)  # in the order of COUNTS
-    unreadable: int = 0
-
-    def add(self, text: str) -> None:
-        """Add the record of a call. One that corrects an earlier record takes that one back."""
-        try:
-            record = json.loads(text)
-            labels = record.get("labels") or {}
-            who = (record.get("app"), record.get("user"), json.dumps(labels, sort_keys=True) if labels else "")
-            new = _counts(record, who)
-            was = _counts(record["was"], who) if record.get("was") else None
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError, PolicyError):
-            self.unreadable += 1
-            return
-        self._book(*new, 1)
-        if was is not None:
-            self._book(*was, -1)
-
-    def _book(self, key: Key, counts: Iterable[int], sign: int) -> None:
-        row = self.rows.setdefault(key, [0] * len(COUNTS))
-        for position, count in enumerate(counts):
-            row[position] += sign * count
-        if not any(row):
-            del self.rows[key]
-
-    def dumped(self) -> str:
-        rows = [[*key, *row] for key, row in self.rows.items()]
-        return json.dumps({"last": self.last, "rows": rows, "unreadable": self.unreadable}, separators=(",", ":"))
-
-    @classmethod
-    def loaded(cls, text: str) -> "DaySums":
-        if not text:
-            return cls()
-        found: dict[str, Any] = json.loads(text)
-        width = len(_NAMES) + 1
-        rows = {tuple(row[:width]): list(row[width:]) for row in found["rows"]}
-        return cls(found["last"], rows, found["unreadable"])
-
-
-def _counts(facts: dict[str, Any], who: tuple[Any, Any, str]) -> tuple[Key, tuple[int, ...]]:
-    usd = facts["usd"]
-    nano = 0 if usd is None else to_nano(usd, least=0)
-    names = (who[0], who[1], facts["agent"], facts["model"], facts["tool"])
-    key = (*(name if isinstance(name, str) else "" for name in names), who[2])
-    unpriced, estimated = int(usd is None), int(bool(facts.get("estimated")))
-    of_tool = int(facts.get("kind") == "tool")  # the price of a tool, not a model call
-    return key, (1 - of_tool, int(facts["input"]), int(facts["output"]), nano, unpriced, estimated, of_tool)
-
-
-def day_of(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).date().isoformat()
-
-
-def sum_up(session: StoreSession) -> bool:
-    """Add new records to the sums of their days. False when another worker is doing it at this moment."""
-    until = session.now() - SETTLED_S
-    while True:
-        version, done = session.get(_DONE)
-        page = [row for row in session.page("call", done, _PAGE) if row[1] < until]
-        if not page:
-            return True
-        for day in sorted({day_of(at) for _, at, _, _ in page}):
-            if not _add_to_day(session, day, [(name, text) for name, at, _, text in page if day_of(at) == day]):
-                return False
-        if not session.put(_DONE, version, page[-1][0]):
-            return False
-
-
-def purge(session: StoreSession, older_than: float) -> bool:
-    """Drop what is older than so many seconds. What calls cost stays, as sums of their days; without the sums nothing
-    is dropped. False when another worker sums up at this moment.
-    """
-    if not sum_up(session):
-        return False
-    session.purge(max(older_than, 2 * SETTLED_S))
-    return True
-
-
-def _add_to_day(session: StoreSession, day: str, records: list[tuple[str, str]]) -> bool:
-    version, text = session.get(f"{_DONE} {day}")
-    sums = DaySums.loaded(text)
-    new = [(name, record) for name, record in records if _order(name) > _order(sums.last)]
-    for _, record in new:
-        sums.add(record)
-    sums.last = new[-1][0] if new else sums.last
-    return not new or session.put(f"{_DONE} {day}", version, sums.dumped())
-
-
-def read_sums(session: StoreSession, first: date, last: date) -> dict[str, DaySums]:
-    """The sums of days, with the records that are not summed up yet. Nothing is written."""
-    for _ in range(_SUM_TRIES):
-        _, done = session.get(_DONE)
-        found = _read(session, first, last, done)
-        if session.get(_DONE)[1] == done:
-            return found
-    raise StoreOutage("the sums of the store change while they are read; try again")
-
-
-def _read(session: StoreSession, first: date, last: date, done: str) -> dict[str, DaySums]:
-    days: dict[str, DaySums] = {}
-    for number in range(first.toordinal(), last.toordinal() + 1):
-        day = date.fromordinal(number).isoformat()
-        if text := session.get(f"{_DONE} {day}")[1]:
-            days[day] = DaySums.loaded(text)
-    after = done
-    while page := session.page("call", after, _PAGE):
-        after = page[-1][0]
-        for name, at, _, text in page:
-            day = day_of(at)
-            if first.isoformat() <= day <= last.isoformat():
-                sums = days.setdefault(day, DaySums())
-                if _order(name) > _order(sums.last):
-                    sums.add(text)
-    return days
-
-
-def _order(name: str) -> tuple[int, ...]:
-    """The id of a record as numbers, which grow from record to record."""
-    return tuple(map(int, name.split("-"))) if name else ()
 
 
 # ---- The order of calls that wait for room in a budget: first come, first served, per account of one ledger.
-#
-# Every call on a budget that waits takes a turn before it asks. A call may ask when no earlier call waits for an
-# account
-# that it needs. A call that waits for one account does not hold up calls that only share another account with it: a
-# user
-# without room must not block the other users of the same model.
 
 Sleeper = tuple[asyncio.AbstractEventLoop, "asyncio.Future[None]"]  # a call that waits, and what ends its wait
 
@@ -732,7 +217,12 @@ class LinePlace:
 
 
 class WaitingLine:
-    """The calls in line at one ledger, on any thread and event loop."""
+    """The calls in line at one ledger, on any thread and event loop.
+
+    Every call on a budget that waits takes a place before it asks. It may ask when no earlier call waits for an account
+    that it needs. A call that waits for one account does not hold up calls that only share another account with it: a
+    user without room must not block the other users of the same model.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -826,12 +316,15 @@ def _resolve(woken: "asyncio.Future[None]") -> None:
         woken.set_result(None)
 
 
-# ---- What every ledger does. Admission is one atomic step over all accounts; a settle is a fact and is never
-#      refused.
+# ---- A ledger, and what it works with: accounts, holds and refusals.
 
 
 class Account:
-    """One scope in one period. Numbers are nano-USD, tokens, calls."""
+    """One scope in one period. Numbers are nano-USD, tokens, calls.
+
+    A hold is counted beside the spend, not in it: ``due`` is spent plus held. As long as no call bills more than it
+    held, ``due`` never exceeds the cap.
+    """
 
     __slots__ = (
         "__weakref__",
@@ -988,7 +481,10 @@ class Waiting:
 
 
 class Ledger(Protocol):
-    """Reserve is awaited; settling and releasing are facts that a caller only hands over."""
+    """Accounts, and the holds on them. Admission is one atomic step over all accounts of a call.
+
+    Reserve is awaited. Settling and releasing are facts that a caller only hands over; they are never refused.
+    """
 
     name: str
     is_shared: bool  # other processes see it: ask it before every paid call
@@ -1106,3 +602,500 @@ class Ledger(Protocol):
         """Call ``on_control`` when the control document has changed, and ask ``running`` for the runs that are alive:
         names and texts.
         """
+
+
+# ---- Arithmetic that every store shares.
+
+MOST: Final = 10**17  # of one amount: a hundred million dollars, and few enough digits to be added up for ever
+
+
+def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
+    """Refuse invalid amounts before anything is written."""
+    if len(amounts) != 3 or any(len(line.caps) != 3 for line in lines):
+        raise ValueError("three amounts belong together: nano-USD, tokens, calls")
+    for amount in amounts:
+        if type(amount) is not int or not 0 <= amount <= MOST:
+            raise ValueError(f"{amount!r} is not an amount: a whole number from 0 to {MOST}")
+    for cap in (cap for line in lines for cap in line.caps):
+        if type(cap) is not int or not 0 <= cap <= UNLIMITED:
+            raise ValueError(f"{cap!r} is not a limit: a whole number, not negative")
+
+
+def check_ttl(ttl: float) -> None:
+    if not 0 <= ttl <= 10**9:
+        raise ValueError(f"{ttl!r} is not a time to live: seconds, not negative")
+
+
+def fits(balance: Balance, want: Amount) -> bool:
+    parts = zip(balance.spent, balance.held, want, balance.caps, balance.granted, strict=True)
+    return all(spent + held + wanted <= cap + granted for spent, held, wanted, cap, granted in parts)
+
+
+def overrun_of(balance: Balance, more: Amount) -> tuple[Amount, bool]:
+    """What a call that billed ``more`` than it held adds to the overrun, and whether that closes the account."""
+    over, closed = list(balance.overrun), False
+    for unit in range(3):
+        due = balance.spent[unit] + balance.held[unit] - balance.caps[unit] - balance.granted[unit]
+        if more[unit] > 0 and due > 0:
+            closed = True
+            over[unit] = max(over[unit], min(due, over[unit] + more[unit]))
+    return (over[0], over[1], over[2]), closed
+
+
+# ---- The boundary to a store: every exception that comes out of it is a ``StoreOutage`` or a ``StoreError``.
+
+_TRANSIENT: Final = (OSError, EOFError)
+_LONGEST_TEXT: Final = 300
+
+
+class UnforeseenError(StoreError):
+    """An exception that the code of the store did not expect: a damaged row, an answer of the wrong shape, a defect in
+    a client library.
+
+    It must not look like a fault of the guard, because ``on_guard_error="allow"`` would let the call through. Another
+    attempt may succeed: a connection in a strange state is replaced.
+    """
+
+
+@contextlib.contextmanager
+def store_faults(name: str, kinds: type[BaseException] = Exception) -> Iterator[None]:
+    """Run code that talks to the store ``name``.
+
+    On a thread of ours ``kinds`` is ``BaseException``: no other code handles exceptions there.
+    """
+    try:
+        yield
+    except kinds as error:
+        fault = fault_of(name, error)
+        if fault is error:
+            raise
+        raise fault from error
+
+
+def fault_of(name: str, error: BaseException) -> StoreError | StoreOutage:
+    """Return the error itself if it is a store fault, otherwise a store fault in its place."""
+    if isinstance(error, StoreError | StoreOutage):
+        return error
+    if isinstance(error, PolicyError):  # settings that only connecting could prove wrong; it names the store
+        return StoreError(str(error))
+    found = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_TEXT].removesuffix(": ")
+    if isinstance(error, _TRANSIENT):
+        return StoreOutage(f"{name}: {found}")
+    return UnforeseenError(
+        f"{name}: the store gave an answer that cannot be used ({found}); its data may be damaged. Check it "
+        "with: runguard doctor"
+    )
+
+
+# ---- Which store this is, and whether another one took its place.
+# The id is kept in the document ``identity``: the store's own id, then the ids that it replaces, newest first, with
+# spaces between. Replicas, failovers, dumps and restores have the same one. Every operation that reads or changes an
+# account compares the whole text in the same step, so there is no moment between the check and the change.
+
+IDENTITY: Final = "identity"
+_IDENTITY_TEXT: Final = re.compile(r"[0-9a-f]{16}( [0-9a-f]{16})*")
+_REPLACED_KEPT: Final = 20  # ids
+_TRIES: Final = 20
+
+
+class StoreReplacedError(StoreOutage):
+    """Another store answers at the address of the one that this process has worked with, or it lost its data.
+
+    Its accounts say nothing of what was spent. The process makes nothing there and refuses calls as in an outage, until
+    the old store is back or an operator runs ``runguard store adopt``, which writes into the new store whose place it
+    takes.
+    """
+
+    def __init__(self, name: str, why: str, seen: str) -> None:
+        self.facts = name, why, seen
+        # without an address: alerts and logs must not show one that holds a password
+        self.command = f"runguard store adopt {seen}"
+        super().__init__(
+            f"{name}: {why}. What was spent before is not known there. Bring the old store back, or go on with "
+            f"this one: {self.command}"
+        )
+
+    def again(self) -> "StoreReplacedError":
+        """The same error, to be raised once more."""
+        return StoreReplacedError(*self.facts)
+
+
+class Seen:
+    """The store that this process has worked with. One for each ``Store``; it outlives connections, and a forked
+    child inherits it. A process that starts accepts what it finds.
+
+    A SQLite file can also go back in time, when an older copy is put in its place or its ``-wal`` file is deleted. So
+    the version of its document counts changes. Redis and Postgres have no such check: there, a failover to a replica
+    that lags behind goes back a little and is a documented loss.
+
+    There is no lock, which a fork could leave locked. Callers take ``text`` and ``generation`` before they ask the
+    store and pass them to ``meet``: what another thread learns meanwhile is not held against an older answer.
+    """
+
+    __slots__ = ("files", "generation", "name", "text")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.text = ""  # the identity document; "" before the first connection
+        self.generation = 0  # SQLite: changes that are known to be in the file
+        self.files = (0, 0)  # SQLite: the inodes of the file and of its -wal file
+
+    def meet(self, expected: str, found: str, generation: int = 0, floor: int = 0) -> None:
+        """Accept the identity that a store has, "" for none, or raise. ``expected`` and ``floor`` are what this process
+        had seen before it asked.
+        """
+        own, *replaced = _ids(self.name, found)
+        before = expected.partition(" ")[0]
+        if before and own != before and before not in replaced:
+            why = (
+                f"another store answers here: its id is {own}, and this process has worked with {before}"
+                if own
+                else "the store was emptied or removed"
+            )
+            raise StoreReplacedError(self.name, why, before)
+        if own == before and generation < floor:
+            lost = (
+                f"an older copy was put in its place, or its -wal file was deleted; {floor - generation} changes "
+                "are missing"
+            )
+            raise StoreReplacedError(self.name, f"the file went back in time: {lost}", before)
+        if not own:
+            raise StoreError(f"{self.name}: the store lost its id while it was being opened; try again")
+        if found != expected:
+            self.text, self.generation = found, generation
+
+    def changed(self, generation: int) -> None:
+        """A change was committed."""
+        if generation > self.generation:
+            self.generation = generation
+
+
+def new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def is_id(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{16}", text) is not None
+
+
+def identity_of(session: StoreSession, name: str) -> list[str]:
+    """The id of a store, then those that it replaces."""
+    return _ids(name, session.get(IDENTITY)[1])
+
+
+def adopt(session: StoreSession, name: str, replaced: str) -> list[str]:
+    """Let a store take the place of another one, for processes that have seen that one; returns what
+    ``identity_of`` would.
+
+    To replace itself, after it went back in time, it gets a new id.
+    """
+    for _ in range(_TRIES):
+        version, text = session.get(IDENTITY)
+        own, *others = _ids(name, text)
+        if replaced in others:
+            return [own, *others]
+        ids = [new_id() if replaced == own else own, replaced, *others][: _REPLACED_KEPT + 1]
+        if session.put(IDENTITY, version, " ".join(ids)):
+            return ids
+    raise StoreOutage(f"{name}: too many processes change the store at the same time")
+
+
+def _ids(name: str, text: str) -> list[str]:
+    if text and not _IDENTITY_TEXT.fullmatch(text):
+        raise StoreError(f"{name}: the id of the store is damaged: {text[:60]!r}. Restore the store from a backup")
+    return text.split(" ")
+
+
+# ---- The control document: stops of the kill switch and breakers of tools, shared by every worker of a store.
+# It is read when its version changes. A ledger in memory keeps the same document for its own process.
+
+_CONTROL: Final = "control"
+
+
+def read_control(session: StoreSession, store: str) -> tuple[int, str]:
+    """Return the version and the text of the document. ``store`` is the store's name, for the message.
+
+    A document that cannot be read is a fault of the store: it may hold a stop.
+    """
+    version, text = session.get(_CONTROL)
+    if (version, text) == (0, ""):
+        return 0, ""
+    try:
+        if type(version) is not int or type(text) is not str:
+            raise ValueError(f"version {version!r} with {type(text).__name__} for a text")
+        read_stops(text)
+        for state in (json.loads(text).get("breakers") or {}).values():
+            Breaker().load(state)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        raise StoreError(
+            f"{store}: the control document is damaged ({why}). It holds the stops of the kill switch and the "
+            "breakers. "
+            "Restore the store from a backup, or remove the document: runguard store repair"
+        ) from error
+    return version, text
+
+
+def repair_control(session: StoreSession, store: str) -> str:
+    """Remove the document if it is damaged; returns what was wrong, or "" when it is not."""
+    try:
+        with store_faults(store):
+            read_control(session, store)
+    except StoreError as error:
+        session.drop(_CONTROL)
+        return str(error)
+    return ""
+
+
+def change_control(session: StoreSession, store: str, change: Callable[[str], str]) -> str:
+    """Change the document by compare-and-set, because others may do so at the same time; return the new text."""
+    for _ in range(_TRIES):
+        version, text = read_control(session, store)
+        changed = change(text)
+        if changed == text or session.put(_CONTROL, version, changed):
+            return changed
+    raise StoreOutage(f"{store}: too many workers change the control document at the same time")
+
+
+def change_document(session: StoreSession, store: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """``change_control`` for callers that change the parsed document in place."""
+
+    def changed(text: str) -> str:
+        document = json.loads(text or "{}")
+        change(document)
+        return json.dumps(document, sort_keys=True)
+
+    change_control(session, store, changed)
+
+
+# ---- The kill switch: the stops in the control document.
+
+ALL: Final = "all"
+_KINDS: Final = ("all", "app:…", "user:app/user", "session:app/user/session", "run:…")
+_PARTS: Final = {"app": 1, "run": 1, "user": 2, "session": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One stop in force."""
+
+    scope: str
+    actor: str
+    reason: str
+    at: float
+
+    @property
+    def because(self) -> str:
+        """The reason as the end of a sentence; nothing where none was given."""
+        return f": {self.reason}" if self.reason else ""
+
+
+class Switch:
+    """The stops in force, and how to change them."""
+
+    def __init__(self) -> None:
+        self.stops: dict[str, Stop] = {}
+        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call a method after every change, as long as its object lives."""
+        self._listeners = [*(known for known in self._listeners if known() is not None), weakref.WeakMethod(listener)]
+
+    def of(self, scopes: Iterable[str]) -> Stop | None:
+        """The stop that covers one of these scopes."""
+        if not self.stops:
+            return None
+        return self.stops.get(ALL) or next((self.stops[scope] for scope in scopes if scope in self.stops), None)
+
+    def load(self, text: str) -> None:
+        """Take over the stops of a control document that the ledger has checked."""
+        self.stops = read_stops(text)
+        for known in self._listeners:
+            listener = known()
+            if listener is not None:
+                listener()
+
+
+def read_stops(text: str) -> dict[str, Stop]:
+    """The stops of a control document; one of the wrong shape raises ``ValueError``, ``TypeError`` or
+    ``AttributeError``.
+    """
+    stops = {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
+    for stop in stops.values():
+        if not (isinstance(stop.actor, str) and isinstance(stop.reason, str) and isinstance(stop.at, int | float)):
+            raise ValueError(f"the stop of {stop.scope} needs an actor, a reason and a time")
+    return stops
+
+
+def with_stops(text: str, stops: dict[str, Stop]) -> str:
+    """A control document with other stops and everything else as it was."""
+    document = json.loads(text or "{}")
+    document["stops"] = {
+        scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()
+    }
+    return json.dumps(document, sort_keys=True)
+
+
+def check_scope(scope: Any) -> str:
+    """Check that a scope can be stopped; an incomplete one would stop nothing."""
+    kind, _, names = scope.partition(":") if isinstance(scope, str) else ("", "", "")
+    if scope == ALL or (kind in _PARTS and len(names.split("/")) == _PARTS[kind] and all(names.split("/"))):
+        return str(scope)
+    raise PolicyError(f"{scope!r} cannot be stopped; give one of {', '.join(_KINDS)}")
+
+
+def check_actor(actor: Any) -> str:
+    if not isinstance(actor, str) or not actor.strip():
+        raise PolicyError("actor: say who stops, such as actor='ops'")
+    return actor
+
+
+def check_reason(reason: Any) -> str:
+    """A reason may be left out."""
+    if reason is not None and not isinstance(reason, str):
+        raise PolicyError(f"reason: give a text, not a {type(reason).__name__}")
+    return reason if reason and reason.strip() else ""
+
+
+# ---- The calls of a store, summed up by day: for the bill of a month, and for days whose records were purged.
+
+_DONE: Final = "spend"  # the document that says up to which record days are summed up
+_PAGE: Final = 2_000
+_SUM_TRIES: Final = 5
+# A store may number a record before it shows it: sum up what has been there for a while.
+SETTLED_S: Final = 30.0
+_NAMES: Final = ("app", "user", "agent", "model", "tool")
+COUNTS: Final = ("calls", "input", "output", "nano", "unpriced", "estimated", "tool_calls")
+
+Key = tuple[str, ...]  # app, user, agent, model and tool of calls, then their labels as JSON
+
+
+@dataclass(slots=True)
+class DaySums:
+    """The calls of one day (UTC), by who made them. Kept as one document per day."""
+
+    last: str = ""  # id of the last record that is summed up
+    rows: dict[Key, list[int]] = field(default_factory=dict)  # in the order of COUNTS
+    unreadable: int = 0
+
+    def add(self, text: str) -> None:
+        """Add the record of a call. One that corrects an earlier record takes that one back."""
+        try:
+            record = json.loads(text)
+            labels = record.get("labels") or {}
+            who = (record.get("app"), record.get("user"), json.dumps(labels, sort_keys=True) if labels else "")
+            new = _counts(record, who)
+            was = _counts(record["was"], who) if record.get("was") else None
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError, PolicyError):
+            self.unreadable += 1
+            return
+        self._book(*new, 1)
+        if was is not None:
+            self._book(*was, -1)
+
+    def _book(self, key: Key, counts: Iterable[int], sign: int) -> None:
+        row = self.rows.setdefault(key, [0] * len(COUNTS))
+        for position, count in enumerate(counts):
+            row[position] += sign * count
+        if not any(row):
+            del self.rows[key]
+
+    def dumped(self) -> str:
+        rows = [[*key, *row] for key, row in self.rows.items()]
+        return json.dumps({"last": self.last, "rows": rows, "unreadable": self.unreadable}, separators=(",", ":"))
+
+    @classmethod
+    def loaded(cls, text: str) -> "DaySums":
+        if not text:
+            return cls()
+        found: dict[str, Any] = json.loads(text)
+        width = len(_NAMES) + 1
+        rows = {tuple(row[:width]): list(row[width:]) for row in found["rows"]}
+        return cls(found["last"], rows, found["unreadable"])
+
+
+def _counts(facts: dict[str, Any], who: tuple[Any, Any, str]) -> tuple[Key, tuple[int, ...]]:
+    usd = facts["usd"]
+    nano = 0 if usd is None else to_nano(usd, least=0)
+    names = (who[0], who[1], facts["agent"], facts["model"], facts["tool"])
+    key = (*(name if isinstance(name, str) else "" for name in names), who[2])
+    unpriced, estimated = int(usd is None), int(bool(facts.get("estimated")))
+    of_tool = int(facts.get("kind") == "tool")  # the price of a tool, not a model call
+    return key, (1 - of_tool, int(facts["input"]), int(facts["output"]), nano, unpriced, estimated, of_tool)
+
+
+def day_of(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).date().isoformat()
+
+
+def sum_up(session: StoreSession) -> bool:
+    """Add new records to the sums of their days. Return False when another worker is doing it at this moment.
+
+    The document of a day has the id of the last record in its sums, and one more document says up to which record all
+    days are summed up. So any worker may continue, and one that dies in the middle, or that another one overtakes,
+    counts nothing twice.
+    """
+    until = session.now() - SETTLED_S
+    while True:
+        version, done = session.get(_DONE)
+        page = [row for row in session.page("call", done, _PAGE) if row[1] < until]
+        if not page:
+            return True
+        for day in sorted({day_of(at) for _, at, _, _ in page}):
+            if not _add_to_day(session, day, [(name, text) for name, at, _, text in page if day_of(at) == day]):
+                return False
+        if not session.put(_DONE, version, page[-1][0]):
+            return False
+
+
+def purge(session: StoreSession, older_than: float) -> bool:
+    """Drop what is older than so many seconds. What calls cost stays, as sums of their days; without the sums nothing
+    is dropped. False when another worker sums up at this moment.
+    """
+    if not sum_up(session):
+        return False
+    session.purge(max(older_than, 2 * SETTLED_S))
+    return True
+
+
+def _add_to_day(session: StoreSession, day: str, records: list[tuple[str, str]]) -> bool:
+    version, text = session.get(f"{_DONE} {day}")
+    sums = DaySums.loaded(text)
+    new = [(name, record) for name, record in records if _order(name) > _order(sums.last)]
+    for _, record in new:
+        sums.add(record)
+    sums.last = new[-1][0] if new else sums.last
+    return not new or session.put(f"{_DONE} {day}", version, sums.dumped())
+
+
+def read_sums(session: StoreSession, first: date, last: date) -> dict[str, DaySums]:
+    """The sums of days, with the records that are not summed up yet. Nothing is written."""
+    for _ in range(_SUM_TRIES):
+        _, done = session.get(_DONE)
+        found = _read_days(session, first, last, done)
+        if session.get(_DONE)[1] == done:
+            return found
+    raise StoreOutage("the sums of the store change while they are read; try again")
+
+
+def _read_days(session: StoreSession, first: date, last: date, done: str) -> dict[str, DaySums]:
+    days: dict[str, DaySums] = {}
+    for number in range(first.toordinal(), last.toordinal() + 1):
+        day = date.fromordinal(number).isoformat()
+        if text := session.get(f"{_DONE} {day}")[1]:
+            days[day] = DaySums.loaded(text)
+    after = done
+    while page := session.page("call", after, _PAGE):
+        after = page[-1][0]
+        for name, at, _, text in page:
+            day = day_of(at)
+            if first.isoformat() <= day <= last.isoformat():
+                sums = days.setdefault(day, DaySums())
+                if _order(name) > _order(sums.last):
+                    sums.add(text)
+    return days
+
+
+def _order(name: str) -> tuple[int, ...]:
+    """The id of a record as numbers, which grow from record to record."""
+    return tuple(map(int, name.split("-"))) if name else ()

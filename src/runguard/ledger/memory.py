@@ -1,5 +1,6 @@
-"""The ledger of one process, with idle accounts packed into a few bytes, and the way from a store's URL to its
-ledger.
+"""The way from a store's URL to its ledger, and the ledger of one process, with idle accounts packed into a few bytes.
+
+``engine/money`` opens a ledger. ``policy/settings``, ``cli`` and ``view/store`` check a URL or open its store.
 """
 
 import logging
@@ -29,13 +30,69 @@ from runguard.ledger.ledger import (
     wake,
 )
 
-# ---- The ledger of one process: dictionaries and a lock.
-#
-# Up to 100,000 accounts are kept. Those that are not in use are packed (``packed``): an account object takes about
-# 1,000
-# bytes, a packed one less than 200.
-
 _log: Final = logging.getLogger("runguard")
+
+# ---- From a store's URL to its ledger.
+
+_KNOWN_STORES: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
+
+
+def check_store(url: str) -> None:
+    """Check a store URL without connecting."""
+    if url != "memory":
+        store_of(url)
+
+
+def store_name(url: str) -> str:
+    """A URL for people: without a password."""
+    return url if url == "memory" else store_of(url).name
+
+
+def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
+    if url == "memory":
+        return MemoryLedger()
+    from runguard.ledger.remote import ledger_of
+
+    return ledger_of(store_of(url), url, timeout, retention_s)
+
+
+def store_of(url: str) -> Store:
+    scheme = url.partition(":")[0]
+    if scheme == "sqlite":
+        from runguard.ledger.sqlite import SqliteStore
+
+        return SqliteStore(url)
+    if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+        from runguard.ledger.redis import RedisStore
+
+        _need("redis", "redis", scheme)
+        return RedisStore(url)
+    if scheme in ("postgresql", "postgres"):
+        from runguard.ledger.postgres import PostgresStore
+
+        _need("psycopg", "postgres", scheme)
+        return PostgresStore(url)
+    shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
+    meant = (
+        f"; a file is written 'sqlite:///{url}'"
+        if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3")
+        else ""
+    )
+    raise PolicyError(f"store = '{shown}': no such store{meant}; known: {_KNOWN_STORES}")
+
+
+def _need(package: str, extra: str, scheme: str) -> None:
+    """Import a client here: its import must not eat up the deadline of the first paid call."""
+    try:
+        import_module(package)
+    except ImportError:
+        raise PolicyError(
+            f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'"
+        ) from None
+
+
+# ---- The ledger of one process: dictionaries and a lock.
+
 _ACCOUNTS_KEPT: Final = 100_000
 _PAGES: Final = 16  # of packed accounts; the oldest page is forgotten at once
 _UNPACKED_KEPT: Final = 2_048  # accounts; beyond that the older half is packed
@@ -44,7 +101,7 @@ _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calen
 
 
 class MemoryLedger(Waiting):
-    """Exact under any number of tasks and threads; gone with the process."""
+    """Exact under any number of tasks and threads; gone with the process. Accounts that are not in use are packed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -308,12 +365,9 @@ class MemoryLedger(Waiting):
         """Of a scope's earlier periods, keep only those with open holds."""
         if new.ends is None:
             return
-        meter = new.key.rpartition("#")[0]
         mine = self._by_scope.get(new.scope, [])
         for old in [
-            a
-            for a in mine
-            if a.ends is not None and a.ends < new.ends and a.key.rpartition("#")[0] == meter and a.held == NOTHING
+            a for a in mine if a.ends is not None and a.ends < new.ends and a.meter == new.meter and a.held == NOTHING
         ]:
             mine.remove(old)
             self._accounts.pop(old.key, None)
@@ -396,81 +450,7 @@ def _overrun(account: Account, more: Amount) -> None:
     account.closed = True
 
 
-# ---- Compact forms of data that is kept but rarely used: integers as a few bytes, and values that many entries have
-#      in common.
-
-T = TypeVar("T", bound=Hashable)
-
-
-def write_numbers(numbers: Iterable[int]) -> bytes:
-    """Integers of any size and sign: seven bits per byte, the sign in the lowest bit."""
-    data = bytearray()
-    for number in numbers:
-        rest = number << 1 if number >= 0 else (-number << 1) - 1
-        while rest > 127:
-            data.append(rest & 127 | 128)
-            rest >>= 7
-        data.append(rest)
-    return bytes(data)
-
-
-def read_numbers(data: bytes) -> list[int]:
-    numbers, rest, shift = [], 0, 0
-    for byte in data:
-        rest |= (byte & 127) << shift
-        if byte > 127:
-            shift += 7
-            continue
-        numbers.append(-(rest + 1 >> 1) if rest & 1 else rest >> 1)
-        rest = shift = 0
-    return numbers
-
-
-class Shared(Generic[T]):
-    """Values that many entries refer to by a number. Each is stored once, for as long as an entry refers to it."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[T, int] = {}
-        self._values: dict[int, T] = {}
-        self._users: dict[int, int] = {}  # how many entries refer to a number
-        self._free: list[int] = []  # numbers to use again, so that they stay small
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, number: int) -> T:
-        return self._values[number]
-
-    def take(self, value: T) -> int:
-        """The number of a value, for one more entry."""
-        number = self._numbers.get(value)
-        if number is None:
-            number = self._free.pop() if self._free else len(self._values)
-            self._numbers[value], self._values[number], self._users[number] = number, value, 0
-        self._users[number] += 1
-        return number
-
-    def give_back(self, number: int) -> None:
-        """One entry refers to it no longer."""
-        self._users[number] -= 1
-        if not self._users[number]:
-            del self._numbers[self._values.pop(number)], self._users[number]
-            self._free.append(number)
-
-    def snapshot(self) -> Self:
-        """For reading only: numbers keep their values in it, whatever is given back here."""
-        other = type(self)()
-        other._values = dict(self._values)
-        return other
-
-
 # ---- Accounts that are not in use, packed into a few bytes each.
-#
-# An account of a finished session is kept because the session may come back. As an object it takes about 1,000 bytes.
-# Nearly all of it is the same for all sessions: the caps, the window, the thresholds that fired. That part is stored
-# once
-# for all accounts that share it. What remains is the name of the scope, the number of the shared part, and what was
-# spent.
 
 _NUMBERS: Final = 4  # per account: its kind and what was spent in each unit
 
@@ -496,7 +476,9 @@ def can_be_packed(account: Account) -> bool:
 class PackedAccounts:
     """Accounts by scope. They are kept on pages in the order in which they were put in.
 
-    Not safe for threads: its ledger has a lock.
+    An account of a finished session is kept because the session may come back. As an object it takes about 1,000 bytes,
+    packed less than 200: what it has in common with other accounts, its ``AccountKind``, is stored once for all of
+    them. Not safe for threads: its ledger has a lock.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -600,60 +582,68 @@ def _kind_of(account: Account) -> AccountKind:
     )
 
 
-# ---- A store's URL -> its ledger.
+# ---- Compact forms of data: integers as a few bytes, and values that many entries have in common.
 
-_KINDS: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
-
-
-def check_store(url: str) -> None:
-    """Check a store URL without connecting."""
-    if url != "memory":
-        store_of(url)
+_T = TypeVar("_T", bound=Hashable)
 
 
-def store_name(url: str) -> str:
-    """A URL for people: without a password."""
-    return url if url == "memory" else store_of(url).name
+def write_numbers(numbers: Iterable[int]) -> bytes:
+    """Integers of any size and sign: seven bits per byte, the sign in the lowest bit."""
+    data = bytearray()
+    for number in numbers:
+        rest = number << 1 if number >= 0 else (-number << 1) - 1
+        while rest > 127:
+            data.append(rest & 127 | 128)
+            rest >>= 7
+        data.append(rest)
+    return bytes(data)
 
 
-def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
-    if url == "memory":
-        return MemoryLedger()
-    from runguard.ledger.remote import ledger_of
-
-    return ledger_of(store_of(url), url, timeout, retention_s)
-
-
-def store_of(url: str) -> Store:
-    scheme = url.partition(":")[0]
-    if scheme == "sqlite":
-        from runguard.ledger.sqlite import SqliteStore
-
-        return SqliteStore(url)
-    if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
-        from runguard.ledger.redis import RedisStore
-
-        _need("redis", "redis", scheme)
-        return RedisStore(url)
-    if scheme in ("postgresql", "postgres"):
-        from runguard.ledger.postgres import PostgresStore
-
-        _need("psycopg", "postgres", scheme)
-        return PostgresStore(url)
-    shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
-    meant = (
-        f"; a file is written 'sqlite:///{url}'"
-        if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3")
-        else ""
-    )
-    raise PolicyError(f"store = '{shown}': no such store{meant}; known: {_KINDS}")
+def read_numbers(data: bytes) -> list[int]:
+    numbers, rest, shift = [], 0, 0
+    for byte in data:
+        rest |= (byte & 127) << shift
+        if byte > 127:
+            shift += 7
+            continue
+        numbers.append(-(rest + 1 >> 1) if rest & 1 else rest >> 1)
+        rest = shift = 0
+    return numbers
 
 
-def _need(package: str, extra: str, scheme: str) -> None:
-    """Import a client here: its import must not eat up the deadline of the first paid call."""
-    try:
-        import_module(package)
-    except ImportError:
-        raise PolicyError(
-            f"store = '{scheme}://…' needs {package}, which is not installed: pip install 'runguard-agents[{extra}]'"
-        ) from None
+class Shared(Generic[_T]):
+    """Values that many entries refer to by a number. Each is stored once, for as long as an entry refers to it."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[_T, int] = {}
+        self._values: dict[int, _T] = {}
+        self._users: dict[int, int] = {}  # how many entries refer to a number
+        self._free: list[int] = []  # numbers to use again, so that they stay small
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, number: int) -> _T:
+        return self._values[number]
+
+    def take(self, value: _T) -> int:
+        """The number of a value, for one more entry."""
+        number = self._numbers.get(value)
+        if number is None:
+            number = self._free.pop() if self._free else len(self._values)
+            self._numbers[value], self._values[number], self._users[number] = number, value, 0
+        self._users[number] += 1
+        return number
+
+    def give_back(self, number: int) -> None:
+        """One entry refers to it no longer."""
+        self._users[number] -= 1
+        if not self._users[number]:
+            del self._numbers[self._values.pop(number)], self._users[number]
+            self._free.append(number)
+
+    def snapshot(self) -> Self:
+        """For reading only: numbers keep their values in it, whatever is given back here."""
+        other = type(self)()
+        other._values = dict(self._values)
+        return other

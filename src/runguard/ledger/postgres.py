@@ -1,10 +1,8 @@
-"""PostgreSQL as a store: one schema; every operation is one call of a function there, so one round trip and one commit.
+"""PostgreSQL as a store: one schema, and the server's clock is the only one. ``ledger/memory`` opens it for its URL.
 
-The server's clock is the only one. No operation takes longer than its deadline, however many round trips it needs: the
-server ends statements and lock waits before the deadline, and the client gives up after it.
-
-``backend`` reads the URL, ``dialing`` connects within a deadline, ``connection`` sends statements, ``schema`` creates
-and checks the schema, ``session`` has the operations.
+Every operation is one statement or one call of a function there (``scripts/postgres.sql``), so one round trip and one
+commit. ``PostgresStore`` reads the URL, ``PostgresConnection`` sends statements, ``PostgresSchema`` creates and checks
+the schema, ``PostgresSession`` has the operations.
 """
 
 import contextlib
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     import psycopg
 
 # ---- The SQL of the Postgres store for one account, which is the common and hot case.
-#
 # There a plain statement does the work at half the cost of a function. The functions (``scripts/postgres.sql``) are for
 # the other cases: a new account, a full or closed one, a period that is over, a call that billed more than it held. A
 # reservation that meets such a case writes nothing and is repeated with the function. A settlement calls the function
@@ -555,7 +552,9 @@ def _milliseconds(seconds: float) -> int:
 class PostgresConnection:
     """One connection. After a loss the next call makes a new one.
 
-    Whether a call took effect before the loss is unknown; each operation may be repeated.
+    Whether a call took effect before the loss is unknown; each operation may be repeated. No operation takes longer
+    than its deadline, however many round trips it needs: the server ends statements and lock waits before the deadline,
+    and the client gives up after it.
     """
 
     def __init__(self, name: str, schema: str, params: dict[str, Any], timeout: float, seen: Seen) -> None:

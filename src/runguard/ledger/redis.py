@@ -1,17 +1,8 @@
-"""Redis or Valkey as a store: many machines share one server. Every operation is one Lua script, so that it is one step
-and one round trip.
+"""Redis or Valkey as a store: many machines share one server. ``ledger/memory`` opens it for its URL.
 
-All keys begin with ``{namespace}:``. The braces make it the hash tag of every key: in a cluster a namespace lives in
-one slot, so on one node, and a reservation over many accounts stays one atomic step. It also means that a namespace is
-as fast as one node; teams that need more use one namespace each. This client speaks to one server: give it the node
-that owns the slot. Scripts build their keys from the prefix (``KEYS[1]``), which is all that a router needs to find the
-slot.
-
-Lua counts in doubles, which are exact up to 2**53: amounts beyond 9,007,199,254,740,991 (9.007 million dollars) are
-refused. ``?timeout`` and the like are not options: every call ends within about the timeout given to ``connect``. Half
-of it is for reaching the server, half for each answer; only looking up a host name cannot be limited.
-
-``backend`` reads the URL, ``connection`` runs scripts, ``session`` has the operations.
+Every operation is one Lua script (``scripts/*.lua``), so that it is one step and one round trip. ``RedisStore`` reads
+the URL, ``RedisConnection`` runs scripts, ``RedisSession`` has the operations. ``replay/sources`` reads
+journals from it, ``view/store`` asks what the server loses in a crash.
 """
 
 import hashlib
@@ -198,7 +189,13 @@ _warned: Final[set[str]] = set()  # stores of this process whose settings could 
 class RedisConnection:
     """One connection. It is opened when it is needed and reopened after a loss.
 
-    Only scripts that may run twice are repeated; the caller decides about the others.
+    Only scripts that may run twice are repeated; the caller decides about the others. Every call ends within about the
+    timeout. Half of it is for reaching the server, half for each answer; only looking up a host name cannot be limited.
+
+    All keys begin with ``{namespace}:``. The braces make it the hash tag of every key: in a cluster a namespace lives
+    in one slot, so on one node, and a reservation over many accounts stays one atomic step. It also means that a
+    namespace is as fast as one node; teams that need more use one namespace each. Scripts build their keys from the
+    prefix (``KEYS[1]``), which is all that a router needs to find the slot.
     """
 
     def __init__(self, url: str, name: str, namespace: str, timeout: float, seen: Seen) -> None:
@@ -231,9 +228,8 @@ class RedisConnection:
         except (ValueError, TypeError, redis.RedisError) as error:
             raise PolicyError(f"store = {name!r}: {error}") from None
         self._send: Callable[..., Any] = self._client.execute_command
-        self._link: Any = (
-            None  # one connection for the scripts: taking it from the pool each time costs as much as a call
-        )
+        # one connection for the scripts: taking it from the pool each time costs as much as a call
+        self._link: Any = None
         self._used, self._asked = 0.0, 0
         try:
             self._check_eviction()
@@ -454,10 +450,9 @@ def _warn_once(name: str, text: str) -> None:
         _log.warning("runguard.store_unsure: %s", text)
 
 
-# ---- All operations of a Redis or Valkey store: reservations and settlements, marks, documents, records, claims,
-#      purge.
+# ---- All operations of a Redis or Valkey store: on accounts, marks, documents, records and claims, and the purge.
 
-MOST_EXACT: Final = (1 << 53) - 1
+MOST_EXACT: Final = (1 << 53) - 1  # Lua counts in doubles
 _AT_ONCE: Final = 500
 _MOST_BATCHES: Final = 20_000
 RECORDS_KEPT: Final = 100_000  # of each kind, about
@@ -722,7 +717,7 @@ _NAMESPACE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
 class RedisStore:
     """``redis://[user:password@]host[:port][/db]``, ``rediss://`` with TLS, or ``unix:///path``.
 
-    ``?namespace=`` separates programs that share a server.
+    ``?namespace=`` separates programs that share a server. Of a cluster, give the node that owns the namespace's slot.
     """
 
     def __init__(self, url: str) -> None:

@@ -1,11 +1,7 @@
 """A ledger over a durable store. The event loop never waits for the store: threads do, and every wait has a deadline.
 
-A few threads ask for reservations, which callers await (``store_jobs``). Settlements and releases are facts: one writer
-sends them in order and repeats each until the store has booked it (``fact_writer``). A reservation whose answer comes
-too late is given back.
-
-The threads survive every exception, also of a type that no store should raise. Every use of the ledger restarts a
-thread that has ended.
+``ledger/memory`` opens it for the URL of a store. A few threads ask for reservations, which callers await. Settlements
+and releases are facts: one writer (``ledger/write_queue``) sends them in order.
 """
 
 import asyncio
@@ -59,7 +55,11 @@ _GOODBYE_S: Final = 2.0
 
 
 class StoreLedger(Waiting):
-    """One per store and process, shared by all guards that name the same store."""
+    """One per store and process, shared by all guards that name the same store.
+
+    A reservation whose answer comes too late is given back. The threads survive every exception, also of a type that no
+    store should raise. Every use of the ledger restarts a thread that has ended.
+    """
 
     def __init__(self, store: Store, timeout: float, retention_s: float = 30 * 86_400.0) -> None:
         self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
@@ -133,12 +133,7 @@ class StoreLedger(Waiting):
 
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until every fact is booked. False when something is left, or could never be booked."""
-
-        def ensure() -> None:
-            with contextlib.suppress(StoreOutage):
-                self._ensure_threads()
-
-        return self._writer.facts.wait_until_done(seconds, ensure) and not self._writer.unbooked
+        return self._writer.facts.wait_until_done(seconds, self._ensure_writer) and not self._writer.unbooked
 
     @property
     def is_away(self) -> bool:
@@ -254,9 +249,8 @@ class StoreLedger(Waiting):
         self._ensure_writer()
 
     def _ensure_writer(self) -> None:
-        with contextlib.suppress(
-            StoreOutage
-        ):  # no thread is available: the fact waits, and every later use tries again
+        # without a thread the fact waits, and every later use tries again
+        with contextlib.suppress(StoreOutage):
             self._ensure_threads()
 
     def _learn(self, reply: StoreReply, fact: Fact) -> None:
@@ -374,7 +368,7 @@ class StoreLedger(Waiting):
         self._accounts.forget(scope)
 
 
-# ---- one per store --------------------------------------------------------------------------------------------------
+# ---- One ledger per store and process.
 
 _open: Final[dict[str, StoreLedger]] = {}
 _opening: Final = threading.Lock()
@@ -523,8 +517,7 @@ def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, s
     return refusal
 
 
-# ---- Settlements that linger: the next reservation on the same accounts takes one along, as one step of the store.
-#
+# ---- Settlements that linger: the next reservation on the same accounts takes one along.
 # A run settles one call and soon reserves the next. Together they take one round trip and one commit instead of two.
 
 
@@ -605,7 +598,7 @@ class StoreJobs:
         self._link, self._ensure_threads = link, ensure_threads
         self.restart()
 
-    def restart(self) -> "queue.SimpleQueue[_Job[Any] | None]":
+    def restart(self) -> queue.SimpleQueue[_Job[Any] | None]:
         """Begin a new queue; returns the old one."""
         old: queue.SimpleQueue[_Job[Any] | None] = getattr(self, "_queue", queue.SimpleQueue())
         self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
@@ -647,13 +640,13 @@ class StoreJobs:
             "before you repeat it"
         )
 
-    def _put(self, job: Callable[[StoreSession], _T], again: bool) -> "_Job[_T]":
+    def _put(self, job: Callable[[StoreSession], _T], again: bool) -> _Job[_T]:
         self._ensure_threads()
         asked: _Job[_T] = _Job(job, again)
         self._queue.put(asked)
         return asked
 
-    def _time_left(self, job: "_Job[Any]") -> float:
+    def _time_left(self, job: _Job[Any]) -> float:
         """Seconds that a caller still waits. While others are served, the deadline starts again until it is the
         job's turn: a long queue is not an outage.
 
@@ -684,7 +677,7 @@ class StoreJobs:
                 job.future.set_result(result)
         self._link.drop_session()
 
-    def _do(self, job: "_Job[_T]") -> _T:
+    def _do(self, job: _Job[_T]) -> _T:
         link = self._link
         had_session, began = link.has_session, time.monotonic()
         with link.in_use():

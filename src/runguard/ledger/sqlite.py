@@ -1,7 +1,8 @@
 """SQLite as a store: one file, no server. Many processes of one machine share it.
 
-``backend`` reads the URL, ``connection`` opens the file and runs transactions, ``holds`` reserves and settles,
-``session`` has the other operations, ``writer_queue`` queues the writers of all processes so that none starves.
+``ledger/memory`` opens it for its URL; ``view/store`` and ``cli`` look at its file. ``SqliteStore`` reads the URL,
+``SqliteConnection`` opens the file and runs transactions, ``SqliteHolds`` reserves and settles, ``SqliteSession`` has
+the other operations, ``WriterQueue`` queues the writers of all processes so that none starves.
 """
 
 import contextlib
@@ -36,6 +37,11 @@ from runguard.ledger.ledger import (
     new_id,
     overrun_of,
 )
+
+try:
+    import fcntl
+except ImportError:  # a system without flock: SQLite's own busy handler is all there is
+    fcntl = None  # type: ignore[assignment]
 
 # ---- The SQL of the SQLite store, and the form of an account's row.
 
@@ -150,11 +156,6 @@ def store_error_of(path: Path, error: Exception) -> StoreError | StoreOutage:
 
 
 # ---- The queue of writers to one SQLite file.
-
-try:
-    import fcntl
-except ImportError:  # a system without flock: SQLite's own busy handler is all there is
-    fcntl = None  # type: ignore[assignment]
 
 _TURN_S: Final = 0.003  # how long a writer may go on before it lets the next one in
 _POLL_S: Final = 0.0002
@@ -505,10 +506,7 @@ class SqliteHolds(SqliteConnection):
                 return StoreReply(
                     self._balances([line.key for line in lines]), now, self._control(), ok=known[0] == "open"
                 )
-            if any(
-                (line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins)
-                for line in lines
-            ):
+            if any(_is_stale(line, now) for line in lines):
                 return StoreReply((), now, self._control(), ok=False, stale=True)
             self._expire(now)
             for line in lines:
@@ -530,7 +528,7 @@ class SqliteHolds(SqliteConnection):
             return StoreReply(self._balances(keys), now, self._control())
 
     def _reserve_one(self, hold: str, ttl: float, line: Line, want: Amount, now: float) -> StoreReply | None:
-        if (line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins):
+        if _is_stale(line, now):
             return None
         facts = {
             "key": line.key, "hold": hold, "now": now, "cap0": line.caps[0], "cap1": line.caps[1], "cap2": line.caps[2],
@@ -704,6 +702,11 @@ class SqliteHolds(SqliteConnection):
     def _control(self) -> int:
         row = self._db.execute("SELECT version FROM documents WHERE name = ?", (CONTROL,)).fetchone()
         return row[0] if row is not None else 0
+
+
+def _is_stale(line: Line, now: float) -> bool:
+    """Return whether the period of a line is over, or not yet begun."""
+    return (line.ends is not None and now >= line.ends) or (line.begins is not None and now < line.begins)
 
 
 # ---- The operations of a SQLite store beside reservations: marks, documents, records, claims and the purge.

@@ -1,4 +1,7 @@
-"""The writer of a ledger: settlements, releases and records go to the store in order, each until it is booked."""
+"""The writer of a ledger: settlements, releases and records go to the store in order, each until it is booked.
+
+``ledger/remote`` has one writer, one link to its store and one list of its guards.
+"""
 
 import contextlib
 import itertools
@@ -29,13 +32,9 @@ from runguard.ledger.ledger import (
     sum_up,
 )
 
+_log: Final = logging.getLogger("runguard")
+
 # ---- Facts that wait to be booked: settlements, releases and records, in the order in which they were handed over.
-#
-# The first fact stays in the queue until it is done. So a writer that dies in the middle of it loses nothing: the next
-# writer finds it there.
-#
-# A settlement may linger for a moment. The next reservation on the same accounts then takes it along, so that both are
-# one step of the store. The writer books what no reservation took.
 
 FACTS_KEPT: Final = 100_000
 _LINGER_S: Final = 0.1  # far less than a model call, during which its hold stands anyway
@@ -67,7 +66,14 @@ class Fact:
 
 
 class Facts:
-    """A bounded queue of facts. Any thread puts, one thread takes."""
+    """A bounded queue of facts. Any thread puts, one thread takes.
+
+    The first fact stays in the queue until it is done. So a writer that dies in the middle of it loses nothing: the
+    next writer finds it there.
+
+    A settlement may linger for a moment. The next reservation on the same accounts then takes it along, so that both
+    are one step of the store. The writer books what no reservation took.
+    """
 
     def __init__(self) -> None:
         self._queue: deque[Fact] = deque()
@@ -181,7 +187,6 @@ class Facts:
 
 # ---- The way of this process to one store: a session for each thread, and whether the store is away.
 
-_log: Final = logging.getLogger("runguard")
 _REST_S: Final = 1.0  # after an outage no call waits for the store for this long
 
 
@@ -301,14 +306,16 @@ class StoreLink:
             self._gate.notify_all()
 
 
-# ---- The guards of this process that share a store: the store learns which of their runs are alive, and they learn
-#      when the control document has changed.
+# ---- The guards of this process that share a store.
 
 _BEATS_AT_ONCE: Final = 200
 
 
 class StoreGuards:
-    """Guards are referenced weakly: a guard may go, the ledger stays."""
+    """Tells the store which runs of the guards are alive, and the guards when the control document has changed.
+
+    Guards are referenced weakly: a guard may go, the ledger stays.
+    """
 
     def __init__(self, link: StoreLink) -> None:
         self._link = link
@@ -414,7 +421,7 @@ class StoreGuards:
             link.drop_session()  # a call that needs the store reports it
 
 
-# ---- The writer of a ledger: settlements, releases and records go to the store in order, each until it is booked.
+# ---- The writer.
 
 _BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
 TRIES: Final = 5  # of a settlement that meets an exception which no store should raise
@@ -543,8 +550,7 @@ class FactWriter:
                 errors += 1
                 if errors >= TRIES or not fact.repeatable:
                     raise
-                # a damaged answer, or one to another request, may look like this: only what new connections repeat is
-                # final
+                # a damaged answer, or one to another request, may look like this; final is what new connections repeat
                 link.drop_session()
             except StoreOutage as error:
                 was_new = link.session_is_new
