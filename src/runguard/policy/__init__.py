@@ -17,18 +17,6 @@ if TYPE_CHECKING:
         tool,
     )
 
-_HOMES = {
-    "find_policy_file": "runguard.policy.settings",
-    "load_policy_file": "runguard.policy.settings",
-    "PolicyFile": "runguard.policy.settings",
-    "policy_schema": "runguard.policy.settings",
-    "RULES": "runguard.policy.settings",
-    "Policy": "runguard.policy.settings",
-    "ToolRule": "runguard.policy.settings",
-    "declared_rule": "runguard.policy.settings",
-    "tool": "runguard.policy.settings",
-}
-
 __all__ = [
     "RULES",
     "Policy",
@@ -41,4 +29,4 @@ __all__ = [
     "tool",
 ]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "runguard.policy.settings"))

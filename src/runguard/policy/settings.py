@@ -1,8 +1,8 @@
 """Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a
 run.
 
-Precedence: ``RUNGUARD_MODE`` and ``RUNGUARD_STORE`` over keywords over the file named by ``RUNGUARD_POLICY``, or else
-the first ``runguard.toml`` (or ``[tool.runguard]`` in a ``pyproject.toml``) found upward from the working directory.
+The adapters and ``calls/functions`` build a policy, ``engine`` obeys it, ``cli`` reads its file. ``Policy.build`` says
+which setting wins.
 """
 
 import json
@@ -49,6 +49,7 @@ Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
 RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+_AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
 
 
 def _dollars(value: object) -> object:
@@ -57,14 +58,29 @@ def _dollars(value: object) -> object:
     return Decimal(str(value))
 
 
-def _budget(entry: object) -> Budget:
-    try:
-        return Budget.of(entry)
-    except PolicyError as error:
-        raise ValueError(str(error)) from None
+Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
 
 
-_AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
+def _tool_price(value: object) -> object:
+    """Dollars, 0 included, or a function."""
+    if callable(value):
+        return value
+    if fault := fault_of_dollars(value, 0):
+        raise ValueError(f"{fault}, or give a function")
+    return Decimal(str(value))
+
+
+def _price_text(price: object) -> str:
+    return "function" if callable(price) else str(price)
+
+
+ToolPrice = Annotated[
+    Any,
+    BeforeValidator(_tool_price),
+    PlainSerializer(_price_text),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
+]
+
 _BUDGET_SCHEMA: Final = {
     "type": "object",
     "additionalProperties": False,
@@ -93,6 +109,18 @@ _BUDGET_SCHEMA: Final = {
 }
 
 
+def _budget(entry: object) -> Budget:
+    try:
+        return Budget.of(entry)
+    except PolicyError as error:
+        raise ValueError(str(error)) from None
+
+
+OneBudget = Annotated[
+    InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)
+]
+
+
 def _receivers(given: object) -> AlertSettings:
     try:
         return AlertSettings.parse(given)
@@ -108,251 +136,7 @@ Receivers = Annotated[
 ]
 
 
-def _tool_price(value: object) -> object:
-    """Dollars, 0 included, or a function."""
-    if callable(value):
-        return value
-    if fault := fault_of_dollars(value, 0):
-        raise ValueError(f"{fault}, or give a function")
-    return Decimal(str(value))
-
-
-def _price_text(price: object) -> str:
-    return "function" if callable(price) else str(price)
-
-
-ToolPrice = Annotated[
-    Any,
-    BeforeValidator(_tool_price),
-    PlainSerializer(_price_text),
-    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
-]
-Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
-OneBudget = Annotated[
-    InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)
-]
-
-# ---- Finds and reads ``runguard.toml``, or ``[tool.runguard]`` in a ``pyproject.toml``.
-
-FILE_NAME: Final = "runguard.toml"
-
-
-def find_policy_file(start: Path | None = None) -> Path | None:
-    """The file that applies: ``RUNGUARD_POLICY``, or the nearest one upward from the working directory."""
-    named = os.environ.get("RUNGUARD_POLICY")
-    if named:
-        return Path(named)
-    try:
-        here = (start or Path.cwd()).resolve()
-    except OSError as error:
-        raise PolicyError(
-            f"the working directory cannot be read: {error}; start from another one, or name the policy file "
-            "in RUNGUARD_POLICY"
-        ) from None
-    for folder in (here, *here.parents):
-        if _is_there(folder / FILE_NAME):
-            return folder / FILE_NAME
-        project = folder / "pyproject.toml"
-        if project.is_file() and _mentions_us(project) and load_policy_file(project):
-            return project
-    return None
-
-
-def _is_there(path: Path) -> bool:
-    """Also a folder or a link to nothing: reading it reports the mistake, and skipping it would drop every
-    limit.
-    """
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise PolicyError(
-            f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy "
-            "file in RUNGUARD_POLICY"
-        ) from None
-    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # reading a pipe could block
-
-
-def _mentions_us(project: Path) -> bool:
-    try:
-        return b"runguard" in project.read_bytes()
-    except OSError as error:
-        raise PolicyError(f"{project}: cannot be read: {error}") from None
-
-
-def values_from_file() -> tuple[dict[str, Any], str]:
-    path = find_policy_file()
-    if path is None:
-        return {}, ""
-    return load_policy_file(path), str(path)
-
-
-_RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
-
-
-def load_policy_file(path: Path) -> dict[str, Any]:
-    """The raw values of a policy file; PolicyError when it cannot be read."""
-    import tomllib  # most programs have no policy file
-
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
-        raise PolicyError(
-            f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PolicyError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise PolicyError(f"{path}: not valid TOML: {error}") from None
-    if path.name == "pyproject.toml":
-        tool = data.get("tool", {})
-        data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
-    if not isinstance(data, dict):
-        raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
-    store = data.get("store")
-    if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
-        # The file is found from any folder below: one policy must not become a store in each of them.
-        data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
-    return data
-
-
-# ---- The rules of a policy: their default rungs, and which rungs each of them can have.
-
-FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
-LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status
-REWORDED: Final = Rungs(nudge=3, stop=6)  # default limits of no_news for one long answer in other words
-# default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
-ORDERS: Final = Rungs(nudge=4, stop=10)
-# default limits of no_news for an agent without tools that is called again and again; words alone are weak evidence
-TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
-# limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
-TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
-RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
-    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
-    # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
-    # eighth is refused.
-    "repetition": (Rungs(nudge=4, block=8, stop=9), frozenset({"warn", "nudge", "block", "stop"})),
-    "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
-    "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
-    "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
-    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
-    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
-    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
-    "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
-    "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
-    "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
-    "context": (Rungs(warn=0.8), frozenset({"warn"})),
-    "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
-}
-_LADDER: Final = ("warn", "nudge", "block", "stop")
-_MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
-_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
-
-
-def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
-    if rule not in RULES:
-        raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
-    if rungs is True:
-        raise ValueError(
-            f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}"
-        )
-    if rungs is False:
-        return
-    allowed = RULES[rule][1]
-    previous: tuple[str, float] | None = None
-    for name, number in rungs.items():
-        if name not in _LADDER:
-            raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
-        if name not in allowed:
-            raise ValueError(
-                f"rules.{rule}.{name}: this rule has no such rung; it can "
-                f"{', '.join(r for r in _LADDER if r in allowed)}"
-            )
-        if rule not in _MEASURES and number != int(number):
-            raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
-        if number < _LEAST.get(rule, 1):
-            raise ValueError(f"rules.{rule}.{name} = {number:g}: must be at least {_LEAST.get(rule, 1):g}")
-    for name in _LADDER:
-        if name not in rungs:
-            continue
-        if previous is not None and rungs[name] <= previous[1]:
-            raise ValueError(
-                f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes "
-                "first or together"
-            )
-        previous = (name, rungs[name])
-
-
-def merge_rungs(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
-    """Explicit rungs are obeyed exactly; a default stays only where it can still fire beside them."""
-    merged: dict[str, float | None] = dict.fromkeys(_LADDER)
-    for position, name in enumerate(_LADDER):
-        if name in explicit:
-            merged[name] = explicit[name]
-            continue
-        number = getattr(default, name)
-        if number is None:
-            continue
-        weaker = [explicit[n] for n in _LADDER[:position] if n in explicit]
-        stronger = [explicit[n] for n in _LADDER[position + 1 :] if n in explicit]
-        if all(number > n for n in weaker) and all(number < n for n in stronger):
-            merged[name] = number
-    if "block" in explicit and "stop" not in explicit:
-        merged["stop"] = explicit["block"] + 1  # after one block the next identical attempt stops
-    return Rungs(**merged)
-
-
-# ---- Thresholds that switch to a cheaper model: which models a policy names, and what is wrong with them.
-
-_USUAL: Final = Usage(input=10_000, output=1_000)  # a call by which two models are compared
-_LATEST: Final = math.inf  # the newest price
-
-
-def switching(budgets: Iterable[Budget]) -> list[tuple[Budget, Threshold]]:
-    """The thresholds that switch models, with their budgets."""
-    return [(budget, one) for budget in budgets for one in budget.thresholds if one.model is not None]
-
-
-def fault_of_switches(budgets: Iterable[Budget], prices: Mapping[str, Any], models: Any, source: Any) -> str:
-    """What is wrong with the models that thresholds switch to; nothing where all is fine."""
-    found = switching(budgets)
-    if not found:
-        return ""
-    pricing = Pricing(prices, models, None, source)
-    for budget, threshold in found:
-        fault = _fault(budget, threshold, pricing)
-        if fault:
-            return f"Threshold({threshold.percent:g}, model={threshold.model!r}): {fault}"
-    return ""
-
-
-def _fault(budget: Budget, threshold: Threshold, pricing: Pricing) -> str:
-    model = threshold.model or ""
-    rates = pricing.rates(model, _LATEST)
-    if isinstance(rates, Unpriced):
-        return f"{rates}; give it with prices={{{model!r}: {{'input': …, 'output': …}}}}"
-    if pricing.limits(model)[0] is None:
-        return f"its context window is not known; give it with models={{{model!r}: {{'context_window': …}}}}"
-    for name in _dearer_than(budget, threshold):
-        other = pricing.rates(name, _LATEST)
-        if isinstance(other, Rates) and rates.cost(_USUAL) >= other.cost(_USUAL):
-            return f"it is not cheaper than {name!r}, which it would replace"
-    return ""
-
-
-def _dearer_than(budget: Budget, threshold: Threshold) -> Iterable[str]:
-    """Models that a switch at this threshold replaces, as far as the budget says."""
-    for kind, name in Per.parse(budget.per).parts:
-        if kind == "model" and not any(sign in name for sign in "*?["):
-            yield name
-    for other in budget.thresholds:
-        if other.model is not None and other.percent < threshold.percent and other.agents == threshold.agents:
-            yield other.model
-
-
-# ---- What is known of one remote A2A agent: in ``remote_agents=`` of a policy.
+# ---- One remote A2A agent.
 
 
 class RemoteAgent(SettingsModel):
@@ -381,7 +165,7 @@ def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
     )
 
 
-# ---- What is special about one tool: in ``tools=`` of a policy, or beside the tool with ``@runguard.tool(...)``.
+# ---- One tool.
 
 
 class ToolRule(SettingsModel):
@@ -469,7 +253,7 @@ def tool(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
-# ---- Everything that a ``runguard.toml`` may say, with units, limits and defaults. Keywords have the same names.
+# ---- Everything that a ``runguard.toml`` may say, with units, limits and defaults.
 
 # Names that other functions and libraries use, and what a policy calls them.
 _MEANT: Final = {
@@ -727,8 +511,7 @@ def policy_schema() -> dict[str, Any]:
     return PolicyFile.model_json_schema(mode="validation")
 
 
-# ---- Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle
-#      of a run.
+# ---- The policy: what the file and the keywords say together.
 
 _T = TypeVar("_T")
 
@@ -755,7 +538,10 @@ class Policy(PolicyFile):
 
     @classmethod
     def build(cls, **keywords: Any) -> Self:
-        """Keywords over the policy file over the defaults, environment over all; raises PolicyError."""
+        """Keywords over the policy file over the defaults, environment over all; raises PolicyError.
+
+        The environment is ``RUNGUARD_MODE`` and ``RUNGUARD_STORE``. ``find_policy_file`` says which file applies.
+        """
         values, source = values_from_file()
         if keywords:
             values, source = {**values, **keywords}, "keywords" if not values else f"{source} and keywords"
@@ -795,9 +581,7 @@ class Policy(PolicyFile):
         return _by_name(self.remote_agents, name) or RemoteAgent()
 
     def rungs(self, rule: str) -> Rungs | None:
-        """The rungs in force: explicit ones as they are,
-        defaults where they still can fire; None when the rule is off.
-        """
+        """The rungs in force: explicit ones as they are, defaults where they still can fire; None: the rule is off."""
         given = self.rules.get(rule)
         if given is False:
             return None
@@ -871,9 +655,230 @@ _CODE_ONLY: Final = {
 }
 _NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
 
-# ---- The keywords of ``RunGuardPlugin``, ``install``, ``GuardedLlm``, ``guard`` and ``guard_async``, for editors and
-#      type checkers.
-#
+
+# ---- The rules of a policy: their default rungs, and which rungs each of them can have.
+
+FREE_RETRIES: Final = 3  # of a call that failed: with them a retry holds as long as a poll
+LONG_ANSWERS: Final = Rungs(nudge=5, stop=10)  # default limits of no_news for answers longer than a status
+REWORDED: Final = Rungs(nudge=3, stop=6)  # default limits of no_news for one long answer in other words
+# default limits of no_news for an agent that is set to work again and again; a state may be checked nine times
+ORDERS: Final = Rungs(nudge=4, stop=10)
+# default limits of no_news for an agent without tools that is called again and again; words alone are weak evidence
+TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
+# limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
+TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
+RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
+    # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
+    # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
+    # eighth is refused.
+    "repetition": (Rungs(nudge=4, block=8, stop=9), frozenset({"warn", "nudge", "block", "stop"})),
+    "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
+    "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
+    "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
+    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
+    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
+    "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
+    "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
+    "context": (Rungs(warn=0.8), frozenset({"warn"})),
+    "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
+}
+_LADDER: Final = ("warn", "nudge", "block", "stop")
+_MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
+_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
+
+
+def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
+    if rungs is True:
+        raise ValueError(
+            f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}"
+        )
+    if rungs is False:
+        return
+    allowed = RULES[rule][1]
+    previous: tuple[str, float] | None = None
+    for name, number in rungs.items():
+        if name not in _LADDER:
+            raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
+        if name not in allowed:
+            raise ValueError(
+                f"rules.{rule}.{name}: this rule has no such rung; it can "
+                f"{', '.join(r for r in _LADDER if r in allowed)}"
+            )
+        if rule not in _MEASURES and number != int(number):
+            raise ValueError(f"rules.{rule}.{name} = {number}: this rule counts whole things; give an integer")
+        if number < _LEAST.get(rule, 1):
+            raise ValueError(f"rules.{rule}.{name} = {number:g}: must be at least {_LEAST.get(rule, 1):g}")
+    for name in _LADDER:
+        if name not in rungs:
+            continue
+        if previous is not None and rungs[name] <= previous[1]:
+            raise ValueError(
+                f"rules.{rule}.{previous[0]} = {previous[1]:g} can never fire: {name} = {rungs[name]:g} comes "
+                "first or together"
+            )
+        previous = (name, rungs[name])
+
+
+def merge_rungs(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
+    """Explicit rungs are obeyed exactly; a default stays only where it can still fire beside them."""
+    merged: dict[str, float | None] = dict.fromkeys(_LADDER)
+    for position, name in enumerate(_LADDER):
+        if name in explicit:
+            merged[name] = explicit[name]
+            continue
+        number = getattr(default, name)
+        if number is None:
+            continue
+        weaker = [explicit[n] for n in _LADDER[:position] if n in explicit]
+        stronger = [explicit[n] for n in _LADDER[position + 1 :] if n in explicit]
+        if all(number > n for n in weaker) and all(number < n for n in stronger):
+            merged[name] = number
+    if "block" in explicit and "stop" not in explicit:
+        merged["stop"] = explicit["block"] + 1  # after one block the next identical attempt stops
+    return Rungs(**merged)
+
+
+# ---- Thresholds that switch to a cheaper model: what is wrong with the models that a policy names.
+
+_USUAL: Final = Usage(input=10_000, output=1_000)  # a call by which two models are compared
+_LATEST: Final = math.inf  # the newest price
+
+
+def switching(budgets: Iterable[Budget]) -> list[tuple[Budget, Threshold]]:
+    """The thresholds that switch models, with their budgets."""
+    return [(budget, one) for budget in budgets for one in budget.thresholds if one.model is not None]
+
+
+def fault_of_switches(budgets: Iterable[Budget], prices: Mapping[str, Any], models: Any, source: Any) -> str:
+    """What is wrong with the models that thresholds switch to; nothing where all is fine."""
+    found = switching(budgets)
+    if not found:
+        return ""
+    pricing = Pricing(prices, models, None, source)
+    for budget, threshold in found:
+        fault = _fault(budget, threshold, pricing)
+        if fault:
+            return f"Threshold({threshold.percent:g}, model={threshold.model!r}): {fault}"
+    return ""
+
+
+def _fault(budget: Budget, threshold: Threshold, pricing: Pricing) -> str:
+    model = threshold.model or ""
+    rates = pricing.rates(model, _LATEST)
+    if isinstance(rates, Unpriced):
+        return f"{rates}; give it with prices={{{model!r}: {{'input': …, 'output': …}}}}"
+    if pricing.limits(model)[0] is None:
+        return f"its context window is not known; give it with models={{{model!r}: {{'context_window': …}}}}"
+    for name in _dearer_than(budget, threshold):
+        other = pricing.rates(name, _LATEST)
+        if isinstance(other, Rates) and rates.cost(_USUAL) >= other.cost(_USUAL):
+            return f"it is not cheaper than {name!r}, which it would replace"
+    return ""
+
+
+def _dearer_than(budget: Budget, threshold: Threshold) -> Iterable[str]:
+    """Models that a switch at this threshold replaces, as far as the budget says."""
+    for kind, name in Per.parse(budget.per).parts:
+        if kind == "model" and not any(sign in name for sign in "*?["):
+            yield name
+    for other in budget.thresholds:
+        if other.model is not None and other.percent < threshold.percent and other.agents == threshold.agents:
+            yield other.model
+
+
+# ---- The file: finding and reading ``runguard.toml``, or ``[tool.runguard]`` in a ``pyproject.toml``.
+
+FILE_NAME: Final = "runguard.toml"
+
+
+def find_policy_file(start: Path | None = None) -> Path | None:
+    """Return the file that applies: the one named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml``, or
+    ``pyproject.toml`` with ``[tool.runguard]``, found upward from the working directory.
+    """
+    named = os.environ.get("RUNGUARD_POLICY")
+    if named:
+        return Path(named)
+    try:
+        here = (start or Path.cwd()).resolve()
+    except OSError as error:
+        raise PolicyError(
+            f"the working directory cannot be read: {error}; start from another one, or name the policy file "
+            "in RUNGUARD_POLICY"
+        ) from None
+    for folder in (here, *here.parents):
+        if _is_there(folder / FILE_NAME):
+            return folder / FILE_NAME
+        project = folder / "pyproject.toml"
+        if project.is_file() and _mentions_us(project) and load_policy_file(project):
+            return project
+    return None
+
+
+def _is_there(path: Path) -> bool:
+    """Also a folder or a link to nothing: reading it reports the mistake, and skipping it would drop every
+    limit.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise PolicyError(
+            f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy "
+            "file in RUNGUARD_POLICY"
+        ) from None
+    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # reading a pipe could block
+
+
+def _mentions_us(project: Path) -> bool:
+    try:
+        return b"runguard" in project.read_bytes()
+    except OSError as error:
+        raise PolicyError(f"{project}: cannot be read: {error}") from None
+
+
+def values_from_file() -> tuple[dict[str, Any], str]:
+    path = find_policy_file()
+    if path is None:
+        return {}, ""
+    return load_policy_file(path), str(path)
+
+
+_RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
+
+
+def load_policy_file(path: Path) -> dict[str, Any]:
+    """The raw values of a policy file; PolicyError when it cannot be read."""
+    import tomllib  # most programs have no policy file
+
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
+        raise PolicyError(
+            f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise PolicyError(f"{path}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{path}: not valid TOML: {error}") from None
+    if path.name == "pyproject.toml":
+        tool = data.get("tool", {})
+        data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
+    if not isinstance(data, dict):
+        raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
+    store = data.get("store")
+    if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
+        # The file is found from any folder below: one policy must not become a store in each of them.
+        data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
+    return data
+
+
+# ---- The keywords of the adapters and of guarded functions, for editors and type checkers.
 # ``Policy`` checks the values; a test keeps names and descriptions equal to it.
 
 Dollars = int | float | str | Decimal

@@ -1,4 +1,8 @@
-"""What is declared about tools, by the policy or beside their code, and so when two calls are the same."""
+"""What is declared about tools, by the policy or beside their code, and so when two calls are the same.
+
+``engine/guard``, ``engine/runs`` and ``engine/tools`` ask ``Tools``. ``adk/tool_hooks`` describes the parameters of a
+tool as ``Fields``.
+"""
 
 import math
 import unicodedata
@@ -15,17 +19,6 @@ from runguard.core.identity import DIGEST_SIZE, answer_text, call_fingerprint
 from runguard.policy.settings import Policy, ToolRule
 
 # ---- The identity of a side effect: which calls of a ``once`` tool are the same call.
-#
-# A match refuses the call, so a wrong match refuses a new payment, and a missed match pays twice. Two calls are the
-# same
-# when the tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and a
-# value for a declared ``int``, ``float`` or ``bool`` is read as one. Texts are compared in Unicode form C without
-# U+200B,
-# U+2060 and U+FEFF. Whole numbers are equal however they are written (``5``, ``5.0``), and a list is the same as a
-# tuple.
-# Nothing else is made equal: white space, case, ``None``, the order of a list and every character of a long text count.
-#
-# The loop rules have an identity of their own (``runguard.core.identity``), which is wider on purpose.
 
 _INVISIBLE: Final = {0x200B: None, 0x2060: None, 0xFEFF: None}
 _SCALARS: Final = (str, int, float)
@@ -75,7 +68,14 @@ def once_identity(
     identity: Iterable[str] | None = None,
     volatile: Iterable[str] = (),
 ) -> bytes:
-    """Digest of a side effect, the same in every process.
+    """Return the digest of a side effect, the same in every process.
+
+    A match refuses the call, so a wrong match refuses a new payment, and a missed match pays twice. Two calls are the
+    same when the tool receives the same values: arguments that never reach it are dropped, defaults are filled in, and
+    a value for a declared ``int``, ``float`` or ``bool`` is read as one. Texts are compared in Unicode form C without
+    U+200B, U+2060 and U+FEFF. Whole numbers are equal however they are written (``5``, ``5.0``), and a list is the same
+    as a tuple. Nothing else is made equal: white space, case, ``None``, the order of a list and every character of a
+    long text count. The loop rules have an identity of their own (``core/identity``), which is wider on purpose.
 
     ``declared``: the tool's parameters; None where they are unknown, then every argument counts as it was given.
     ``identity`` names the only arguments that count, ``volatile`` those that never do.
@@ -169,7 +169,7 @@ def _clean(text: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text.translate(_INVISIBLE))
 
 
-# ---- declared numbers -----------------------------------------------------------------------------------------------
+# ---- Values of a declared ``int``, ``float`` or ``bool``.
 
 _INT: Final = TypeAdapter(int)
 _FLOAT: Final = TypeAdapter(float)
@@ -202,7 +202,7 @@ def _read(adapter: TypeAdapter[Any], given: Any, otherwise: Any) -> Any:
         return otherwise
 
 
-# ---- What is declared about tools, by the policy or beside their code, and so when two calls are the same.
+# ---- The rules of all tools.
 
 _KEPT: Final = 4_096  # hallucinated names must not fill memory
 
