@@ -1,4 +1,7 @@
-"""Alerts and their settings, with checked addresses and masked secrets."""
+"""Alerts and their settings, with checked addresses and masked secrets.
+
+``engine/decide`` makes alerts, ``reporting/delivery`` sends them, ``policy/settings`` parses the settings.
+"""
 
 import logging
 import os
@@ -15,6 +18,104 @@ from typing import Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 from runguard.core.errors import PolicyError, nearest
+
+# ---- An alert, and the masked form in which it is sent.
+
+AlertKind = Literal[
+    "trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction", "burn_rate"
+]
+Severity = Literal["info", "warning", "critical"]
+Fact = str | int | float | bool | None
+_MAX_FACTS: Final = 32
+_MAX_NAME: Final = 64
+_MAX_VALUE: Final = 200
+_MAX_KEY: Final = 200
+_MOST: Final = 1 << 63
+_LAST: Final = 10**11  # seconds; later dates cannot be formatted
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A message for people.
+
+    ``key`` names its subject (rule, scope, period): the same key is sent once until an alert with ``resolved=True``.
+    ``text`` is one line for people; ``facts`` are digests, numbers and names, never content. ``at`` is in epoch
+    seconds.
+    """
+
+    kind: AlertKind
+    key: str
+    severity: Severity
+    text: str
+    facts: Mapping[str, Fact] = field(default_factory=dict, hash=False)
+    at: float = 0.0
+    resolved: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(AlertKind):
+            raise ValueError(f"kind must be one of {', '.join(get_args(AlertKind))}, not {self.kind!r}")
+        if self.severity not in get_args(Severity):
+            raise ValueError(f"severity must be one of {', '.join(get_args(Severity))}, not {self.severity!r}")
+        if not isinstance(self.key, str) or not self.key or not isinstance(self.text, str):
+            raise ValueError("key and text must be strings, and key must not be empty")
+        object.__setattr__(self, "facts", dict(self.facts))  # a copy, because the sender may change its own
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """An alert ready to send: masked, bounded, and with an id by which a receiver recognizes a retry."""
+
+    alert: Alert
+    topic: str  # a digest of the key, the same for every alert with this key
+    event_id: str  # the same for all retries of one alert
+    accepted: float  # monotonic seconds
+
+
+def topic_of(alert: Alert) -> str:
+    return sha256(alert.key.encode(errors="surrogatepass")).hexdigest()
+
+
+def parcel_of(alert: Alert, topic: str, secrets: tuple[str, ...], now: float) -> Parcel:
+    """Prepare an alert; ``secrets`` of the receivers never appear in a message."""
+    event = sha256(f"{alert.kind} {topic} {alert.resolved} {alert.at!r}".encode()).hexdigest()[:32]
+    clean = Alert(
+        kind=alert.kind,
+        key=mask_also(alert.key, secrets, _MAX_KEY),
+        severity=alert.severity,
+        text=mask_also(alert.text, secrets),
+        facts=_clean_facts(alert.facts, secrets),
+        at=float(alert.at) if 0 <= alert.at < _LAST else 0.0,
+        resolved=alert.resolved is True,
+    )
+    return Parcel(clean, topic, event, now)
+
+
+def _clean_facts(facts: Mapping[str, Fact], secrets: tuple[str, ...]) -> dict[str, Fact]:
+    clean: dict[str, Fact] = {}
+    for name, value in facts.items():
+        if len(clean) == _MAX_FACTS:
+            clean["facts_left_out"] = len(facts) - _MAX_FACTS
+            break
+        label = mask_also(name, secrets, _MAX_NAME) if isinstance(name, str) else type(name).__name__
+        clean[label] = HIDDEN if isinstance(value, str) and names_a_secret(label) else _clean_value(value, secrets)
+    return clean
+
+
+def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
+    """Return a value that every JSON reader accepts; for a foreign object only the name of its type."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return mask_also(value, secrets, _MAX_VALUE)
+    if isinstance(value, int):
+        return int(value) if abs(value) < _MOST else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return float(value) if isfinite(value) else str(float(value))
+    # longer numbers are too slow to format
+    if type(value) is Decimal and value.is_finite() and abs(value.adjusted()) < _MAX_NAME:
+        return format(value, "f")[:_MAX_VALUE]
+    return type(value).__name__
+
 
 # ---- Secrets: a string that only ``reveal()`` shows, and texts in which secrets are masked.
 
@@ -161,11 +262,7 @@ def _without_last_word(text: str) -> str:
     return text[:-_WORD] + head if gap else text
 
 
-# ---- Check where an alert may go: the URL when it is read, and every address when it is used.
-#
-# A name is resolved once per attempt, all its addresses are checked, and the connection goes to one of exactly these,
-# so
-# that a changed DNS answer has no effect.
+# ---- Where an alert may go: the URL is checked when it is read, and every address when it is used.
 
 Sockaddr = tuple[socket.AddressFamily, tuple[Any, ...]]
 _MAX_URL: Final = 2_048
@@ -211,6 +308,8 @@ _REFUSED_V6: Final = tuple(
         ("3fff::/20", "reserved"),
     )
 )
+_LOOPBACK_V4: Final = IPv4Network("127.0.0.0/8")
+_LOOPBACK_V6: Final = IPv6Address("::1")
 _PUBLIC_V6: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 
@@ -297,10 +396,6 @@ def _check_host(host: str, where: str, allow_private: bool) -> bool:
     return False
 
 
-_LOOPBACK_V4: Final = IPv4Network("127.0.0.0/8")
-_LOOPBACK_V6: Final = IPv6Address("::1")
-
-
 def refusal(address: IPv4Address | IPv6Address) -> str:
     """Return why this address is forbidden, in one word; empty if it is allowed. Checks an embedded IPv4 address."""
     if isinstance(address, IPv4Address):
@@ -316,6 +411,7 @@ def refusal(address: IPv4Address | IPv6Address) -> str:
 def resolve(endpoint: Endpoint) -> list[Sockaddr]:
     """Return the checked addresses of a name. One forbidden address refuses the name: its owner must not choose.
 
+    Call it once per attempt and connect to one of exactly these, so that a changed DNS answer has no effect.
     The system's resolver has its own time limit; the receiver's own thread waits for it.
     """
     found = getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
@@ -336,9 +432,7 @@ def resolve(endpoint: Endpoint) -> list[Sockaddr]:
     return places[:_MAX_ADDRESSES]
 
 
-# ---- ``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``.
-#
-# Invalid settings are rejected here, and no message shows a secret.
+# ---- ``alerts=...`` or ``[alerts]`` -> frozen ``AlertSettings``. No message shows a secret.
 
 PAGERDUTY_URL: Final = "https://events.pagerduty.com/v2/enqueue"
 TIMEOUT_S: Final = 2.0
@@ -612,101 +706,3 @@ def _known(table: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None
             continue
         name = mask(key, 40) if isinstance(key, str) else type(key).__name__
         raise PolicyError(f"{where}.{name}: no such setting; {nearest(name, known)}")
-
-
-# ---- ``Alert``, and the masked form in which it is sent.
-
-AlertKind = Literal[
-    "trip", "threshold", "outage", "store_replaced", "breaker", "kill_switch", "growth", "compaction", "burn_rate"
-]
-Severity = Literal["info", "warning", "critical"]
-Fact = str | int | float | bool | None
-_MAX_FACTS: Final = 32
-_MAX_NAME: Final = 64
-_MAX_VALUE: Final = 200
-_MAX_KEY: Final = 200
-_MOST: Final = 1 << 63
-_LAST: Final = 10**11  # seconds; later dates cannot be formatted
-
-
-@dataclass(frozen=True, slots=True)
-class Alert:
-    """A message for people.
-
-    ``key`` names its subject (rule, scope, period): the same key is sent once until an alert with ``resolved=True``.
-    ``text`` is one line for people; ``facts`` are digests, numbers and names, never content. ``at`` is in epoch
-    seconds.
-    """
-
-    kind: AlertKind
-    key: str
-    severity: Severity
-    text: str
-    facts: Mapping[str, Fact] = field(default_factory=dict, hash=False)
-    at: float = 0.0
-    resolved: bool = False
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(AlertKind):
-            raise ValueError(f"kind must be one of {', '.join(get_args(AlertKind))}, not {self.kind!r}")
-        if self.severity not in get_args(Severity):
-            raise ValueError(f"severity must be one of {', '.join(get_args(Severity))}, not {self.severity!r}")
-        if not isinstance(self.key, str) or not self.key or not isinstance(self.text, str):
-            raise ValueError("key and text must be strings, and key must not be empty")
-        object.__setattr__(self, "facts", dict(self.facts))  # a copy, because the sender may change its own
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """An alert ready to send: masked, bounded, and with an id by which a receiver recognizes a retry."""
-
-    alert: Alert
-    topic: str  # a digest of the key, the same for every alert with this key
-    event_id: str  # the same for all retries of one alert
-    accepted: float  # monotonic seconds
-
-
-def topic_of(alert: Alert) -> str:
-    return sha256(alert.key.encode(errors="surrogatepass")).hexdigest()
-
-
-def parcel_of(alert: Alert, topic: str, secrets: tuple[str, ...], now: float) -> Parcel:
-    """Prepare an alert; ``secrets`` of the receivers never appear in a message."""
-    event = sha256(f"{alert.kind} {topic} {alert.resolved} {alert.at!r}".encode()).hexdigest()[:32]
-    clean = Alert(
-        kind=alert.kind,
-        key=mask_also(alert.key, secrets, _MAX_KEY),
-        severity=alert.severity,
-        text=mask_also(alert.text, secrets),
-        facts=_clean_facts(alert.facts, secrets),
-        at=float(alert.at) if 0 <= alert.at < _LAST else 0.0,
-        resolved=alert.resolved is True,
-    )
-    return Parcel(clean, topic, event, now)
-
-
-def _clean_facts(facts: Mapping[str, Fact], secrets: tuple[str, ...]) -> dict[str, Fact]:
-    clean: dict[str, Fact] = {}
-    for name, value in facts.items():
-        if len(clean) == _MAX_FACTS:
-            clean["facts_left_out"] = len(facts) - _MAX_FACTS
-            break
-        label = mask_also(name, secrets, _MAX_NAME) if isinstance(name, str) else type(name).__name__
-        clean[label] = HIDDEN if isinstance(value, str) and names_a_secret(label) else _clean_value(value, secrets)
-    return clean
-
-
-def _clean_value(value: Any, secrets: tuple[str, ...]) -> Fact:
-    """Return a value that every JSON reader accepts; for a foreign object only the name of its type."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        return mask_also(value, secrets, _MAX_VALUE)
-    if isinstance(value, int):
-        return int(value) if abs(value) < _MOST else f"a number of {value.bit_length()} bits"
-    if isinstance(value, float):
-        return float(value) if isfinite(value) else str(float(value))
-    # longer numbers are too slow to format
-    if type(value) is Decimal and value.is_finite() and abs(value.adjusted()) < _MAX_NAME:
-        return format(value, "f")[:_MAX_VALUE]
-    return type(value).__name__

@@ -1,7 +1,7 @@
-"""Send alerts: each receiver has a bounded queue and its own thread.
+"""Send alerts: each receiver has a bounded queue and its own thread. ``engine/decide`` sends through ``Alerts``.
 
-A slow or unavailable receiver delays neither the run, nor a callback, nor another receiver. A thread starts with the
-first alert, ends when idle, and is restarted after a fork.
+A slow or unavailable receiver delays neither the run, nor a callback, nor another receiver. Programs that receive our
+webhooks call ``verify_signature``.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ from functools import cache
 from hashlib import sha256
 from typing import Any, ClassVar, Final
 
-from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
 from runguard.core.identity import Newest
 from runguard.reporting.alerts import (
@@ -89,7 +88,10 @@ class Alerts:
 
 
 class _ReceiverQueue(BackgroundQueue[Parcel]):
-    """The queue and the thread of one receiver."""
+    """The queue and the thread of one receiver.
+
+    The thread starts with the first alert, ends when idle, and is restarted after a fork.
+    """
 
     capacity: ClassVar[int] = 100
 
@@ -145,7 +147,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                 del self._sent_keys[parcel.topic]
             return self.counts[outcome]
 
-    # ---- delivery -----------------------------------------------------------------------------------------------
+    # ---- delivery ---------------------------------------------------------------------------------------------------
 
     def _deliver(self, parcel: Parcel) -> None:
         receiver = self.receiver
@@ -242,7 +244,7 @@ def _text_of(error: BaseException) -> str:
         return ""
 
 
-# ---- Format an alert for each receiver: Slack, PagerDuty's Events API v2, and our own signed JSON.
+# ---- The form of an alert for each receiver: Slack, PagerDuty's Events API v2, and our own signed JSON.
 
 VERSION: Final = 1
 TIMESTAMP_HEADER: Final = "X-RunGuard-Timestamp"
@@ -333,7 +335,7 @@ def to_bytes(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
-# ---- signatures -----------------------------------------------------------------------------------------------------
+# ---- Signatures of webhooks.
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:

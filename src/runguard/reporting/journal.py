@@ -1,8 +1,8 @@
 """The journal of a run in a durable store: every event that the guard saw, as numbers, names and digests. It holds no
 text of users, models or tools.
 
-The dashboard shows from it what led to a trip, and ``runguard replay`` plays it to another policy: the guard decides
-on these events alone, so every rule of a run can be judged again.
+``engine/guard`` writes it. The dashboard shows from it what led to a trip, and ``replay`` plays it to another policy:
+the guard decides on these events alone, so every rule of a run can be judged again.
 """
 
 import json
@@ -137,7 +137,7 @@ class Journal:
                 self._send(json.dumps(entries, separators=(",", ":")))
 
 
-# ---- writing --------------------------------------------------------------------------------------------------------
+# ---- Writing entries.
 
 
 def _sparse(entry: Entry) -> Entry:
@@ -238,7 +238,7 @@ _WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
 }
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
+# ---- Reading entries.
 
 
 def read_entries(text: str) -> list[Entry]:

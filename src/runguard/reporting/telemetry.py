@@ -1,9 +1,8 @@
 """OpenTelemetry: every decision that is not "allow" as a counter, a log event and a span event; how budgets stand; what
-the guard costs.
+the guard and each model call cost. Also the thread on which callbacks of the user run.
 
-Only the API package is used, and only if it is installed. The program chooses the SDK and the exporters; without them
-nothing is reported. Tokens are not reported, because the framework does that. No argument, result, prompt or user id is
-reported. Metrics have only attributes with a bounded number of values: no session, run or label.
+``engine/guard`` makes ``Telemetry``, ``SpanCosts`` and ``Outbox``; ``engine/decide`` and ``engine/calls`` report to
+them.
 """
 
 import asyncio
@@ -28,18 +27,10 @@ if TYPE_CHECKING:
     from opentelemetry._logs import Logger
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
+_log: Final = logging.getLogger("runguard")
 
-class ReportingGuard(Protocol):
-    """What telemetry uses of a guard."""
-
-    accounts: Any
-
-    def time_next(self, calls: int) -> None: ...
-
-
-# ---- names ----------------------------------------------------------------------------------------------------------
-# Those of OpenTelemetry are written out: they are still in development there, and the package that lists them lags
-# behind.
+# ---- Names of metrics, events and attributes.
+# Those of OpenTelemetry are written out: they are still in development there, and the package that lists them lags.
 
 SCOPE_NAME: Final = "runguard"
 
@@ -70,9 +61,9 @@ CONVERSATION: Final = "gen_ai.conversation.id"  # events only
 NO_WINDOW: Final = "none"
 OTHERS: Final = "(others)"
 
-# ---------------------------------------------------------------------------------------------------------------------
 
-_log: Final = logging.getLogger("runguard")
+# ---- Decisions, budgets and the guard's own time.
+
 _BUCKETS: Final = (1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1e-2, 1e-1)  # seconds
 _DURATIONS_KEPT: Final = 1_024  # between two collections: recording one costs an SDK as much as the guard's own work
 SAMPLE: Final = 256  # calls that a guard times after each collection; without collections it costs nothing
@@ -91,8 +82,20 @@ Facts = dict[str, str | bool | float]
 Level = tuple[float, float, float]  # of a budget, in the order of _GAUGES
 
 
+class ReportingGuard(Protocol):
+    """What telemetry uses of a guard."""
+
+    accounts: Any
+
+    def time_next(self, calls: int) -> None: ...
+
+
 class Telemetry:
     """What all guards of a process report: one set of instruments.
+
+    Only the API package is used, and only if it is installed. The program chooses the SDK and the exporters; without
+    them nothing is reported. Tokens are not reported, because the framework does that. No argument, result, prompt or
+    user id is reported. Metrics have only attributes with a bounded number of values: no session, run or label.
 
     Methods may be called from any thread. None that a guard calls raises. ``took(seconds)`` is the append of a bounded
     buffer and nothing else; a metric reader that collects takes out what is in it.
@@ -351,14 +354,15 @@ def _complain(what: str) -> None:
         )
 
 
-# ---- Callbacks run on one thread of their own, never on the path of a call.
-#
-# A callback that raises, hangs or takes a minute does not affect the run. The queue is bounded: what does not fit is
-# dropped and counted.
+# ---- Callbacks, on one thread of their own, never on the path of a call.
 
 
 class Outbox(BackgroundQueue[tuple[Callable[..., Any], Any]]):
-    """Callbacks with the value that each is called with."""
+    """Callbacks with the value that each is called with.
+
+    A callback that raises, hangs or takes a minute does not affect the run. What does not fit into the queue is dropped
+    and counted.
+    """
 
     capacity: ClassVar[int] = 1_000
 
@@ -385,22 +389,23 @@ class Outbox(BackgroundQueue[tuple[Callable[..., Any], Any]]):
 
 
 # ---- What a model call cost, as attributes of its span.
-#
-# The attributes are a proposal for OpenTelemetry's conventions, so they need its opt-in:
-# ``OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental``. Without it nothing is loaded and nothing is reported.
 
 AMOUNT: Final = "gen_ai.usage.cost.amount"
 CURRENCY: Final = "gen_ai.usage.cost.currency"
 SOURCE: Final = "gen_ai.usage.cost.source"
 ESTIMATED: Final = "runguard.cost.estimated"
-_VARIABLE: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
-_LATEST: Final = "gen_ai_latest_experimental"
+_OPT_IN: Final = "OTEL_SEMCONV_STABILITY_OPT_IN"
+_OPT_IN_VALUE: Final = "gen_ai_latest_experimental"
 _OPERATION: Final = "gen_ai.operation.name"
 _INFERENCE: Final = frozenset({"chat", "generate_content", "text_completion"})
 
 
 class SpanCosts:
-    """Puts settled costs on the current span, if that is the span of a model call."""
+    """Puts settled costs on the current span, if that is the span of a model call.
+
+    The attributes are a proposal for OpenTelemetry's conventions, so they need its opt-in:
+    ``OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental``. Without it nothing is loaded and nothing is reported.
+    """
 
     def __init__(self) -> None:
         from opentelemetry import trace
@@ -410,7 +415,7 @@ class SpanCosts:
     @classmethod
     def opted_in(cls) -> "SpanCosts | None":
         """None without the opt-in, or without the OpenTelemetry API."""
-        if _LATEST not in {word.strip() for word in os.environ.get(_VARIABLE, "").split(",")}:
+        if _OPT_IN_VALUE not in {word.strip() for word in os.environ.get(_OPT_IN, "").split(",")}:
             return None
         try:
             return cls()
