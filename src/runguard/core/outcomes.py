@@ -2,7 +2,7 @@
 
 A tool that answers ``{"status": "partial_parse_error"}`` has failed for every purpose but Python's. The recognition is
 deliberately narrow: a field must *say* failure (a status word, a non-empty ``error``, ``isError``), or a text must
-*start* like an error. A word somewhere inside a page of search results is not a failure.
+*start* like an error. ``engine/tools``, ``calls/function_state`` and ``replay/sources`` classify answers with it.
 """
 
 import json
@@ -11,18 +11,21 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from runguard.core.events import FAILURES, Outcome
-from runguard.core.identity import ASIDE, MAX_CHARS, answer_text, mask
+from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
+
+# ---- What an answer comes to.
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
 _WRAPPED: Final = 32  # levels of {"result": …} that are opened; real answers have one or two
-_TAIL: Final = 120  # and what a traceback says happened, at its end
+_HEAD: Final = 400  # characters: what a text says about its own success, it says at the start
+_TAIL: Final = 120  # characters: what a traceback says happened, it says at its end
 
+# What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 _BAD_WORDS: Final = (
     r"error|errors|err|fail|failed|failure|fault|forbidden|unauthori[sz]ed|timeout|timed[\s_\-]?out|unavailable|"
     r"aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|(?:permission|access|request)[\s_\-]?(?:denied|refused|rejected)|invalid[\s_\-](?:request|argument|input|parameter)s?"
 )
-# What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 # A status is a few words; "no errors", "0 failed" and "without errors" say the opposite.
 _BAD_STATUS: Final = re.compile(
     rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE
@@ -59,47 +62,22 @@ _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _EXIT_KEYS: Final = ("exit_code", "exitCode", "returncode", "return_code")
 _OUTPUT_KEYS: Final = ("stderr", "stdout", "output")
-_TELLING: Final = frozenset({"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS, *_EXIT_KEYS})
+_TELLING_KEYS: Final = frozenset(
+    {"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS, *_EXIT_KEYS}
+)
 _WRAPPERS: Final = (
-    "result",
-    "output",
-    "response",
-    "data",
-    "results",
-    "items",
-    "content",
-    "matches",
-    "documents",
-    "rows",
+    *("result", "output", "response", "data", "results"),
+    *("items", "content", "matches", "documents", "rows"),
 )
 # What an error is wrapped in. Whatever else a dict says, it says about a thing.
 _ENVELOPE: Final = frozenset(
     {
-        *_STATUS_KEYS,
-        *_ERROR_KEYS,
-        *_FLAG_KEYS,
-        *_WRAPPERS,
-        *_MESSAGE_KEYS,
-        *_HTTP_KEYS,
-        "isError",
-        "is_error",
-        "messages",
-        "details",
-        "code",
+        *(*_TELLING_KEYS, *_WRAPPERS, *_MESSAGE_KEYS, *_OUTPUT_KEYS),
+        *("messages", "details", "code", "type", "hint", "help", "description", "traceback"),
+        *("retry_after", "retryable", "body", "headers", "meta", "_meta", "structuredContent"),
+        *("request_id", "requestId", "trace_id", "traceId"),
+        *("timestamp", "time", "duration", "elapsed", "attempt", "attempts", "retries"),
     }
-    | {
-        "type",
-        "hint",
-        "help",
-        "description",
-        *_EXIT_KEYS,
-        *_OUTPUT_KEYS,
-        "traceback",
-        "retry_after",
-        "retryable",
-    }
-    | {"body", "headers", "meta", "_meta", "structuredContent", "request_id", "requestId", "trace_id", "traceId"}
-    | {"timestamp", "time", "duration", "elapsed", "attempt", "attempts", "retries"}
 )
 _MCP_KEYS: Final = frozenset({"content", "isError", "structuredContent", "meta", "_meta"})
 # what may stand beside an empty body
@@ -134,25 +112,25 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
 
 def failure_class(text: str) -> str:
     """A failure's message without its particulars: the same failure with another path or number is still the same."""
-    return _PARTICULARS.sub("#", mask(text if len(text) <= HEAD else f"{text[:HEAD]}\n{text[-_TAIL:]}"))
+    return _PARTICULARS.sub("#", mask(text if len(text) <= _HEAD else f"{text[:_HEAD]}\n{text[-_TAIL:]}"))
 
 
 def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
-    head = text[:HEAD]
+    head = text[:_HEAD]
     if not head.strip():
         return _EMPTY, ""
-    if len(text) <= HEAD and is_nothing(head):
+    if len(text) <= _HEAD and _is_nothing(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
-    if (inside := embedded_json(text)) is not None:
+    if (inside := _embedded_json(text)) is not None:
         return classify(inside, depth - 1)
-    code = exit_code(head)
+    code = _exit_code(head)
     if code is not None and code != 1:
         return _failed(text)
-    if code == 1 and len(text) <= HEAD and not has_output(text):
+    if code == 1 and len(text) <= _HEAD and not _has_output(text):
         return _EMPTY, ""  # as of grep or diff: nothing found
-    if reports_failure(text):
+    if _reports_failure(text):
         return _failed(text)
-    return _OK, failure_class(text) if len(text) <= HEAD and says_try_again(text) else ""
+    return _OK, failure_class(text) if len(text) <= _HEAD and _says_try_again(text) else ""
 
 
 def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
@@ -164,7 +142,7 @@ def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
     for key in answer:
         if type(key) is not str:  # looking such a dict up may run a key's code; no tool's status looks like this
             return _OK, ""
-        if key in _TELLING:
+        if key in _TELLING_KEYS:
             telling = True
     found = (_told(answer, depth) if telling else None) or _of_body(answer, depth)
     if found[1] or _SAYING.isdisjoint(answer) or found[0] in FAILURES:
@@ -202,8 +180,8 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
             return _of_exit(code, answer, depth)
     for key in _STATUS_KEYS:
         status = get(key)
-        if type(status) is str and len(status) <= HEAD:
-            if is_nothing(status):
+        if type(status) is str and len(status) <= _HEAD:
+            if _is_nothing(status):
                 return _EMPTY, ""
             if _BAD_STATUS.search(status):
                 return (_OK, "") if _STATE.match(status) and _is_record(answer) else _failed(_said(answer), answer)
@@ -222,13 +200,13 @@ def _asks_again(answer: dict[str, object]) -> str:
         elif type(value) in _HOLDERS and value:
             return ""  # a result
     words = "; ".join(said)
-    if not may_ask(words):
+    if not _may_ask(words):
         return ""
     for key in _STATUS_KEYS:
         status = answer.get(key)
-        if type(status) is str and is_try_again(status):
+        if type(status) is str and _is_try_again(status):
             return words
-    return words if not _is_record(answer) and says_try_again(words) else ""
+    return words if not _is_record(answer) and _says_try_again(words) else ""
 
 
 def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
@@ -256,8 +234,8 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
             type(content) is str
             and (
                 not content.strip()
-                or is_nothing(content[:HEAD])
-                or SAYS_ERROR.match(content)
+                or _is_nothing(content[:_HEAD])
+                or _SAYS_ERROR.match(content)
                 or content.lstrip()[:1] in ("{", "[")
             )
         ):
@@ -285,7 +263,7 @@ def _is_record(answer: dict[str, object]) -> bool:
 
 
 def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
-    if len(text) <= HEAD and _NO_SUCH_TOOL.search(text):
+    if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
     message = _message_of(value)
     if says_missing(message if type(message) is str and message else text):
@@ -294,10 +272,7 @@ def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
 
 
 def _message_of(value: object) -> object:
-    """The one sentence of an error, where frameworks put it:
-
-    {"message": ...}, {"error": {"message": ...}}, [{"text": ...}].
-    """
+    """Return the sentence of an error from where frameworks put it, such as ``{"error": {"message": ...}}``."""
     for _ in range(3):
         if type(value) is list and len(value) == 1:
             value = value[0]
@@ -324,8 +299,103 @@ def _said(value: Any, depth: int = 3) -> str:
     return ""
 
 
+# ---- Answers that say that the work is not done yet: "pending", "incomplete", "retry later".
+
+_UNFINISHED_STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "code", "result")
+_UNFINISHED_MESSAGE_KEYS: Final = ("message", "detail", "reason", "text", "hint", "result", "note")
+_UNFINISHED_KEYS: Final = frozenset({*_UNFINISHED_STATUS_KEYS, *_UNFINISHED_MESSAGE_KEYS})
+_UNFINISHED: Final = re.compile(
+    r"\W*(?:still[\s_\-])?(?:pending|incomplete|partial(?:ly)?(?:[\s_\-]\w+){0,2}|degraded|unfinished|busy|waiting|queued|running|processing"
+    r"|in[\s_\-]?progress|not[\s_\-]?(?:ready|finished|complete|completed|available[\s_\-]?yet)|(?:please[\s_\-])?(?:re)?try(?:[\s_\-]?(?:later|again|required|needed|soon)){0,2})\W*",
+    re.IGNORECASE,
+)
+_ASKS_TO_WAIT: Final = re.compile(
+    r"\b(?:re)?try(?:ing)? (?:it |this )?(?:again|later|in \d)|\bcome back (?:later|in)\b"
+    r"|\bnot (?:yet )?(?:ready|finished|complete)\b"
+    r"|\bstill (?:pending|processing|running|working|loading)\b|\b(?:partial|incomplete) (?:result|data|parse"
+    r"|answer|response)",
+    re.IGNORECASE,
+)
+# One of these is in every text that _ASKS_TO_WAIT matches. Looking for them first spares most answers the search.
+_IN_ASKS_TO_WAIT: Final = (
+    *("try again", "try later", "try in ", "try it ", "try this ", "trying ", "come back ", "still "),
+    *("not yet ", "not ready", "not finished", "not complete", "partial ", "incomplete "),
+)
+
+
+def is_unfinished(answer: Any) -> bool:
+    """Return whether an answer says that the work is not done yet.
+
+    By default RunGuard treats such answers as polling. Only an explicit ``max_identical_tool_results`` counts them, and
+    only when they are equal. Only plain values are looked at: others may run their own code.
+    """
+    if type(answer) is str:
+        return _UNFINISHED.fullmatch(answer[:_HEAD]) is not None or _asks_to_wait(answer)
+    if type(answer) is not dict:
+        return False
+    for key in _UNFINISHED_KEYS if len(answer) > len(_UNFINISHED_KEYS) else answer:
+        value = answer.get(key) if type(key) is str and key in _UNFINISHED_KEYS else None
+        if type(value) is str and (
+            (key in _UNFINISHED_STATUS_KEYS and len(value) <= _HEAD and _UNFINISHED.fullmatch(value))
+            or (key in _UNFINISHED_MESSAGE_KEYS and _asks_to_wait(value))
+        ):
+            return True
+    return False
+
+
+def _asks_to_wait(text: str) -> bool:
+    head = text[:_HEAD]
+    return any(map(head.lower().__contains__, _IN_ASKS_TO_WAIT)) and _ASKS_TO_WAIT.search(head) is not None
+
+
+# ---- Which items of a call a failure names: "coupon SAVE-07 has expired", "Unknown column 'total'".
+
+_SAID_CHARS: Final = 800  # characters of a failure in which items are looked for
+_NAME: Final = 80  # characters of a name; a longer text that an error quotes is the whole argument
+_LONG_ARGUMENT: Final = 16_384
+# One expression for each kind of quotation mark: the text of a dict is full of others.
+_QUOTED: Final = tuple(re.compile(rf"{mark}([^{mark}\n]{{2,{_NAME}}}){mark}") for mark in "'\"`")
+
+
+def named_items(args: object, answer: object, volatile: Iterable[str] = ()) -> str:
+    """Return the items of a call that its failure names, as one text; "" when it names none.
+
+    The same message about other items is another failure: trying nine columns is a search, not a stall.
+    """
+    if type(args) is not dict:
+        return ""
+    said = answer_text(answer)
+    said = said if len(said) <= _SAID_CHARS else f"{said[: _SAID_CHARS // 2]}\n{said[-_SAID_CHARS // 2 :]}"
+    aside = ASIDE.union(volatile)
+    given = [value for key, value in args.items() if type(key) is str and key not in aside]
+    names = {name for value in given if (name := _name(value)) and _contains(said, name)}
+    long = [value[:_LONG_ARGUMENT] for value in given if type(value) is str and len(value) > _NAME]
+    if long:
+        quoted = {name for pattern in _QUOTED for name in pattern.findall(said)}
+        names |= {name for name in quoted if any(_contains(value, name) for value in long)}
+    return "\0".join(sorted(names))  # in the same order, however a store keeps the arguments
+
+
+def _name(value: object) -> str:
+    name = value if type(value) is str else str(value) if type(value) is int and 9 < value < BIG else ""
+    return name if 2 <= len(name) <= _NAME else ""
+
+
+def _contains(text: str, name: str) -> bool:
+    """Whether ``name`` stands in ``text`` as a word of its own."""
+    at = text.find(name)
+    return at >= 0 and not (_in_word(text[max(at - 1, 0) : at]) or _in_word(text[at + len(name) : at + len(name) + 1]))
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_"
+
+
+# ---- How a provider refused a call.
+
+
 def provider_status(error: Exception) -> int | None:
-    """The provider's own refusal: it answered with an error status, so it billed nothing."""
+    """Return the error status with which a provider refused a call, or None. A refused call was not billed."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("code", "status_code"):
             status = getattr(holder, name, None)
@@ -334,14 +404,12 @@ def provider_status(error: Exception) -> int | None:
     return None
 
 
-# ---- Whether words say that a thing which was looked up is missing or unavailable: an answer about that thing, and
-#      no failure of the tool.
-#
-# A sweep over a hundred customers meets many of them. What is needed to work at all (a file, a command, a key) is no
-# such
-# thing: without it the next call fails as well.
+# ---- Words that say that a thing which was looked up is missing or unavailable.
 
-_SHORT_ABSENCE: Final = 120  # characters: a longer message tells a story
+# That is an answer about the thing, and no failure of the tool: a sweep over a hundred customers meets many of them.
+# What is needed to work at all (a file, a command, a key) is no such thing: without it the next call fails as well.
+
+_SHORT_MESSAGE: Final = 120  # characters: a longer message tells a story
 _THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
 _KNOWLEDGE: Final = "information|info|data|details|forecast|records?|results?"
 
@@ -398,26 +466,25 @@ _LOOKED_UP: Final = re.compile(
 )
 
 
-def is_nothing(text: str) -> bool:
+def _is_nothing(text: str) -> bool:
     """A whole answer that says "nothing"."""
     return _NOTHING.match(text) is not None
 
 
 def says_missing(message: str) -> bool:
     """A short message of an error about one of many things."""
-    if len(message) > _SHORT_ABSENCE:
+    if len(message) > _SHORT_MESSAGE:
         return False
     if _NEEDED.search(message) is not None:
         return _LOOKED_UP.search(message) is not None
-    return _NOT_THERE.search(message) is not None or _NOT_TO_BE_HAD.search(message) is not None or is_nothing(message)
+    return _NOT_THERE.search(message) is not None or _NOT_TO_BE_HAD.search(message) is not None or _is_nothing(message)
 
 
-# ---- What a plain text contains: JSON that a server sent as a string, or the exit code of a command.
+# ---- Texts that contain JSON, as some servers send it, or the exit code of a command.
 
 _MOST_CHARS: Final = 4_096  # a longer text is data, unless it starts like a report of a failure
 _MOST_OF_A_FAILURE: Final = 16_384
-_HEAD: Final = 400
-_TELLING_TEXT: Final = re.compile(
+_TELLING_JSON: Final = re.compile(
     r'"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status'
     r"|(?:http_)?status(?:_?code)?|response_type|exit_?code|return_?code|result|results|output|response|data|items|content"
     r'|matches|documents|rows)"\s{0,4}:',
@@ -436,7 +503,7 @@ _EXIT: Final = re.compile(
 _TAGS: Final = re.compile(r"</?\w{1,20}>|\b(?:std)?(?:out(?:put)?|err)\s*:|\(?no output\)?|\W", re.IGNORECASE)
 
 
-def embedded_json(text: str) -> Any:
+def _embedded_json(text: str) -> Any:
     """The dict or list that a text consists of, or None. Only what may tell an outcome is parsed."""
     if len(text) > _MOST_OF_A_FAILURE:
         return None
@@ -446,7 +513,7 @@ def embedded_json(text: str) -> Any:
     if len(text) > _MOST_CHARS:
         if _FAILING.search(text, 0, _HEAD) is None:
             return None
-    elif len(text) > 8 and _TELLING_TEXT.search(text) is None:  # "[]" and "{}" tell an outcome, too
+    elif len(text) > 8 and _TELLING_JSON.search(text) is None:  # "[]" and "{}" tell an outcome, too
         return None
     try:
         return json.loads(text)
@@ -454,22 +521,19 @@ def embedded_json(text: str) -> Any:
         return None
 
 
-def exit_code(text: str) -> int | None:
+def _exit_code(text: str) -> int | None:
     """The exit code that a text begins with, unless it is 0."""
     found = _EXIT.match(text)
     return (int(found[1]) or None) if found is not None else None
 
 
-def has_output(text: str) -> bool:
+def _has_output(text: str) -> bool:
     """Whether anything is left of a text that begins with an exit code."""
     found = _EXIT.match(text)
     return found is None or bool(_TAGS.sub("", text[found.end() :]))
 
 
-# ---- Texts that report a failure: an answer of a tool that starts like an error, or consists of a shell's
-#      complaints.
-
-HEAD: Final = 400  # what a text says about its own success, it says at the start
+# ---- Texts that report a failure: they start like an error, or consist of a shell's complaints.
 
 _BAD_TEXT: Final = re.compile(
     r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed"
@@ -486,81 +550,30 @@ _BAD_TEXT: Final = re.compile(
     r"|错误|錯誤|エラー|오류|usage:|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: )",
     re.IGNORECASE,
 )
-SAYS_ERROR: Final = re.compile(
+_SAYS_ERROR: Final = re.compile(
     r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
 )
 _ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
 _LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
+# One of these, or "error" or "exception", is at the start of every text that _BAD_TEXT matches.
 _BAD_STARTS: Final = (
-    *(
-        "traceback",
-        "fatal",
-        "fail",
-        "invalid",
-        "unknown tool",
-        "unauthori",
-        "forbidden",
-        "permission denied",
-        "access denied",
-        "no such file",
-    ),
-    *(
-        "command not found",
-        "syntax",
-        "time",
-        "could not",
-        "cannot",
-        "unable to",
-        "tool ",
-        "function ",
-        "api ",
-        "usage:",
-        "bash",
-        "sh:",
-        "zsh",
-        "dash:",
-        "/",
-    ),
-    *(
-        "the ",
-        "your ",
-        "request",
-        "operation",
-        "query",
-        "connection",
-        "command",
-        "call ",
-        "execution",
-        "rate limit",
-        "too many",
-    ),
-    *(
-        "internal s",
-        "bad gateway",
-        "service un",
-        "gateway",
-        "something went",
-        "http",
-        "fehler",
-        "erreur",
-        "erro",
-        "ошибка",
-        "错误",
-        "錯誤",
-        "エラー",
-        "오류",
-    ),
+    *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied"),
+    *("access denied", "no such file", "command not found", "syntax", "time", "could not", "cannot", "unable to"),
+    *("tool ", "function ", "api ", "usage:", "bash", "sh:", "zsh", "dash:", "/", "the ", "your ", "request"),
+    *("operation", "query", "connection", "command", "call ", "execution", "rate limit", "too many", "internal s"),
+    *("bad gateway", "service un", "gateway", "something went", "http"),
+    *("fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
 )
 
 
-def reports_failure(text: str) -> bool:
+def _reports_failure(text: str) -> bool:
     """Whether a text starts like an error. A word somewhere inside a page of search results is not a failure."""
-    head = text[:HEAD]
+    head = text[:_HEAD]
     if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
         return True
     if "<" in head[:80] and _ERROR_PAGE.search(head):
         return True
-    return len(text) <= HEAD and (_SERVER_ERROR.match(head) is not None or _is_complaint(head))
+    return len(text) <= _HEAD and (_SERVER_ERROR.match(head) is not None or _is_complaint(head))
 
 
 def _may_be_bad(head: str) -> bool:
@@ -595,7 +608,7 @@ def _is_complaint(text: str) -> bool:
 
 
 # ---- Short answers that say "this did not work, try again" although they look like success.
-#
+
 # ``{"status": "retry later"}`` and "Service is busy, please try again" are no results: the next call will probably be
 # answered alike. An answer that is accepted or pending, a thing that was not found and a verdict on what was asked
 # ("wrong code, try again") are results.
@@ -618,7 +631,7 @@ _ASKS: Final = re.compile(
     r"|\bsomething went wrong\b|\b(?:an|unexpected|internal|unknown) error (?:has )?occurred\b",
     re.IGNORECASE,
 )
-# One of these is in every text that _ASKS or _STATUS matches. Looking for them first spares most answers the search.
+# One of these is in every text that _ASKS or _TRY_AGAIN matches. Looking for them first spares most answers the search.
 _IN_ASKS: Final = ("try", "busy", "overloaded", "temporarily", "went wrong", "occurred")
 # It was accepted, or it is being worked on.
 _PENDING: Final = re.compile(
@@ -634,7 +647,7 @@ _VERDICT: Final = re.compile(
 )
 
 
-def may_ask(text: str) -> bool:
+def _may_ask(text: str) -> bool:
     """A quick look, for the many answers that ask for nothing. Every text that asks for another attempt passes it."""
     if len(text) > _SHORT_ANSWER:
         return False
@@ -645,111 +658,17 @@ def may_ask(text: str) -> bool:
     return False
 
 
-def is_try_again(status: str) -> bool:
+def _is_try_again(status: str) -> bool:
     """A status that asks for another attempt: "retry_later"."""
     return len(status) <= _SHORT_ANSWER and _TRY_AGAIN.fullmatch(status) is not None
 
 
-def says_try_again(text: str) -> bool:
+def _says_try_again(text: str) -> bool:
     """A short text that asks for another attempt and reports neither a result nor a verdict."""
     return (
-        may_ask(text)
+        _may_ask(text)
         and _ASKS.search(text) is not None
         and _PENDING.search(text) is None
         and _VERDICT.search(text) is None
         and not says_missing(text)
     )
-
-
-# ---- Whether an answer says that the work is not done yet: "pending", "incomplete", "retry later".
-#
-# By default RunGuard treats such answers as polling. Only an explicit ``max_identical_tool_results`` counts them, and
-# only when they are equal.
-
-_UNFINISHED_STATUS_KEYS: Final = ("status", "state", "outcome", "result_status", "code", "result")
-_UNFINISHED_MESSAGE_KEYS: Final = ("message", "detail", "reason", "text", "hint", "result", "note")
-_KEYS: Final = frozenset({*_UNFINISHED_STATUS_KEYS, *_UNFINISHED_MESSAGE_KEYS})
-_UNFINISHED: Final = re.compile(
-    r"\W*(?:still[\s_\-])?(?:pending|incomplete|partial(?:ly)?(?:[\s_\-]\w+){0,2}|degraded|unfinished|busy|waiting|queued|running|processing"
-    r"|in[\s_\-]?progress|not[\s_\-]?(?:ready|finished|complete|completed|available[\s_\-]?yet)|(?:please[\s_\-])?(?:re)?try(?:[\s_\-]?(?:later|again|required|needed|soon)){0,2})\W*",
-    re.IGNORECASE,
-)
-_MESSAGE: Final = re.compile(
-    r"\b(?:re)?try(?:ing)? (?:it |this )?(?:again|later|in \d)|\bcome back (?:later|in)\b"
-    r"|\bnot (?:yet )?(?:ready|finished|complete)\b"
-    r"|\bstill (?:pending|processing|running|working|loading)\b|\b(?:partial|incomplete) (?:result|data|parse"
-    r"|answer|response)",
-    re.IGNORECASE,
-)
-
-
-# One of these is in every text that _MESSAGE matches. Looking for them first spares most answers the search.
-_IN_MESSAGE: Final = (
-    *("try again", "try later", "try in ", "try it ", "try this ", "trying ", "come back ", "still "),
-    *("not yet ", "not ready", "not finished", "not complete", "partial ", "incomplete "),
-)
-
-
-def is_unfinished(answer: Any) -> bool:
-    """Only plain values are looked at: others may run their own code."""
-    if type(answer) is str:
-        return _UNFINISHED.fullmatch(answer[:_HEAD]) is not None or _asks_to_wait(answer)
-    if type(answer) is not dict:
-        return False
-    for key in _KEYS if len(answer) > len(_KEYS) else answer:
-        value = answer.get(key) if type(key) is str and key in _KEYS else None
-        if type(value) is str and (
-            (key in _UNFINISHED_STATUS_KEYS and len(value) <= _HEAD and _UNFINISHED.fullmatch(value))
-            or (key in _UNFINISHED_MESSAGE_KEYS and _asks_to_wait(value))
-        ):
-            return True
-    return False
-
-
-def _asks_to_wait(text: str) -> bool:
-    head = text[:_HEAD]
-    return any(map(head.lower().__contains__, _IN_MESSAGE)) and _MESSAGE.search(head) is not None
-
-
-# ---- Which items of a call a failure names: "coupon SAVE-07 has expired", "Unknown column 'total'".
-#
-# Such a failure is about those items. The same message about other items is another failure: trying nine columns is a
-# search, not a stall.
-
-_SAID: Final = 800  # characters of a failure in which items are looked for
-_NAME: Final = 80  # characters of a name; a longer text that an error quotes is the whole argument
-_LONG_ARGUMENT: Final = 16_384
-_BIG: Final = 10**40
-# One expression for each kind of quotation mark: the text of a dict is full of others.
-_QUOTED: Final = tuple(re.compile(rf"{mark}([^{mark}\n]{{2,{_NAME}}}){mark}") for mark in "'\"`")
-
-
-def named_items(args: object, answer: object, volatile: Iterable[str] = ()) -> str:
-    """The names, as one text; "" when the failure names nothing of the call."""
-    if type(args) is not dict:
-        return ""
-    said = answer_text(answer)
-    said = said if len(said) <= _SAID else f"{said[: _SAID // 2]}\n{said[-_SAID // 2 :]}"
-    aside = ASIDE.union(volatile)
-    given = [value for key, value in args.items() if type(key) is str and key not in aside]
-    names = {name for value in given if (name := _name(value)) and _contains(said, name)}
-    long = [value[:_LONG_ARGUMENT] for value in given if type(value) is str and len(value) > _NAME]
-    if long:
-        quoted = {name for pattern in _QUOTED for name in pattern.findall(said)}
-        names |= {name for name in quoted if any(_contains(value, name) for value in long)}
-    return "\0".join(sorted(names))  # in the same order, however a store keeps the arguments
-
-
-def _name(value: object) -> str:
-    name = value if type(value) is str else str(value) if type(value) is int and 9 < value < _BIG else ""
-    return name if 2 <= len(name) <= _NAME else ""
-
-
-def _contains(text: str, name: str) -> bool:
-    """Whether ``name`` stands in ``text`` as a word of its own."""
-    at = text.find(name)
-    return at >= 0 and not (_in_word(text[max(at - 1, 0) : at]) or _in_word(text[at + len(name) : at + len(name) + 1]))
-
-
-def _in_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
