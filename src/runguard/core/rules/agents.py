@@ -1,4 +1,7 @@
-"""Rules about agents that work together: hand-offs, delegation, orders and reports that repeat, talk without work."""
+"""Rules about agents that work together: hand-offs, delegation, orders and reports that repeat, talk without work.
+
+``engine/runs`` makes the detectors of a run.
+"""
 
 import json
 import re
@@ -23,8 +26,8 @@ from runguard.core.rules.repetition import Rounds, evidence_of, swap
 
 # ---- Who passes the work to whom: circles of hand-offs, and delegation that goes ever deeper.
 
-_PATH_SHOWN = 12
-_CHAIN_KEPT = 256
+_PATH_SHOWN: Final = 12
+_CHAIN_KEPT: Final = 256
 
 
 class HandOffCycle:
@@ -198,9 +201,7 @@ class Depth:
         return Finding("depth", Action.BLOCK, *about, "call", "", key, f"from {event.agent}")
 
 
-# ---- Orders that are given again and again: a worker is set to work anew, makes the calls that it made before, and
-#      gets the answers that it got before. The supervisor's words are new each time, so no single lane shows a
-#      repetition.
+# ---- Orders that are given again and again: a worker makes the calls and gets the answers that it made and got before.
 
 _AGENTS_KEPT: Final = 64
 _PAIRS_KEPT: Final = 512
@@ -225,13 +226,17 @@ class Vocabulary:
 
     def learn(self, text: str) -> bool:
         """Remember the words of a text. Returns whether the text is about something else than those before it."""
-        words = set(_WORD.findall(text[:_READ].lower()))
+        words = _words(text)
         new = len(words - self._words)
         is_first = not self._words
         if len(self._words) > _VOCABULARY:
             self._words.clear()
         self._words |= words
         return not is_first and new >= _NEW_WORDS and _NEW_SHARE * new >= len(words)
+
+
+def _words(text: str) -> set[str]:
+    return set(_WORD.findall(text[:_READ].lower()))
 
 
 class Templates:
@@ -266,8 +271,10 @@ class _Worker:
 
 
 class Orders:
-    """Counts rounds in which a worker repeats itself, over all lanes of a run. A new answer anywhere in the run starts
-    anew. A round for the next item of a list counts a third.
+    """Counts rounds in which a worker repeats itself, over all lanes of a run.
+
+    The supervisor's words are new each time, so no single lane shows a repetition. A new answer anywhere in the run
+    starts anew. A round for the next item of a list counts a third.
 
     The nudge goes to the agent that gives the orders: with the worker's report, or with the next request of another
     agent. Workers that one response sets to work at once are one round. Nothing is kept until an agent is set to work
@@ -295,7 +302,8 @@ class Orders:
         self.rungs = rungs
         self._workers: OrderedDict[str, _Worker] = OrderedDict()
         self.record: list[str] = []  # the first agent that was set to work for the second time
-        self._known: _Known = OrderedDict()  # agent, call and answer -> the activation that saw it last
+        # agent, call and answer -> the activation that saw it last
+        self._known: OrderedDict[tuple[str, bytes, int], int] = OrderedDict()
         self._delegates: OrderedDict[str, None] = OrderedDict()  # tools that are agents
         self._turns: OrderedDict[str, int] = OrderedDict()  # lane -> model calls in it
         self._calls = 0  # model calls of all agents
@@ -443,7 +451,6 @@ class Orders:
                 worker.rounds = 0
 
 
-_Known = OrderedDict[tuple[str, bytes, int], int]
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
@@ -456,10 +463,7 @@ def _put(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int = 
         kept.popitem(last=False)
 
 
-# ---- An agent without tools that is called again and again, with the same order in other words, and reports the same
-#      in other words.
-#
-# Nothing but words shows such a loop. Healthy work through words brings new ones: another item, another draft.
+# ---- An agent without tools that gets the same order in other words, and reports the same in other words.
 
 _WORKERS_KEPT: Final = 16
 _LEAST: Final = 12  # different words: a shorter report is a label or a verdict
@@ -498,10 +502,12 @@ class _Reporter:
 
 
 class ToldAgain:
-    """Counts reports of one worker that bring at most one new word, on orders that bring none. A report with four new
-    words makes up for three of them, and one with two new words starts the other workers anew: they may judge a draft
-    that changes. Another subject, another number, a word that is new in both the order and the report, and
-    a step by any tool start anew. Orders of one response are one round.
+    """Counts reports of one worker that bring at most one new word, on orders that bring none.
+
+    Nothing but words shows such a loop. Healthy work through words brings new ones: another item, another draft. A
+    report with four new words makes up for three of them, and one with two new words starts the other workers anew:
+    they may judge a draft that changes. Another subject, another number, a word that is new in both the order and the
+    report, and a step by any tool start anew. Orders of one response are one round.
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolResults)
@@ -516,10 +522,7 @@ class ToldAgain:
         if type(event) is AgentEntered:
             tool, is_call, _ = event.lane.rpartition("/")[2].partition("@")
             if is_call:
-                self._workers.setdefault(tool, _Reporter())
-                self._workers.move_to_end(tool)
-                if len(self._workers) > _WORKERS_KEPT:
-                    self._workers.popitem(last=False)
+                _put(self._workers, tool, self._workers.get(tool) or _Reporter(), _WORKERS_KEPT)
             return None
         if not self._workers:
             return None
@@ -542,8 +545,8 @@ class ToldAgain:
             order: set[str] = set()
             report: set[str] = set()
             for a in reports[:_WORKERS_KEPT]:
-                order |= _words(a.args)
-                report |= _words(a.value)
+                order |= _words(answer_text(a.args))
+                report |= _words(answer_text(a.value))
             event.words = worker.compare(order, report)
         if event.words == SAME:
             worker.count += 1
@@ -564,20 +567,12 @@ class ToldAgain:
             worker.count = 0
 
 
-def _words(value: object) -> set[str]:
-    return set(_WORD.findall(answer_text(value)[:_READ].lower()))
-
-
 def _joined(known: set[str], words: set[str]) -> set[str]:
     """All of them; only the newer ones where they become too many."""
     return known | words if len(known) <= _VOCABULARY else words
 
 
-# ---- Agents that talk and do nothing: final texts in a row without a tool call, a change of state or a user's
-#      message.
-
-_KEPT: Final = 64
-_Kept = TypeVar("_Kept")
+# ---- Agents that talk and do nothing: final texts in a row without a tool call or a change of state.
 
 
 class Talk:
@@ -611,7 +606,7 @@ class Talk:
                 self._is_bounded = event.is_bounded
         elif type(event) is StateChanged:
             if event.value not in self._changes:
-                _keep(self._changes, event.value)
+                _put(self._changes, event.value, None)
                 self._start_anew()
         elif isinstance(event, ToolResults) and self._spoken and _is_step(event):
             self._start_anew()
@@ -619,7 +614,7 @@ class Talk:
 
     def _hear(self, event: ModelResult) -> None:
         if event.agent not in self._spoken:
-            _keep(self._spoken, event.agent)
+            _put(self._spoken, event.agent, None)
             return
         self._count += 1
         if self._patient:
@@ -644,10 +639,3 @@ class Talk:
 
 def _is_step(event: ToolResults) -> bool:
     return any(a.outcome is not Outcome.REFUSED and not a.is_note for a in event.answers)
-
-
-def _keep(kept: OrderedDict[_Kept, None], one: _Kept) -> None:
-    """Remember it; the oldest is forgotten when there are too many."""
-    kept[one] = None
-    if len(kept) > _KEPT:
-        kept.popitem(last=False)

@@ -1,5 +1,6 @@
-"""Rules about failures: tools that do not get anywhere or ask to try again, and calls whose arguments did not
-arrive.
+"""Rules about failures: tools that do not get anywhere or ask to try again, and calls whose arguments did not arrive.
+
+``engine/runs`` makes the detectors of a run. ``engine/tools`` asks ``lacks_arguments`` about a failure.
 """
 
 import re
@@ -14,14 +15,12 @@ from runguard.core.rules.repetition import evidence_of
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY = Outcome.OK, Outcome.EMPTY
-_TOOLS_KEPT = 64
-_CALLS_KEPT = 16
+_TOOLS_KEPT: Final = 64
+_CALLS_KEPT: Final = 16  # of one streak
 
 
 class _Streak:
-    """What keeps happening to one tool, how often in a row, in which batch it was last counted,
-    and which calls met it.
-    """
+    """What keeps happening to one tool, how often in a row, in which batch it was last counted, which calls met it."""
 
     __slots__ = ("batch", "calls", "count", "is_command", "kind", "retries")
 
@@ -243,8 +242,8 @@ def _is_command(args: object) -> bool:
 
 # ---- A tool that asks to try again, whatever it is asked: "retry later", "service is busy, please try again".
 
-_ASKING_TOOLS_KEPT: Final = 16
-_ASKING_CALLS_KEPT: Final = 32
+_ROWS_KEPT: Final = 16
+_ROW_CALLS_KEPT: Final = 32
 _WORDINGS: Final = 3  # a tool that asks in more ways than these tells different things
 _NEWS_WORTH: Final = 3  # answers of this kind that one result makes up for; a stop needs all of them in a row
 
@@ -270,7 +269,7 @@ class _Row:
         if call in self.calls or (batch and batch == self.batch):
             return False
         self.batch = batch
-        if len(self.calls) < _ASKING_CALLS_KEPT:
+        if len(self.calls) < _ROW_CALLS_KEPT:
             self.calls.add(call)
         self.count += 1
         self.in_a_row += 1
@@ -302,7 +301,7 @@ class AskedAgain:
                 continue
             row = self._rows.pop(a.tool, None) or _Row()
             self._rows[a.tool] = row
-            if len(self._rows) > _ASKING_TOOLS_KEPT:
+            if len(self._rows) > _ROWS_KEPT:
                 self._rows.popitem(last=False)
             if not row.add(a.failure, a.call, event.batch):
                 continue
@@ -327,8 +326,6 @@ class AskedAgain:
 
 
 # ---- Calls whose arguments did not arrive: the response hit its output limit, so the call came empty or cut off.
-#
-# The tool's validation rejects such a call, and a model that does not know why repeats it.
 
 _NUDGE_AT: Final = 2
 _SAID: Final = 800
@@ -355,7 +352,11 @@ def lacks_arguments(args: object, said: str) -> bool:
 
 
 class CutOff:
-    """Tells the model at the second such call of one tool in a row. Equal calls are stopped by other rules."""
+    """Nudges at the second call of one tool in a row whose arguments did not arrive.
+
+    The tool's validation rejects such a call, and a model that does not know why repeats it. Equal calls are stopped by
+    other rules.
+    """
 
     sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
     rests = sees

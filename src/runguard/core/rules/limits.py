@@ -1,4 +1,8 @@
-"""Limits of a run: calls, time, size and branches, the growth of the prompt, and the context window."""
+"""Limits of a run: calls, time, size and branches, the growth of the prompt, and the context window.
+
+``engine/runs`` makes the detectors of a run, and ``engine/resume`` carries their counts over. The CostBreaker of
+``adk/cost_breaker`` uses ``Growth`` by itself.
+"""
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sized
@@ -296,14 +300,14 @@ class Growth:
         }
 
 
-# ---- The context window: a request that would not fit is not sent, an answer that alone would overflow it does not
-#      enter the history.
+# ---- The context window.
 
 
 class Context:
     """Projected prompt against what the model, or the policy, allows.
 
-    Warns at a fraction of it, stops what would not fit.
+    Warns at a fraction of it. A request that would not fit is stopped, and an answer that alone would overflow the
+    window does not enter the history.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolResults)

@@ -1,5 +1,7 @@
 """Rules about repetition: the same call again, cycles, nearly equal calls, answers without news, polling.
-``Detector`` is the form of every rule.
+
+``engine/runs`` makes the detectors of a run. ``Detector`` is the form of every rule, also of those in the other
+modules.
 """
 
 import json
@@ -32,14 +34,54 @@ from runguard.core.events import (
 )
 from runguard.core.identity import answer_text, digest, mask
 
+# ---- What every rule looks like.
+
+
+class Detector(Protocol):
+    """``sees`` names the event types that it observes.
+
+    Most events are plain: a model is called, its response calls tools and says nothing, the tools are no agents, and
+    their answers are new, count and are no failures. A detector that most of these do not concern also has ``rests``,
+    the types of events of which a plain one changes nothing while its ``record`` is empty, and ``record``, always the
+    same object. It is not called for such events; ``runguard.engine.runs`` sees to that.
+    """
+
+    sees: ClassVar[tuple[type, ...]]
+
+    def observe(self, event: Any, /) -> Finding | None: ...
+
+
+# ---- What a finding about tool results shows.
+
+Pair = tuple[bytes, int]  # a call and the name of its answer
+
+
+def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
+    """Digests only: arguments and results may hold secrets."""
+    return tuple(
+        {"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)}
+        for a in event.answers[:MAX_EVIDENCE]
+    )
+
+
+def _digest_of(answer: Answer) -> str:
+    return "" if answer.outcome is Outcome.REFUSED else digest(mask(answer_text(answer.value))).hex()
+
+
+def swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
+    """``Rungs.at`` gives (action, limit); a Finding wants (action, observed, limit)."""
+    return reached[0], observed, reached[1]
+
+
 # ---- The same call again: with the same answer, or with ever new ones.
-#
+
 # One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an
 # attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
 
 _WORD: Final = re.compile(r"[^\W_]+")
-_PAGE_READ: Final = 16_384  # characters of an answer that are looked at
+_READ: Final = 16_384  # characters of a text that are looked at
 _PAGE_WORDS: Final = 20  # an answer with fewer different words is a state, not a page
+_NONE_OPEN: Final[tuple[str, str, frozenset[bytes | str]]] = ("", "", frozenset())
 
 
 class Repetition:
@@ -159,9 +201,6 @@ class Repetition:
         )
 
 
-_NONE_OPEN: Final[tuple[str, str, frozenset[bytes | str]]] = ("", "", frozenset())
-
-
 class SameCall:
     """The same call over and over although its answers differ: busy waiting, or a clock in the answer.
 
@@ -213,7 +252,7 @@ class SameCall:
             return event.another_page
         before = self._words
         text = " ".join(
-            [answer_text(a.value)[:_PAGE_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
+            [answer_text(a.value)[:_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
         )
         words = self._words = frozenset(_WORD.findall(text))
         event.another_page = (
@@ -222,46 +261,7 @@ class SameCall:
         return event.another_page
 
 
-# ---- What every rule looks like.
-
-
-class Detector(Protocol):
-    """``sees`` names the event types that it observes.
-
-    Most events are plain: a model is called, its response calls tools and says nothing, the tools are no agents, and
-    their answers are new, count and are no failures. A detector that most of these do not concern also has ``rests``,
-    the types of events of which a plain one changes nothing while its ``record`` is empty, and ``record``, always the
-    same object. It is not called for such events; ``runguard.engine.runs`` sees to that.
-    """
-
-    sees: ClassVar[tuple[type, ...]]
-
-    def observe(self, event: Any, /) -> Finding | None: ...
-
-
-# ---- What a finding about tool results shows.
-
-Pair = tuple[bytes, int]  # a call and the name of its answer
-
-
-def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
-    """Digests only: arguments and results may hold secrets."""
-    return tuple(
-        {"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)}
-        for a in event.answers[:MAX_EVIDENCE]
-    )
-
-
-def _digest_of(answer: Answer) -> str:
-    return "" if answer.outcome is Outcome.REFUSED else digest(mask(answer_text(answer.value))).hex()
-
-
-def swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
-    """``Rungs.at`` gives (action, limit); a Finding wants (action, observed, limit)."""
-    return reached[0], observed, reached[1]
-
-
-# ---- Full rounds of a cycle of calls.
+# ---- Full rounds of a cycle.
 
 
 class Rounds:
@@ -331,20 +331,18 @@ class Cycle:
 
 
 # ---- Long calls that nearly repeat the one before: a file that is written again and again with another line.
-#
-# The detector nudges and never stops: one query over thirty countries looks the same.
 
 _REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as much as the rest of a line
 _NUDGE_AT: Final = 6
 _LONG: Final = 200  # characters: fewer cannot hold forty words
-_READ: Final = 16_384
 _WORDS: Final = 40
 _SAME: Final = 0.9  # share of the words of both calls
 
 
 class NearEqualCalls:
     """Counts calls of one tool in a row whose long argument has nearly the same words, and whose other arguments are
-    equal. A call of another tool ends the row.
+    equal. A call of another tool ends the row. It nudges and never stops: one query over thirty countries looks the
+    same.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
@@ -408,10 +406,7 @@ class NearEqualCalls:
         return near
 
 
-# ---- The same call whose long answer says the same in other words: a page that a model describes anew each time, an
-#      agent that is asked the same question.
-#
-# Programs do not reword their answers, so this is not a wait for a change.
+# ---- The same call whose long answer says the same in other words: a page that a model describes anew each time.
 
 _LEAST: Final = 40  # different words: a shorter answer is a status
 _MOST: Final = 2_048  # words kept of one row
@@ -422,7 +417,8 @@ _BACK: Final = 3  # words that come back: in a list that shrinks or a status tha
 class Reworded:
     """Counts answers to one call, in a row, that are not equal to the answer before but bring no new number and hardly
     a new word. The words of all answers in the row are known words. An equal answer, and one that only leaves words
-    out, does not count and does not end the row.
+    out, does not count and does not end the row. Programs do not reword their answers, so this is not a wait for a
+    change.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
@@ -492,9 +488,6 @@ def _words(text: str) -> set[str]:
 
 
 # ---- Long answers that were given before: files, pages and reports that an agent reads again and again.
-#
-# A short answer may be a status, and asking for a status again is waiting. A long answer deserves no such patience. The
-# exception is an agent whose history was compacted: it has lost what it read, so everything may be read once more.
 
 _NEWS_WORTH: Final = 3  # known answers that one new answer makes up for: edit-test-edit never adds up
 _SHRUNK: Final = 0.9  # a request below this share of the one before has lost a part of its history
@@ -504,6 +497,9 @@ _PAIRS_KEPT: Final = 256
 
 class Rereading:
     """Counts known long answers, from the second time on. One new answer among many known ones does not reset it.
+
+    A short answer may be a status, and asking for a status again is waiting. A long answer deserves no such patience.
+    An agent whose history was compacted has lost what it read, so it may read everything once more.
 
     Reports as ``no_news``, whose default limits for answers of any length are later.
     """
@@ -569,10 +565,10 @@ class Rereading:
         return False
 
 
-# ---- Loops behind noise: the calls differ, or other calls come between. These detectors nudge and never stop,
-#      because healthy work can look the same.
+# ---- Loops behind noise: the calls differ, or other calls come between.
 
-_KEPT: Final = 256
+# These detectors nudge and never stop, because healthy work can look the same.
+_ANSWERS_KEPT: Final = 256
 _SAME_ANSWERS: Final = 8
 _SAME_PAIRS: Final = 12
 _NOTES: Final = 12
@@ -616,7 +612,7 @@ class SameAnswers:
             else:
                 is_new = True
                 self._known[a.tool, a.answer] = None
-                if len(self._known) > _KEPT:
+                if len(self._known) > _ANSWERS_KEPT:
                     del self._known[next(iter(self._known))]
         if is_new:
             self._count = max(self._count - _NEWS_WORTH, 0)
@@ -645,7 +641,7 @@ class SamePair:
             count = self._counts[pair] = self._counts.pop(pair, 0) + 1
             if count >= _SAME_PAIRS:
                 found = _nudge(event, a, count, _SAME_PAIRS, SAME_PAIR)
-        while len(self._counts) > _KEPT:
+        while len(self._counts) > _ANSWERS_KEPT:
             del self._counts[next(iter(self._counts))]
         return found
 
