@@ -1,5 +1,7 @@
-"""Background threads and the log: threads that go on whatever their work raises, and log lines that stay on one
-line.
+"""Background threads that go on whatever their work raises, and log lines that stay on one line.
+
+The ledger, the reports and ``calls/function_state`` start their threads here. Importing this module is all that the log
+needs: policies, monitors, alerts and stores do it before anything is logged.
 """
 
 import atexit
@@ -18,92 +20,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from runguard.core.decision import printable
 
-# ---- Every line of the log on one line: names of users, sessions, tools and models, and texts of exceptions, are
-#      foreign.
-#
-# One filter on the logger ``runguard``, which all modules use. What would end a line, move a terminal's cursor or turn
-# its text is written out.
-
-_CAUSES_SHOWN: Final = 10
-_PLAIN: Final = (int, float, type(None))  # bool is an int; formats such as %d need them as they are
-
-
-class _Foreign:
-    """An object whose text is asked for only when the line is written."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __str__(self) -> str:
-        return _text(str, self._value)
-
-    def __repr__(self) -> str:
-        return _text(repr, self._value)
-
-
-class OneLine(logging.Filter):
-    """Lets every record pass, with its foreign texts written out."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(_safe(value) for value in record.args)
-        elif record.args:
-            record.args = {name: _safe(value) for name, value in record.args.items()}
-        if record.exc_info and not record.exc_text:
-            record.exc_text = _traceback(record.exc_info[1])  # a formatter takes what is there
-        return True
-
-
-def _safe(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(str(value))
-    return value if isinstance(value, _PLAIN) else _Foreign(value)
-
-
-def _text(write: Any, value: object) -> str:
-    try:
-        return printable(str(write(value)))
-    except Exception:  # a foreign object's own code
-        return f"(a {type(value).__name__} without a text)"
-
-
-def _traceback(error: BaseException | None) -> str:
-    """As Python writes it, with the text of each exception on one line."""
-    parts: list[str] = []
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen and len(parts) < _CAUSES_SHOWN:
-        seen.add(id(error))
-        parts.append(_one(error, error.__traceback__))
-        is_cause = error.__cause__ is not None
-        error = error.__cause__ if is_cause else None if error.__suppress_context__ else error.__context__
-        if error is not None:
-            reason = "The above exception was the direct cause of the following exception:" if is_cause else _DURING
-            parts[-1] = f"{reason}\n\n{parts[-1]}"
-    return "\n\n".join(reversed(parts))
-
-
-_DURING: Final = "During handling of the above exception, another exception occurred:"
-
-
-def _one(error: BaseException, at: TracebackType | None) -> str:
-    text = _text(str, error)
-    frames = "".join(traceback.format_tb(at))
-    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    head = f"Traceback (most recent call last):\n{frames}" if frames else ""
-    return f"{head}{printable(name)}{f': {text}' if text else ''}"
-
-
-# Importing this module is all that is needed: policies, monitors, alerts, stores and background threads do, before
-# anything is logged.
-logging.getLogger("runguard").addFilter(OneLine())
-
 # ---- Threads that go on whatever their work raises.
-#
-# A background thread that ends in silence is worse than one that fails loudly: settlements, alerts or callbacks would
-# pile up for ever. So the work is started again after every exception, of any type. Owners also check ``is_alive()``
-# before they rely on a thread, because nothing can save a thread that the system itself ends.
 
 _log: Final = logging.getLogger("runguard")
 _PAUSE_S: Final = 0.05
@@ -117,7 +34,9 @@ def start_thread(
 ) -> threading.Thread:
     """Start a daemon thread that calls ``work`` until it returns.
 
-    After an exception it calls ``on_fault`` and then ``work`` again.
+    After an exception of any type it calls ``on_fault`` and then ``work`` again: a thread that ends in silence would
+    let settlements, alerts or callbacks pile up for ever. Owners also check ``is_alive()`` before they rely on a
+    thread, because nothing can save a thread that the system itself ends.
     """
     thread = threading.Thread(target=_keep, args=(name, work, on_fault), name=name, daemon=True)
     thread.start()
@@ -234,3 +153,83 @@ if hasattr(os, "register_at_fork"):
 async def finish(result: Awaitable[Any]) -> None:
     """Await what a callback returned: ``asyncio.run`` takes coroutines only."""
     await result
+
+
+# ---- The log: one filter on the logger ``runguard``, which all modules use.
+
+_CAUSES_SHOWN: Final = 10
+_PLAIN: Final = (int, float, type(None))  # bool is an int; formats such as %d need them as they are
+
+
+class _Foreign:
+    """An object whose text is asked for only when the line is written."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __str__(self) -> str:
+        return _text(str, self._value)
+
+    def __repr__(self) -> str:
+        return _text(repr, self._value)
+
+
+class OneLine(logging.Filter):
+    """Lets every record pass, with its foreign texts written out on one line.
+
+    Names of users, sessions, tools and models, and texts of exceptions, are foreign. What would end a line, move a
+    terminal's cursor or turn its text is written out.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(_safe(value) for value in record.args)
+        elif record.args:
+            record.args = {name: _safe(value) for name, value in record.args.items()}
+        if record.exc_info and not record.exc_text:
+            record.exc_text = _traceback(record.exc_info[1])  # a formatter takes what is there
+        return True
+
+
+def _safe(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(str(value))
+    return value if isinstance(value, _PLAIN) else _Foreign(value)
+
+
+def _text(write: Any, value: object) -> str:
+    try:
+        return printable(str(write(value)))
+    except Exception:  # a foreign object's own code
+        return f"(a {type(value).__name__} without a text)"
+
+
+def _traceback(error: BaseException | None) -> str:
+    """As Python writes it, with the text of each exception on one line."""
+    parts: list[str] = []
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen and len(parts) < _CAUSES_SHOWN:
+        seen.add(id(error))
+        parts.append(_one(error, error.__traceback__))
+        is_cause = error.__cause__ is not None
+        error = error.__cause__ if is_cause else None if error.__suppress_context__ else error.__context__
+        if error is not None:
+            reason = "The above exception was the direct cause of the following exception:" if is_cause else _DURING
+            parts[-1] = f"{reason}\n\n{parts[-1]}"
+    return "\n\n".join(reversed(parts))
+
+
+_DURING: Final = "During handling of the above exception, another exception occurred:"
+
+
+def _one(error: BaseException, at: TracebackType | None) -> str:
+    text = _text(str, error)
+    frames = "".join(traceback.format_tb(at))
+    name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    head = f"Traceback (most recent call last):\n{frames}" if frames else ""
+    return f"{head}{printable(name)}{f': {text}' if text else ''}"
+
+
+_log.addFilter(OneLine())

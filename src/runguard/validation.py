@@ -1,4 +1,7 @@
-"""Settings as pydantic models whose mistakes read alike: path, value, and what would be right."""
+"""Settings as pydantic models whose mistakes read alike: path, value, and what would be right.
+
+``policy/settings`` and ``pricing/book`` define their settings with ``SettingsModel``.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,9 +15,7 @@ from runguard.core.money import shown as shown_value
 _OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
 _UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 _UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})
-
-
-_NAMED: Final = re.compile(r"[a-z_]+(?:: no such setting| = |: [A-Z]\w+\.)")
+_NAMED: Final = re.compile(r"[a-z_]+(?:: no such setting| = |: [A-Z]\w+\.)")  # a message that names its setting
 
 
 if TYPE_CHECKING:  # type checkers read the fields

@@ -1,4 +1,7 @@
-"""What was found, what follows from it, and how it is said: to the model, to the end user, to the operator."""
+"""What was found, what follows from it, and how it is said: to the model, to the end user, to the operator.
+
+The rules make a ``Finding``, ``engine/decide`` makes the ``Decision`` and its ``Trip``, and the adapters carry it out.
+"""
 
 import re
 from collections.abc import Mapping
@@ -11,8 +14,7 @@ from typing import Any, Final, Self, TypeVar
 STOP_CODE: Final = "RUNGUARD_STOP"
 METADATA_KEY: Final = "runguard"
 NOTICE_KEY: Final = "runguard_notice"
-# What a tool's answer has for its status where it is ours: nothing was done, or it was done and its answer is not
-# shown.
+# The status of a tool's answer that is ours: nothing was done, or it was done and its answer is not shown.
 NOT_EXECUTED: Final = "not_executed"
 LEFT_OUT: Final = "answer_left_out"
 METADATA_VERSION: Final = 1
@@ -215,12 +217,11 @@ class RunCounts:
 # For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
 # These texts stay in the history, so whatever they forbid they forbid for this turn only: the next one starts with
 # fresh counters.
-
 _NUDGES: Final[dict[str, str]] = {
-    "repetition": "You have made this same call {n} times and it gave the same answer "
-    "each time. Do not repeat it without "
-    "need: use what you already "
-    "have, or say what is missing or what you are waiting for.",
+    "repetition": (
+        "You have made this same call {n} times and it gave the same answer each time. Do not repeat it without need: "
+        "use what you already have, or say what is missing or what you are waiting for."
+    ),
     "no_news": (
         "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those "
         "answers now, or say what is missing."
@@ -242,10 +243,10 @@ _NUDGES: Final[dict[str, str]] = {
         "say that it was not found."
     ),
     "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
-    "handoff": "This task has been passed between the same agents {n} times with nothing "
-    "new. Do not pass it on again in "
-    "this turn: answer with what is known, "
-    "or say what is missing.",
+    "handoff": (
+        "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again in "
+        "this turn: answer with what is known, or say what is missing."
+    ),
     "talk": (
         "{n} texts have been written in a row and nothing was done. Do not write the same in other words: do the next "
         "step, give the result, or say what is missing."
@@ -296,10 +297,10 @@ _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     ),
 }
 _REFUSALS: Final[dict[str, str]] = {
-    "repetition": "Not executed: this exact call was already answered {before} times "
-    "with the same result, which stands "
-    "above. Do not make it again in this "
-    "turn; use that result or finish.",
+    "repetition": (
+        "Not executed: this exact call was already answered {before} times with the same result, which stands above. "
+        "Do not make it again in this turn; use that result or finish."
+    ),
     "stall": (
         "Not executed: '{tool}' has failed in the same way {before} times. Do not call it again in this turn; go "
         "on without it or report the failure."
@@ -329,20 +330,22 @@ _REFUSALS: Final[dict[str, str]] = {
         "you have."
     ),
     "once": "Not executed: '{tool}' with these arguments has been done, or is being done right now. Do not repeat it.",
-    "once_unsure": "Not executed: it cannot be checked right now whether '{tool}' with these "
-    "arguments has been done before. "
-    "Do not call it again in this "
-    "turn; report that it was not done now.",
+    "once_unsure": (
+        "Not executed: it cannot be checked right now whether '{tool}' with these arguments has been done before. "
+        "Do not call it again in this turn; report that it was not done now."
+    ),
     "fan_out": (
         "Not started: too many calls are running at once. Do not retry in this turn; go on with the results that "
         "are there."
     ),
-    "context": "'{tool}' was executed; its answer was too large for this conversation "
-    "and was left out. Do not make the "
-    "same call again; "
-    "ask for a smaller part, if the tool offers it.",
-    "result_size": "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; "
-    "ask for a smaller part, if the tool offers it.",
+    "context": (
+        "'{tool}' was executed; its answer was too large for this conversation and was left out. Do not make the same "
+        "call again; ask for a smaller part, if the tool offers it."
+    ),
+    "result_size": (
+        "'{tool}' was executed; its answer was too large and was left out. Do not make the same call again; ask for a "
+        "smaller part, if the tool offers it."
+    ),
 }
 STOPPED: Final = "Not executed: this turn was stopped."
 PART_STOPPED: Final = "Not finished: this part was stopped. Do not call it again in this turn."
@@ -440,8 +443,7 @@ def _number(value: Decimal | float) -> str:
     return str(int(value)) if value == int(value) else f"{value:.2f}"
 
 
-# ---- Names come from models and users: what would move a terminal's cursor, begin a line, or colour or turn its text
-#      is shown, not obeyed.
+# ---- Control characters in names that come from models and users: shown, not obeyed.
 
 _T = TypeVar("_T")
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -449,7 +451,10 @@ _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(value: _T) -> _T:
-    """The same value with every control character written out; also inside of lists, tables and dataclasses."""
+    """Return the same value with every control character written out; also inside of lists, tables and dataclasses.
+
+    These would move a terminal's cursor, begin a line, or colour or turn its text.
+    """
     return _printable(value)  # type: ignore[no-any-return]
 
 

@@ -1,10 +1,9 @@
 """What happened, told without any framework: the only thing detectors ever see.
 
-An adapter (ADK today) builds these, live or from a recording. ``run`` names the root run, ``lane`` the strand of it in
-which things happen one after another: a parallel branch or a nested agent call has a lane of its own, so strands never
-mix.
-``at`` is seconds, passed in: nothing here reads a clock. Plain slotted classes, because frozen ones cost four times as
-much to build and these are built on every hook.
+The adapters and the replay readers build these, live or from a recording. ``run`` names the root run, ``lane`` the
+strand of it in which things happen one after another: a parallel branch or a nested agent call has a lane of its own,
+so strands never mix. ``at`` is seconds, passed in: nothing here reads a clock. Plain slotted classes, because frozen
+ones cost four times as much to build and these are built on every hook.
 """
 
 from collections.abc import Mapping

@@ -1,11 +1,9 @@
 """The identity of a call or an answer: canonical, bounded, the same in every process.
 
-``call_fingerprint`` is what a call *means*: key order, ``1.0`` against ``1``, absent against ``None`` and white space
-do not matter. ``answer_text`` is what an answer *is*. ``masking`` hides what differs between two versions of the same
-answer, and ``answer_book`` compares answers.
-
-No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs more than a bounded walk: a value
-that is large, deep, cyclic or of an unknown type goes through ``bounded_text`` instead of the C encoder.
+``call_fingerprint`` is what a call *means*, ``answer_text`` what an answer *is*. ``mask`` hides what differs between
+two versions of an answer, and ``AnswerBook`` compares answers. ``engine/tools``, ``calls/function_state``, the rules
+and the replay readers call it. No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs
+more than a bounded walk.
 """
 
 import json
@@ -25,33 +23,11 @@ from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final, NoReturn, TypeVar
 from uuid import UUID
 
+# ---- What a call means, and what an answer is.
+
 DIGEST_SIZE: Final = 16
 _WORDS_READ: Final = 16_384
-
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
-
-
-_encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
-# JSONEncoder builds its C encoder anew for every text; building it once saves a third of the time.
-_make: Final[Any] = getattr(json.encoder, "c_make_encoder", None)
-_c_encode: Final[Any] = _make and _make(None, None, json.encoder.encode_basestring, None, ":", ",", True, False, True)
-
-
-def encode(value: object) -> str:
-    """JSON with sorted keys. Only for plain values of bounded size."""
-    return "".join(_c_encode(value, 0)) if _c_encode is not None else _encoder.encode(value)
-
-
-def digest(text: str) -> bytes:
-    """BLAKE2b of a text; lone surrogates are kept apart rather than refused."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
-
-
-def words_name(text: str) -> int:
-    """A name for what was said, within this process; never 0. Saying nothing has a name too."""
-    return hash(text[:_WORDS_READ]) or 1
-
-
 # Arguments that say which attempt this is, and never what is asked for. Why it is made may be all that a call has to
 # say.
 ASIDE: Final = frozenset({"attempt", "attempt_number", "retry", "retry_count", "task_progress"})
@@ -65,8 +41,10 @@ def call_fingerprint(
     volatile: Iterable[str] = (),
     exact: bool = False,
 ) -> bytes:
-    """Digest of a call. ``identity`` names the only arguments that count, ``volatile`` those that never do; ``exact``:
-    every one does.
+    """Return the digest of a call: key order, ``1.0`` against ``1``, absent against ``None`` and white space do not
+    matter.
+
+    ``identity`` names the only arguments that count, ``volatile`` those that never do; ``exact``: every one does.
     """
     if type(args) is dict and (identity is not None or volatile):
         kept = None if identity is None else frozenset(identity)
@@ -172,91 +150,164 @@ def _canonical(value: Any) -> object:
     return value
 
 
-LEVELS: Final = 2_000  # one inside the other; recursive encoders give up before
-CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
+_encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
+# JSONEncoder builds its C encoder anew for every text; building it once saves a third of the time.
+_make: Final[Any] = getattr(json.encoder, "c_make_encoder", None)
+_c_encode: Final[Any] = _make and _make(None, None, json.encoder.encode_basestring, None, ":", ",", True, False, True)
 
 
-def size_of(value: Any, enough: int) -> int:
-    """Characters of text inside ``value``, counted until ``enough`` is passed. A number or another scalar counts 4.
+def encode(value: object) -> str:
+    """JSON with sorted keys. Only for plain values of bounded size."""
+    return "".join(_c_encode(value, 0)) if _c_encode is not None else _encoder.encode(value)
 
-    What a dict or a list holds itself is counted in one go: most of what tools answer consists of small dicts.
+
+def digest(text: str) -> bytes:
+    """BLAKE2b of a text; lone surrogates are kept apart rather than refused."""
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
+
+
+def words_name(text: str) -> int:
+    """A name for what was said, within this process; never 0. Saying nothing has a name too."""
+    return hash(text[:_WORDS_READ]) or 1
+
+
+# ---- The answers that a lane has seen, and the names by which they are compared.
+
+
+class AnswerBook:
+    """Names the answers of one lane so that two versions of the same answer get the same name.
+
+    The first answer of a call is named by the hash of its snapshot, and nothing is masked. When the call repeats with
+    another snapshot, the two are compared, and only what differs is masked. Snapshots are kept for the most recent
+    calls, and of one call for its latest different answers. Where the snapshots of a call were dropped, whole masks
+    are compared instead: such a call is recognised from its second repetition on. Names are numbers of this process.
     """
-    kind = type(value)
-    if kind is str:
-        return len(value)
-    size = nodes = 0
-    level: list[Any] = [value]
-    for _ in range(LEVELS):
-        below: list[Any] = []
-        for item in level:
-            kind = type(item)
-            if kind is dict or kind is list or kind is tuple:
-                held: Any = item
-            else:
-                held, own = _size_of_other(item)
-                size += own
-                nodes += _ODD
-            nodes += len(held)
-            if nodes > _SIZED:
-                return max(size, enough + 1)  # so many parts are too large whatever they hold
-            if kind is dict:
-                for key in item:
-                    if type(key) is str:
-                        size += len(key)
-                    elif type(key) in _SCALARS:
-                        size += 4
-                    else:
-                        size += _size_of_key(key)
-                        nodes += _ODD
-                        if nodes > _SIZED:
-                            return max(size, enough + 1)
-                held = item.values()
-            for part in held:
-                kind = type(part)
-                if kind is str:
-                    size += len(part)
-                    if size > enough:
-                        return size
-                elif kind in _SCALARS:
-                    size += 4
-                else:
-                    below.append(part)
-            if size > enough:
-                return size
-        if not below:
-            return size
-        level = below
-    return max(size, enough + 1)  # no encoder goes so deep: it holds itself
+
+    __slots__ = ("_calls", "_held", "_recent", "size")
+    CALLS: Final = 512
+    SNAPSHOTS: Final = 16  # calls with snapshots
+    SNAPSHOT_BYTES: Final = 262_144  # of all snapshots
+    VERSIONS: Final = 4  # different answers of one call whose snapshots are kept
+    ANSWERS: Final = 64  # different answers remembered of one call
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, _Known] = {}  # the one used last at the end
+        self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
+        self._held = 0  # bytes of their snapshots
+        self.size = 0  # bytes of the last answer; -1 when it is too large to be copied
+
+    def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
+        """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
+        what a writer has read.
+        """
+        copy = copy_of(value)
+        self.size = max(len(copy) - HEAD, 0) if copy is not None else -1
+        shot = copy if copy is not None else bounded_text(value)
+        exact = hash(shot)
+        known = self._calls.get(call)
+        if known is None:
+            known = self._calls[call] = _Known(exact, by)
+            if len(self._calls) > self.CALLS:
+                del self._calls[next(iter(self._calls))]
+            self._keep(known, exact, shot)
+            return exact, True
+        self._calls[call] = self._calls.pop(call)
+        name, new = known.again(exact, shot, by)
+        self._keep(known, name, shot)
+        return name, new
+
+    def _keep(self, known: "_Known", name: int, shot: bytes | str) -> None:
+        """Keep the latest snapshot of each answer, and drop those of the oldest calls where they become too many."""
+        if len(shot) > self.SNAPSHOT_BYTES // 2:
+            known.was_dropped = True
+            return
+        if known.shots:
+            self._held += known.keep(name, shot)
+        else:
+            known.shots, known.held = ((name, shot),), len(shot)
+            self._recent.append(known)
+            self._held += known.held
+        while len(self._recent) > self.SNAPSHOTS or self._held > self.SNAPSHOT_BYTES:
+            oldest = self._recent.popleft()
+            self._held -= oldest.held
+            oldest.shots, oldest.held, oldest.was_dropped = (), 0, True
+
+    def forget_pairs(self) -> None:
+        """Something changed the world: what was known may be asked again."""
+        for known in self._calls.values():
+            known.received = set()
 
 
-def _size_of_key(key: Any) -> int:
-    """A key that is not a plain text: its size, and that of what it holds directly."""
-    below, size = _size_of_other(key)
-    return size + sum(len(part) if type(part) is str else 4 for part in below)
+class _Known:
+    """The answers of one call: their names by snapshot and by masked text, and which agent received which."""
+
+    __slots__ = ("by", "exact", "held", "names", "received", "shots", "was_dropped")
+
+    def __init__(self, exact: int, by: str) -> None:
+        self.exact, self.by = exact, by
+        self.names: dict[int, int] | None = None  # made when the call repeats: most never do
+        self.received: set[tuple[str, int]] | None = None
+        self.shots: tuple[tuple[int, bytes | str], ...] = ()  # names and their latest snapshots, the newest first
+        self.held = 0  # bytes of them
+        self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
+
+    def keep(self, name: int, shot: bytes | str) -> int:
+        """Returns how many bytes more it holds."""
+        others = [entry for entry in self.shots if entry[0] != name][: AnswerBook.VERSIONS - 1]
+        self.shots, before = ((name, shot), *others), self.held
+        self.held = sum(len(kept) for _, kept in self.shots)
+        return self.held - before
+
+    def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
+        """The name of one more answer, and whether it is news to ``by``."""
+        if self.names is None:
+            self.names = {self.exact: self.exact}
+        if self.received is None:
+            self.received = {(self.by, self.exact)}
+        name = self.names.get(exact)
+        if name is None:
+            name = self._identify(exact, shot, self.names)
+        if (by, name) in self.received:
+            return name, False
+        if len(self.received) >= AnswerBook.ANSWERS:
+            self.received.clear()  # a call with this many answers makes progress; its oldest answer may come again
+        self.received.add((by, name))
+        return name, True
+
+    def _identify(self, exact: int, shot: bytes | str, names: dict[int, int]) -> int:
+        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its
+        own.
+        """
+        if len(names) > 2 * AnswerBook.ANSWERS:
+            names.clear()
+        text = _text_of(shot)
+        name = next((name for name, kept in self.shots if are_alike(_text_of(kept), text)), exact)
+        if name == exact and self.was_dropped and len(text) <= MAX_CHARS:
+            name = names.setdefault(hash(mask(text)), exact)
+        names[exact] = name
+        return name
 
 
-def _size_of_other(item: Any) -> tuple[list[Any], int]:
-    """What a value of another type holds, and its own size. Runs no code of the value."""
-    kind = type(item)
-    if issubclass(kind, dict):
-        return [*islice(dict.keys(item), _SIZED), *islice(dict.values(item), _SIZED)], 0
-    for texts in _TEXTS:
-        if issubclass(kind, texts):
-            return [], texts.__len__(item)
-    for parts in _PARTS:
-        if issubclass(kind, parts):
-            return list(islice(parts.__iter__(item), _SIZED)), 0
-    return [], 4
+def snapshot(value: Any) -> bytes | str:
+    """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
+    copy = copy_of(value)
+    return bounded_text(value) if copy is None else copy
 
 
-_SIZED: Final = 100_000
-_ODD: Final = 7  # a value or a key of a type of its own takes as long as so many plain ones
-_TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
-_PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
+def _text_of(shot: bytes | str) -> str:
+    """The text of a snapshot, for masking."""
+    if not isinstance(shot, bytes):
+        return shot
+    value = restored(shot)
+    if type(value) is str:
+        return value
+    try:
+        return encode(value)
+    except (TypeError, ValueError, RecursionError):  # keys of several types, huge integers, or too deep
+        return bounded_text(value)
+
 
 # ---- Masking: hide what differs between two versions of the same answer (times, ids, durations).
-#
-# Counts, percentages, exit codes and line numbers stay: they are how an answer shows progress.
 
 # Where a word begins, its first letter says which of these it may be: trying them all at every letter would take three
 # times as long.
@@ -278,7 +329,10 @@ _VOLATILE: Final = re.compile(
 
 
 def mask(text: str) -> str:
-    """``text`` with volatile parts replaced; counts, percentages, exit codes and line numbers stay."""
+    """Return ``text`` with volatile parts replaced.
+
+    Counts, percentages, exit codes and line numbers stay: they are how an answer shows progress.
+    """
     return _unescaped(text) if _is_measurement(text) else _mask_parts(text)
 
 
@@ -376,7 +430,7 @@ _MEASUREMENT: Final = re.compile(
     re.IGNORECASE,
 )
 
-# ---- where a text may be cut ----------------------------------------------------------------------------------------
+# ---- Where a text may be cut for masking.
 
 _PIECES: Final = 64  # compared one by one; the rest of a text that differs more often is masked at once
 _CUTS_TRIED: Final = 8
@@ -415,9 +469,6 @@ def _cut_before(text: str, start: int, end: int) -> int:
 
 
 # ---- The canonical text of any value at all: a walk with a budget, shallow things first.
-#
-# A value that is large, deep, cyclic or of an unknown type costs no more than a bounded walk. No foreign ``__str__``,
-# ``__repr__`` or ``__eq__`` is ever called.
 
 MAX_CHARS: Final = 65_536  # an answer beyond this is known by its head, its tail and its length
 MAX_NODES: Final = 4_096
@@ -465,7 +516,10 @@ class _Budget:
 
 
 def bounded_text(value: Any) -> str:
-    """Canonical text of anything. Breadth first: what stands beside a long list still counts."""
+    """Return the canonical text of anything: a value that is large, deep, cyclic or of an unknown type.
+
+    Breadth first: what stands beside a long list still counts.
+    """
     out: list[str] = []
     budget = _Budget()
     level: list[Any] = [value]
@@ -624,12 +678,7 @@ def _places_of(kind: type) -> list[tuple[str, Any]]:
     ]
 
 
-# ---- Copies plain values at the speed of C: texts, numbers, and the lists and dicts that hold them.
-#
-# A copy serves to compare values and to measure them. Its length, without its head, is
-# about that of the value's JSON. The work is bounded,
-# and no code of the value runs: a value that is large, very deep or cyclic, or that holds a type of its own, has no
-# copy.
+# ---- Copies of plain values at the speed of C: texts, numbers, and the lists and dicts that hold them.
 
 HEAD: Final = 12  # bytes of a copy beside those of its value; the copy of a tiny value is shorter than that
 _MOST_BYTES: Final = 1_048_576
@@ -662,7 +711,11 @@ class _PlainPickler(Pickler):
 
 
 def copy_of(value: Any) -> bytes | None:
-    """Equal plain values have equal copies. None: not a plain value, or too large."""
+    """Return a copy by which plain values are compared and measured; None for a value that is not plain, or too large.
+
+    Equal values have equal copies. The length of a copy, without its head, is about that of the value's JSON. The work
+    is bounded, and no code of the value runs: a value that is very deep or cyclic has no copy either.
+    """
     for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
         if type(part) is str and len(part) > _MOST_BYTES:
             return None  # before it is copied in vain
@@ -681,140 +734,87 @@ def restored(copy: bytes) -> Any:
     return loads(copy)
 
 
-# ---- The answers that a lane has seen, and the names by which they are compared.
+# ---- How large a value is.
+
+LEVELS: Final = 2_000  # one inside the other; recursive encoders give up before
+CHARS_PER_TOKEN: Final = 4  # of ordinary text whose tokens were not counted
+_SIZED: Final = 100_000  # parts of one value that are looked at
+_ODD: Final = 7  # a value or a key of a type of its own takes as long as so many plain ones
+_TEXTS: Final[tuple[Any, ...]] = (str, bytes, bytearray)
+_PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
 
 
-class AnswerBook:
-    """Names the answers of one lane so that two versions of the same answer get the same name.
+def size_of(value: Any, enough: int) -> int:
+    """Characters of text inside ``value``, counted until ``enough`` is passed. A number or another scalar counts 4.
 
-    The first answer of a call is named by the hash of its snapshot, and nothing is masked. When the call repeats with
-    another snapshot, the two are compared, and only what differs is masked. Snapshots are kept for the most recent
-    calls, and of one call for its latest different answers. Where the snapshots of a call were dropped, whole masks
-    are compared instead: such a call is recognised from its second repetition on. Names are numbers of this process.
+    What a dict or a list holds itself is counted in one go: most of what tools answer consists of small dicts.
     """
-
-    __slots__ = ("_calls", "_held", "_recent", "size")
-    CALLS: Final = 512
-    SNAPSHOTS: Final = 16  # calls with snapshots
-    SNAPSHOT_BYTES: Final = 262_144  # of all snapshots
-    VERSIONS: Final = 4  # different answers of one call whose snapshots are kept
-    ANSWERS: Final = 64  # different answers remembered of one call
-
-    def __init__(self) -> None:
-        self._calls: dict[bytes, _Known] = {}  # the one used last at the end
-        self._recent: deque[_Known] = deque()  # calls with snapshots, the oldest first
-        self._held = 0  # bytes of their snapshots
-        self.size = 0  # bytes of the last answer; -1 when it is too large to be copied
-
-    def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
-        """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
-        what a writer has read.
-        """
-        copy = copy_of(value)
-        self.size = max(len(copy) - HEAD, 0) if copy is not None else -1
-        shot = copy if copy is not None else bounded_text(value)
-        exact = hash(shot)
-        known = self._calls.get(call)
-        if known is None:
-            known = self._calls[call] = _Known(exact, by)
-            if len(self._calls) > self.CALLS:
-                del self._calls[next(iter(self._calls))]
-            self._keep(known, exact, shot)
-            return exact, True
-        self._calls[call] = self._calls.pop(call)
-        name, new = known.again(exact, shot, by)
-        self._keep(known, name, shot)
-        return name, new
-
-    def _keep(self, known: "_Known", name: int, shot: bytes | str) -> None:
-        """Keep the latest snapshot of each answer, and drop those of the oldest calls where they become too many."""
-        if len(shot) > self.SNAPSHOT_BYTES // 2:
-            known.was_dropped = True
-            return
-        if known.shots:
-            self._held += known.keep(name, shot)
-        else:
-            known.shots, known.held = ((name, shot),), len(shot)
-            self._recent.append(known)
-            self._held += known.held
-        while len(self._recent) > self.SNAPSHOTS or self._held > self.SNAPSHOT_BYTES:
-            oldest = self._recent.popleft()
-            self._held -= oldest.held
-            oldest.shots, oldest.held, oldest.was_dropped = (), 0, True
-
-    def forget_pairs(self) -> None:
-        """Something changed the world: what was known may be asked again."""
-        for known in self._calls.values():
-            known.received = set()
+    kind = type(value)
+    if kind is str:
+        return len(value)
+    size = nodes = 0
+    level: list[Any] = [value]
+    for _ in range(LEVELS):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is dict or kind is list or kind is tuple:
+                held: Any = item
+            else:
+                held, own = _size_of_other(item)
+                size += own
+                nodes += _ODD
+            nodes += len(held)
+            if nodes > _SIZED:
+                return max(size, enough + 1)  # so many parts are too large whatever they hold
+            if kind is dict:
+                for key in item:
+                    if type(key) is str:
+                        size += len(key)
+                    elif type(key) in _SCALARS:
+                        size += 4
+                    else:
+                        size += _size_of_key(key)
+                        nodes += _ODD
+                        if nodes > _SIZED:
+                            return max(size, enough + 1)
+                held = item.values()
+            for part in held:
+                kind = type(part)
+                if kind is str:
+                    size += len(part)
+                    if size > enough:
+                        return size
+                elif kind in _SCALARS:
+                    size += 4
+                else:
+                    below.append(part)
+            if size > enough:
+                return size
+        if not below:
+            return size
+        level = below
+    return max(size, enough + 1)  # no encoder goes so deep: it holds itself
 
 
-class _Known:
-    """The answers of one call: their names by snapshot and by masked text, and which agent received which."""
-
-    __slots__ = ("by", "exact", "held", "names", "received", "shots", "was_dropped")
-
-    def __init__(self, exact: int, by: str) -> None:
-        self.exact, self.by = exact, by
-        self.names: dict[int, int] | None = None  # made when the call repeats: most never do
-        self.received: set[tuple[str, int]] | None = None
-        self.shots: tuple[tuple[int, bytes | str], ...] = ()  # names and their latest snapshots, the newest first
-        self.held = 0  # bytes of them
-        self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
-
-    def keep(self, name: int, shot: bytes | str) -> int:
-        """Returns how many bytes more it holds."""
-        others = [entry for entry in self.shots if entry[0] != name][: AnswerBook.VERSIONS - 1]
-        self.shots, before = ((name, shot), *others), self.held
-        self.held = sum(len(kept) for _, kept in self.shots)
-        return self.held - before
-
-    def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
-        """The name of one more answer, and whether it is news to ``by``."""
-        if self.names is None:
-            self.names = {self.exact: self.exact}
-        if self.received is None:
-            self.received = {(self.by, self.exact)}
-        name = self.names.get(exact)
-        if name is None:
-            name = self._identify(exact, shot, self.names)
-        if (by, name) in self.received:
-            return name, False
-        if len(self.received) >= AnswerBook.ANSWERS:
-            self.received.clear()  # a call with this many answers makes progress; its oldest answer may come again
-        self.received.add((by, name))
-        return name, True
-
-    def _identify(self, exact: int, shot: bytes | str, names: dict[int, int]) -> int:
-        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its
-        own.
-        """
-        if len(names) > 2 * AnswerBook.ANSWERS:
-            names.clear()
-        text = _text_of(shot)
-        name = next((name for name, kept in self.shots if are_alike(_text_of(kept), text)), exact)
-        if name == exact and self.was_dropped and len(text) <= MAX_CHARS:
-            name = names.setdefault(hash(mask(text)), exact)
-        names[exact] = name
-        return name
+def _size_of_key(key: Any) -> int:
+    """A key that is not a plain text: its size, and that of what it holds directly."""
+    below, size = _size_of_other(key)
+    return size + sum(len(part) if type(part) is str else 4 for part in below)
 
 
-def snapshot(value: Any) -> bytes | str:
-    """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
-    copy = copy_of(value)
-    return bounded_text(value) if copy is None else copy
-
-
-def _text_of(shot: bytes | str) -> str:
-    """The text of a snapshot, for masking."""
-    if not isinstance(shot, bytes):
-        return shot
-    value = restored(shot)
-    if type(value) is str:
-        return value
-    try:
-        return encode(value)
-    except (TypeError, ValueError, RecursionError):  # keys of several types, huge integers, or too deep
-        return bounded_text(value)
+def _size_of_other(item: Any) -> tuple[list[Any], int]:
+    """What a value of another type holds, and its own size. Runs no code of the value."""
+    kind = type(item)
+    if issubclass(kind, dict):
+        return [*islice(dict.keys(item), _SIZED), *islice(dict.values(item), _SIZED)], 0
+    for texts in _TEXTS:
+        if issubclass(kind, texts):
+            return [], texts.__len__(item)
+    for parts in _PARTS:
+        if issubclass(kind, parts):
+            return list(islice(parts.__iter__(item), _SIZED)), 0
+    return [], 4
 
 
 # ---- A dict of bounded size: the oldest entry leaves when there are too many.

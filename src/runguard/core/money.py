@@ -1,4 +1,8 @@
-"""Money: amounts, the scopes and periods that budgets count by, thresholds, and ``Budget``."""
+"""Money: amounts, the scopes and periods that budgets count by, thresholds, and ``Budget``.
+
+The ledger, the engine and the reports count with these amounts; ``policy/settings`` takes the budgets. Money is integer
+nano-USD inside and ``Decimal`` at the edge.
+"""
 
 import math
 import re
@@ -14,12 +18,10 @@ from typing import Any, Final, Literal, Self, get_args
 from runguard.core.errors import Checked, InvalidValueError, PolicyError, nearest
 
 # ---- Amounts: dollars, tokens and calls, their arithmetic and their texts.
-#
-# Money is integer nano-USD inside and ``Decimal`` at the edge. Three counts go together everywhere, in the order of
-# ``UNITS``: an ``Amount`` is a plain tuple, because it is made for every model call.
 
+# The three counts of an Amount go together everywhere. It is a plain tuple, because it is made for every model call.
 UNITS: Final = ("usd", "tokens", "calls")
-Amount = tuple[int, int, int]  # nano-USD, tokens, calls
+Amount = tuple[int, int, int]  # nano-USD, tokens, calls: in the order of UNITS
 NOTHING: Final[Amount] = (0, 0, 0)
 UNLIMITED: Final = 1 << 62
 NANO: Final = 1_000_000_000
@@ -248,9 +250,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A recurring period: seconds, minutes and hours by UTC, days,
-    weeks and months by the calendar of ``tz``.
-    """
+    """A recurring period: seconds, minutes and hours by UTC, days, weeks and months by the calendar of ``tz``."""
 
     text: str
     tz: str = "UTC"
@@ -586,20 +586,20 @@ class Budget(metaclass=Checked):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for digests and comparison; a callable shows as the fact that there is one."""
-        shown: dict[str, Any] = {"per": self.per}
+        data: dict[str, Any] = {"per": self.per}
         for name in UNITS:
             value = getattr(self, name)
             if value is not None:
-                shown[name] = "callable" if callable(value) else str(value)
+                data[name] = "callable" if callable(value) else str(value)
         if self.window is not None:
-            shown["window"], shown["tz"] = self.window, self.tz or "UTC"
+            data["window"], data["tz"] = self.window, self.tz or "UTC"
         if self.thresholds != (DEFAULT_THRESHOLDS if self.on_exhausted == "refuse" else ()):
-            shown["thresholds"] = [_plain(threshold) for threshold in self.thresholds]
+            data["thresholds"] = [_plain(threshold) for threshold in self.thresholds]
         if self.on_exhausted != "refuse":
-            shown["on_exhausted"] = self.on_exhausted
+            data["on_exhausted"] = self.on_exhausted
         if self.burn_alert:
-            shown["burn_alert"] = True
-        return shown
+            data["burn_alert"] = True
+        return data
 
 
 def _plain(threshold: Threshold) -> list[Any]:
@@ -619,8 +619,7 @@ def _threshold(entry: object) -> Threshold:
         raise PolicyError(f"thresholds: {error}") from None
     raise PolicyError(
         "thresholds takes Threshold(0.8), a fraction such as 0.8, or a table such as "
-        f"{{percent = 0.8, action = 'nudge'}}, "
-        f"not {entry!r}"
+        f"{{percent = 0.8, action = 'nudge'}}, not {entry!r}"
     )
 
 
