@@ -1,6 +1,6 @@
 """The circuit breaker of one tool or model, shared by all runs: a state machine on one screen.
 
-``engine/decide`` asks it before a call, and ``ledger/ledger`` shares its state between processes.
+``engine/decide`` keeps one for each tool and model, and ``ledger/ledger`` shares their states between processes.
 
 Closed lets calls through and counts hard failures in a row. Enough of them, from enough different runs, open it: one
 run with bad arguments must not close a tool for everybody. After ``reset_after_s`` exactly one probe is let through,

@@ -6,6 +6,7 @@ one merges them into the metadata of the task, where they stay until other figur
 carry the figures of one call, and ``_is_new`` says which of them report another call.
 
 A remote agent may call remote agents itself. Its own task then carries theirs in ``adk_custom_metadata``.
+``adk/a2a`` reads live events with it, ``replay/adk`` recorded ones.
 """
 
 import ast

@@ -1,4 +1,8 @@
-"""A provider's errors: which failed calls are not billed, and how long a provider asks to wait."""
+"""A provider's errors: which failed calls are not billed, and how long a provider asks to wait.
+
+Exceptions are recognised by name: no client library is imported. ``adk/model_calls``, ``calls/function_calls`` and
+``calls/model_calls`` ask ``was_unbilled``, ``engine/calls`` asks ``retry_after``.
+"""
 
 import re
 import time
@@ -9,12 +13,7 @@ from typing import Any, Final
 
 from runguard.core.outcomes import provider_status
 
-# ---- Whether a failed call can have been billed, read from its exception. Exceptions are recognised by name: no
-#      client library is imported.
-#
-# A call was not billed in two cases: the provider answered with an error status, or no connection was ever made. After
-# a
-# reset, a read error, or a retry inside the client, the provider may have done the work, so the call counts as billed.
+# ---- Whether a failed call can have been billed.
 
 _DEEPEST: Final = 32  # exceptions that are looked at
 _FRAMES: Final = 512
@@ -52,8 +51,10 @@ _INVENTED: Final = frozenset(
 
 
 def was_unbilled(error: BaseException | None) -> bool:
-    """Whether the provider certainly billed nothing for a call that failed with this exception, before any piece of its
-    answer came.
+    """Return whether the provider certainly billed nothing for a call that failed before any piece of its answer came.
+
+    That is so in two cases: the provider answered with an error status, or no connection was ever made. After a reset,
+    a read error, or a retry inside the client, the provider may have done the work, so the call counts as billed.
     """
     if not isinstance(error, Exception):
         return False
@@ -143,11 +144,7 @@ def _is_invented(error: Exception) -> bool:
     return kind.__name__ in _INVENTED or any(_was_sent(one) or _is_in(_UNSENT, one) for one in _chain(error))
 
 
-# ---- How long a provider asks its callers to wait, read from the exception of a refused call. No client library is
-#      imported.
-#
-# Three ways to say it are understood, on answers with status 429 or 503: the header ``Retry-After`` in seconds or as an
-# HTTP date, OpenAI's ``retry-after-ms``, and ``google.rpc.RetryInfo`` in the body of the error.
+# ---- How long a provider asks its callers to wait.
 
 _STATUSES: Final = frozenset({429, 503})
 _LONGEST_S: Final = 86_400.0
@@ -159,7 +156,11 @@ _DETAIL_DEPTH: Final = 8
 
 
 def retry_after(error: BaseException | None) -> float | None:
-    """Seconds to wait; None where the provider did not say so, or refused for another reason."""
+    """Return the seconds to wait; None where the provider did not say so, or refused for another reason.
+
+    Three ways to say it are understood, on answers with status 429 or 503: the header ``Retry-After`` in seconds or as
+    an HTTP date, OpenAI's ``retry-after-ms``, and ``google.rpc.RetryInfo`` in the body of the error.
+    """
     if not isinstance(error, Exception):
         return None
     try:

@@ -1,4 +1,8 @@
-"""What a request and an answer say: prompts, answers and tool results of any provider, read by their shape."""
+"""What a request and an answer say: prompts, answers and tool results of any provider, read by their shape.
+
+``calls/function_state`` and ``calls/function_calls`` read the requests and answers of guarded functions,
+``providers/streams`` the pieces of an answer. The adapters take ``arguments`` and the names of ADK's own tools.
+"""
 
 import json
 import logging
@@ -27,13 +31,13 @@ from runguard.providers.usage import (
     total_of,
 )
 
-# ---- What a call to a model asks for, read from the arguments of the function that makes it: before anything is
-#      paid.
-
 _log: Final = logging.getLogger("runguard")
+
+# ---- What a call to a model asks for, read before anything is paid from the arguments of the function that makes it.
+
 _MOST_TOKENS: Final = 10**12
 _MOST_CANDIDATES: Final = 1_024
-_NESTED: Final = 3  # a request in a body in an argument
+_REQUEST_DEPTH: Final = 3  # a request in a body in an argument
 _TOOLS: Final = 1_024  # that are looked at
 _ROUNDS: Final = 10  # requests that google-genai makes for one call by default
 
@@ -50,30 +54,14 @@ class _Is(Enum):
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _MODEL, _PROMPT, _LIMIT, _CANDIDATES, _BODY, _ELSEWHERE = _Is
 
-_ARGUMENTS: Final[dict[str, _Is]] = {
+_REQUEST_NAMES: Final[dict[str, _Is]] = {
     **dict.fromkeys(("model", "model_name", "model_id"), _MODEL),
     **dict.fromkeys(
         (
-            *("messages", "contents", "input", "prompt", "system", "instructions", "tools", "functions"),
-            *(
-                "system_instruction",
-                "systemInstruction",
-                "response_format",
-                "response_schema",
-                "responseSchema",
-                "response_json_schema",
-            ),
-            *(
-                "responseJsonSchema",
-                "text_format",
-                "history",
-                "question",
-                "query",
-                "message",
-                "user_prompt",
-                "system_prompt",
-                "new_message",
-            ),
+            *("messages", "contents", "input", "prompt", "system", "instructions", "tools", "functions", "history"),
+            *("system_instruction", "systemInstruction", "response_format", "response_schema", "responseSchema"),
+            *("response_json_schema", "responseJsonSchema", "text_format", "question", "query", "message"),
+            *("user_prompt", "system_prompt", "new_message"),
         ),
         _PROMPT,
     ),
@@ -84,15 +72,8 @@ _ARGUMENTS: Final[dict[str, _Is]] = {
     **dict.fromkeys(("n", "best_of", "candidate_count", "candidateCount"), _CANDIDATES),
     **dict.fromkeys(
         (
-            "config",
-            "generation_config",
-            "generationConfig",
-            "request",
-            "llm_request",
-            "body",
-            "extra_body",
-            "json",
-            "payload",
+            *("config", "generation_config", "generationConfig", "request", "llm_request"),
+            *("body", "extra_body", "json", "payload"),
         ),
         _BODY,
     ),
@@ -127,9 +108,28 @@ class Request:
     limit: int | None = None  # output tokens of one candidate
 
 
+def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Request:
+    """Return what the arguments of a call ask for. Never raises: unreadable parts count as not reported."""
+    request = Request()
+    try:
+        _take(request, kwargs.items(), 0)
+        for value in args:
+            _take_positional(request, value)
+    except Exception:
+        _log.debug("runguard.unreadable: a part of a request could not be measured", exc_info=True)
+        request.unseen = True
+    if request.size:
+        request.input_tokens = -(-request.size // UPPER)
+    if request.limit is not None:
+        request.max_output_tokens = request.limit * request.candidates
+    if request.rounds > 1:
+        request.answered = len(rounds_of(kwargs.get("contents")))
+    return request
+
+
 def _take(request: Request, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
     for name, value in entries:
-        if value is None or type(name) is not str or (what := _ARGUMENTS.get(name)) is None:
+        if value is None or type(name) is not str or (what := _REQUEST_NAMES.get(name)) is None:
             continue
         if what is _PROMPT:
             size, audio = measure(value)
@@ -146,7 +146,7 @@ def _take(request: Request, entries: Iterable[tuple[Any, Any]], depth: int) -> N
                 request.candidates = max(request.candidates, value)
         elif what is _ELSEWHERE:
             request.unseen = True
-        elif depth < _NESTED:
+        elif depth < _REQUEST_DEPTH:
             held = attributes(value)
             _take(request, held.items(), depth + 1)
             if held.get("tools"):
@@ -185,48 +185,152 @@ def _take_positional(request: Request, value: Any) -> None:
             _take(request, (("prompt", value),), 0)
 
 
-def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Request:
-    """Never raises: unreadable parts count as not reported."""
-    request = Request()
-    try:
-        _take(request, kwargs.items(), 0)
-        for value in args:
-            _take_positional(request, value)
-    except Exception:
-        _log.debug("runguard.unreadable: a part of a request could not be measured", exc_info=True)
-        request.unseen = True
-    if request.size:
-        request.input_tokens = -(-request.size // UPPER)
-    if request.limit is not None:
-        request.max_output_tokens = request.limit * request.candidates
-    if request.rounds > 1:
-        request.answered = len(rounds_of(kwargs.get("contents")))
-    return request
+# ---- The newest tool results in a request: what became of the tools that the model's last answer asked for.
+
+_MESSAGES: Final = ("messages", "contents", "input", "message", "content", "prompt")
+_BODIES: Final = ("request", "llm_request", "body", "json", "payload")
+_NODES: Final = 512  # values of a request that are compared with the request before
+_ATOMS: Final = frozenset({str, bytes, int, float, bool, type(None)})
+_MODEL_ROLES: Final = frozenset({"assistant", "model"})
 
 
-# ---- Read a complete answer of any provider: its usage, the tools it requests, its text.
+class ToolResult(NamedTuple):
+    """One result. ``tool`` is empty where the request does not name it."""
+
+    tool: str
+    value: object
+    is_error: bool = False  # the request marks it as an error
+
+
+def newest_results(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[ToolResult]:
+    """Return the results after the model's last answer, in order; empty where the request shows none.
+
+    Known by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM, as objects or
+    as plain JSON.
+    """
+    found: list[tuple[object, ToolResult]] = []
+    names: dict[object, str] = {}
+    for message in reversed(items(_messages(args, kwargs, 0))[-MAX_PARTS:]):
+        of = fields(message).get
+        kind, role = of("type"), of("role")
+        if role in _MODEL_ROLES or (type(kind) is str and kind.endswith("_call")):
+            _learn_names(of, names)
+            if len(found) == len(names) or role in _MODEL_ROLES:
+                break
+        elif role is None and type(kind) is str and kind.endswith("_call_output"):
+            found.append((of("call_id"), ToolResult("", _plain(of("output")))))
+        elif names:
+            break  # before the calls of the responses API
+        elif role in ("tool", "function") and of("content") is not None:
+            found.append((of("tool_call_id"), ToolResult(_text(of("name")), _plain(of("content")))))
+        else:
+            found += reversed(_blocks(of))
+        if len(found) >= MAX_CALLS:
+            break
+    return [result if result.tool else result._replace(tool=names.get(key, "")) for key, result in reversed(found)]
+
+
+def _messages(args: tuple[object, ...], kwargs: Mapping[str, object], depth: int) -> Any:
+    for name in _MESSAGES:
+        if (value := kwargs.get(name)) is not None:
+            return value if items(value) else (value,)
+    if depth >= _REQUEST_DEPTH:
+        return ()
+    for value in (*args, *(kwargs.get(name) for name in _BODIES)):
+        if items(value):
+            return value
+        held = attributes(value)
+        if "function_response" in held or "functionResponse" in held or "role" in held:  # a message or a part by itself
+            return (value,)
+        if held and (inner := _messages((), held, depth + 1)):
+            return inner
+    return ()
+
+
+def _blocks(of: Any) -> list[tuple[object, ToolResult]]:
+    """The results inside one message: parts of Gemini, blocks of Anthropic; or the message is such a part itself."""
+    found: list[tuple[object, ToolResult]] = []
+    parts = items(of("parts")) or items(of("content"))
+    for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:
+        if (response := get("function_response") or get("functionResponse")) is not None:
+            held = fields(response).get
+            found.append((held("id"), ToolResult(_text(held("name")), held("response"))))
+        elif get("type") == "tool_result":
+            found.append((get("tool_use_id"), ToolResult("", _plain(get("content")), get("is_error") is True)))
+    return found
+
+
+def _learn_names(of: Any, names: dict[object, str]) -> None:
+    """Which tool each call of the model's answer named, by the id of the call."""
+    if (call_id := of("call_id")) is not None:
+        names[call_id] = _text(of("name")) or _text(of("type")).removesuffix("_call")
+    for call in items(of("tool_calls"))[:MAX_CALLS]:
+        get = fields(call).get
+        names[get("id")] = _text(fields(get("function") or get("custom")).get("name"))
+    for block in items(of("content"))[:MAX_PARTS]:
+        get = fields(block).get
+        if get("type") == "tool_use":
+            names[get("id")] = _text(get("name"))
+
+
+def _plain(content: Any) -> object:
+    """A result as data: texts in blocks are joined, and JSON is parsed."""
+    texts = [fields(block).get("text") for block in items(content)[:MAX_PARTS]]
+    if texts and all(type(text) is str for text in texts):
+        content = "\n".join(texts)
+    return arguments(content) if type(content) is str and content[:1] in ("{", "[") else content
+
+
+def _text(value: Any) -> str:
+    return value if type(value) is str else ""
+
+
+def request_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> int | None:
+    """Equal for two requests that say the same. None: there is nothing to compare, or it cannot be compared."""
+    if not args and not kwargs:
+        return None
+    seen: list[object] = []
+    level: list[Any] = [args, kwargs]
+    while level:
+        below: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind in _ATOMS:
+                seen.append(value)
+            elif kind is list or kind is tuple:
+                seen.append(len(value))
+                below += value
+            elif kind is dict and not value:
+                seen.append(kind)
+            elif held := attributes(value):
+                seen += held  # its names
+                below += held.values()
+            elif callable(value):
+                seen.append(id(value))
+            else:
+                return None
+            if len(seen) + len(below) > _NODES:
+                return None
+        level = below
+    return hash(tuple(seen))
+
+
+# ---- What a complete answer of any provider says: its usage, the tools it requests, its text.
 
 TEXT_CHARS: Final = 10_000  # of the text that is kept
 MAX_CALLS: Final = 256
 MAX_PARTS: Final = 1_024
 MAX_ARGUMENTS: Final = 262_144  # characters of arguments that are parsed; longer ones stay text
 LONGEST_ID: Final = 512  # no model has a longer name
-_NESTED_ANSWERS: Final = 4  # {"response": {"response": ...}} is followed so far
+_ANSWER_DEPTH: Final = 4  # {"response": {"response": ...}} is followed so far
+# what the caller reports by itself
 _OWN: Final = frozenset(
     {
-        "usd",
-        "sig",
-        "tokens",
-        "input_tokens",
-        "output_tokens",
-        "prompt_tokens",
-        "completion_tokens",
-        "response",
-        "results",
-        "result",
+        *("usd", "sig", "response", "results", "result"),
+        *("tokens", "input_tokens", "output_tokens", "prompt_tokens", "completion_tokens"),
     }
 )
-_PLAIN: Final = frozenset({"usd", "sig", "result"})
+_ONLY_OWN: Final = frozenset({"usd", "sig", "result"})
 # every name that is looked for in a dict: one without any of them says nothing
 _ANSWER_NAMES: Final = _OWN | {
     *("usage", "usage_metadata", "usageMetadata", "_hidden_params", "model", "model_version", "modelVersion"),
@@ -305,7 +409,7 @@ def read(response: object, *, said: bool = True) -> Reading:
     if type(response) is dict:
         if _ANSWER_NAMES.isdisjoint(response):
             return Reading()
-        if response.keys() <= _PLAIN:  # nothing else to look for
+        if response.keys() <= _ONLY_OWN:  # nothing else to look for
             problems: list[str] = []
             usd = dollars(response.get("usd"), "usd", problems)
             return Reading(usd=usd, sig=response.get("sig"), result=response.get("result"), problems=tuple(problems))
@@ -398,7 +502,7 @@ def rounds_of(contents: Any) -> list[int]:
     return rounds
 
 
-# ---- what was said and asked for ------------------------------------------------------------------------------------
+# ---- What was said and asked for.
 
 
 def _content(response: Any, get: Any, parts: Reading) -> None:
@@ -517,14 +621,14 @@ def arguments(given: Any) -> object:
         return given
 
 
-# ---- what the caller reports itself ---------------------------------------------------------------------------------
+# ---- What the caller reports itself.
 
 
 def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], depth: int, said: bool) -> None:
     """What the caller reports in ``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``. It takes
     precedence over what the response says.
     """
-    if (inner := given.get("response")) is not None and depth < _NESTED_ANSWERS:
+    if (inner := given.get("response")) is not None and depth < _ANSWER_DEPTH:
         _fill(reading, _read(inner, depth + 1, said))
     counts = read_usage(given, problems)
     if counts is None and (tokens := given.get("tokens")) is not None:
@@ -588,136 +692,6 @@ def _result(entry: Any) -> Result | None:
         args,
         next((found for key in ("result", "response", "output", "content") if (found := get(key)) is not None), None),
     )
-
-
-# ---- The newest tool results in a request: what the caller tells the model about the tools that its last answer
-#      asked for.
-#
-# Known by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM, as objects or as
-# plain JSON.
-
-_MESSAGES: Final = ("messages", "contents", "input", "message", "content", "prompt")
-_BODIES: Final = ("request", "llm_request", "body", "json", "payload")
-_NODES: Final = 512  # values of a request that are compared with the request before
-_ATOMS: Final = frozenset({str, bytes, int, float, bool, type(None)})
-_ANSWERS: Final = frozenset({"assistant", "model"})
-
-
-class ToolResult(NamedTuple):
-    """One result. ``tool`` is empty where the request does not name it."""
-
-    tool: str
-    value: object
-    is_error: bool = False  # the request marks it as an error
-
-
-def newest_results(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[ToolResult]:
-    """The results after the model's last answer, in order; empty where the request shows none."""
-    found: list[tuple[object, ToolResult]] = []
-    names: dict[object, str] = {}
-    for message in reversed(items(_messages(args, kwargs, 0))[-MAX_PARTS:]):
-        of = fields(message).get
-        kind, role = of("type"), of("role")
-        if role in _ANSWERS or (type(kind) is str and kind.endswith("_call")):
-            _learn_names(of, names)
-            if len(found) == len(names) or role in _ANSWERS:
-                break
-        elif role is None and type(kind) is str and kind.endswith("_call_output"):
-            found.append((of("call_id"), ToolResult("", _plain(of("output")))))
-        elif names:
-            break  # before the calls of the responses API
-        elif role in ("tool", "function") and of("content") is not None:
-            found.append((of("tool_call_id"), ToolResult(_text(of("name")), _plain(of("content")))))
-        else:
-            found += reversed(_blocks(of))
-        if len(found) >= MAX_CALLS:
-            break
-    return [result if result.tool else result._replace(tool=names.get(key, "")) for key, result in reversed(found)]
-
-
-def _messages(args: tuple[object, ...], kwargs: Mapping[str, object], depth: int) -> Any:
-    for name in _MESSAGES:
-        if (value := kwargs.get(name)) is not None:
-            return value if items(value) else (value,)
-    if depth >= _NESTED:
-        return ()
-    for value in (*args, *(kwargs.get(name) for name in _BODIES)):
-        if items(value):
-            return value
-        held = attributes(value)
-        if "function_response" in held or "functionResponse" in held or "role" in held:  # a message or a part by itself
-            return (value,)
-        if held and (inner := _messages((), held, depth + 1)):
-            return inner
-    return ()
-
-
-def _blocks(of: Any) -> list[tuple[object, ToolResult]]:
-    """The results inside one message: parts of Gemini, blocks of Anthropic; or the message is such a part itself."""
-    found: list[tuple[object, ToolResult]] = []
-    parts = items(of("parts")) or items(of("content"))
-    for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:
-        if (response := get("function_response") or get("functionResponse")) is not None:
-            held = fields(response).get
-            found.append((held("id"), ToolResult(_text(held("name")), held("response"))))
-        elif get("type") == "tool_result":
-            found.append((get("tool_use_id"), ToolResult("", _plain(get("content")), get("is_error") is True)))
-    return found
-
-
-def _learn_names(of: Any, names: dict[object, str]) -> None:
-    """Which tool each call of the model's answer named, by the id of the call."""
-    if (call_id := of("call_id")) is not None:
-        names[call_id] = _text(of("name")) or _text(of("type")).removesuffix("_call")
-    for call in items(of("tool_calls"))[:MAX_CALLS]:
-        get = fields(call).get
-        names[get("id")] = _text(fields(get("function") or get("custom")).get("name"))
-    for block in items(of("content"))[:MAX_PARTS]:
-        get = fields(block).get
-        if get("type") == "tool_use":
-            names[get("id")] = _text(get("name"))
-
-
-def _plain(content: Any) -> object:
-    """A result as data: texts in blocks are joined, and JSON is parsed."""
-    texts = [fields(block).get("text") for block in items(content)[:MAX_PARTS]]
-    if texts and all(type(text) is str for text in texts):
-        content = "\n".join(texts)
-    return arguments(content) if type(content) is str and content[:1] in ("{", "[") else content
-
-
-def _text(value: Any) -> str:
-    return value if type(value) is str else ""
-
-
-def request_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> int | None:
-    """Equal for two requests that say the same. None: there is nothing to compare, or it cannot be compared."""
-    if not args and not kwargs:
-        return None
-    seen: list[object] = []
-    level: list[Any] = [args, kwargs]
-    while level:
-        below: list[Any] = []
-        for value in level:
-            kind = type(value)
-            if kind in _ATOMS:
-                seen.append(value)
-            elif kind is list or kind is tuple:
-                seen.append(len(value))
-                below += value
-            elif kind is dict and not value:
-                seen.append(kind)
-            elif held := attributes(value):
-                seen += held  # its names
-                below += held.values()
-            elif callable(value):
-                seen.append(id(value))
-            else:
-                return None
-            if len(seen) + len(below) > _NODES:
-                return None
-        level = below
-    return hash(tuple(seen))
 
 
 # ---- ADK's own control tools. Their calls are neither progress nor repetition.

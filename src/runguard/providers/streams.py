@@ -1,6 +1,7 @@
 """Reads an answer that comes in pieces: which kind of piece each provider sends, and what it says.
 
-Usage in a stream is cumulative with every provider: figures only grow, and they are not added up.
+``calls/functions`` feeds a ``StreamReading`` with the pieces that a guarded function streams. Usage in a stream is
+cumulative with every provider: figures only grow, and they are not added up.
 """
 
 from dataclasses import replace
@@ -33,9 +34,10 @@ from runguard.providers.usage import (
     stated_cost,
     text_size,
     tokens_in,
+    usage_in,
 )
 
-# ---- Collects what the pieces of an answer say: text, tool calls, usage, each up to its bound.
+# ---- What the pieces of an answer have said so far: text, tool calls, usage, each up to its bound.
 
 _MAX_PROBLEMS: Final = 16
 
@@ -63,22 +65,8 @@ class StreamCollector:
     """What has come so far. Figures only grow, and text and calls are kept up to a bound."""
 
     __slots__ = (
-        *(
-            "_asked",
-            "_begun",
-            "_calls",
-            "_closed",
-            "_counts",
-            "_earlier",
-            "_full",
-            "_history",
-            "_model",
-            "_own",
-            "_partial",
-            "_problems",
-            "_room",
-        ),
-        *("_reported_at", "_spoken", "_texts", "_usd", "chars", "is_final"),
+        *("_asked", "_begun", "_calls", "_closed", "_counts", "_earlier", "_full", "_history", "_model", "_own"),
+        *("_partial", "_problems", "_reported_at", "_room", "_spoken", "_texts", "_usd", "chars", "is_final"),
     )
 
     def __init__(self) -> None:
@@ -184,23 +172,14 @@ class StreamCollector:
             self._problems.append(problem)
 
 
-# ---- Reads an answer that comes in pieces: which kind of piece each provider sends, and what it says.
+# ---- Which kind of piece each provider sends.
 
 _CHOICES: Final = 128
 _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-def _ends(get: Any) -> bool:
-    """Whether a chunk of Gemini says why the answer ends."""
-    for candidate in items(get("candidates"))[:1]:
-        get = fields(candidate).get
-    return (get("finish_reason") or get("finishReason")) is not None
-
-
 class StreamReading(StreamCollector):
-    """``feed`` it every chunk; ``reading()`` is what they say together so far, also when the stream was left in the
-    middle.
-    """
+    """``feed`` it every chunk. ``reading()`` is what they say together so far, also when the stream was left midway."""
 
     __slots__ = ()
 
@@ -220,7 +199,7 @@ class StreamReading(StreamCollector):
         ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
         self.is_final = self._counts is not None and any(end is not None for end in ends)
 
-    # ---- which kind of piece ----------------------------------------------------------------------------------------
+    # ---- Which kind of piece.
 
     def _feed(self, chunk: Any) -> None:
         if type(chunk) is str:
@@ -271,7 +250,7 @@ class StreamReading(StreamCollector):
         if not given.text and not given.calls and given.usage is None:
             self._model = self._model or model_of(fields(chunk).get)
 
-    # ---- OpenAI's chat completions, LiteLLM -------------------------------------------------------------------------
+    # ---- OpenAI's chat completions, LiteLLM.
 
     def _chat_chunk(self, chunk: Any, get: Any, choices: list[Any]) -> None:
         self._model = model_of(get) or self._model
@@ -312,7 +291,7 @@ class StreamReading(StreamCollector):
             self._begin(key, get("name"), id_)
         self._grow(key, get(where))
 
-    # ---- Gemini, ADK ------------------------------------------------------------------------------------------------
+    # ---- Gemini, ADK.
 
     def _gemini_chunk(self, get: Any, content: Any) -> None:
         self._model = model_of(get) or self._model
@@ -322,9 +301,7 @@ class StreamReading(StreamCollector):
         ):
             self._next_request(history)
         self._closed = self._closed or _ends(get)
-        given = get("usage_metadata")
-        given = get("usageMetadata") if given is None else given
-        self.is_final = self._report(given) and self._closed
+        self.is_final = self._report(usage_in(get)) and self._closed
         if not parts:
             return
         partial = get("partial")
@@ -340,9 +317,7 @@ class StreamReading(StreamCollector):
             self._full = (len(self._texts), self._room, len(self._calls), self.chars)
 
     def _next_request(self, history: int) -> None:
-        """google-genai has called functions and requests again: the usage so far belongs to a finished
-        request.
-        """
+        """google-genai has called functions and requests again: the usage so far belongs to a finished request."""
         if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
             self._earlier.append(
                 Usage(output=-(-self.received // UPPER)) if self._counts is None else self._counts.usage()
@@ -358,7 +333,7 @@ class StreamReading(StreamCollector):
             if type(name := of("name")) is str and name:
                 self._call((name, arguments(of("args"))))
 
-    # ---- OpenAI's responses -----------------------------------------------------------------------------------------
+    # ---- OpenAI's responses.
 
     def _responses_event(self, kind: str, get: Any) -> None:
         if kind.endswith(".delta"):
@@ -380,7 +355,7 @@ class StreamReading(StreamCollector):
         self._add(given, response)
         self.chars = max(self.chars, streamed)
 
-    # ---- Anthropic --------------------------------------------------------------------------------------------------
+    # ---- Anthropic.
 
     def _message_start(self, get: Any) -> None:
         of = fields(get("message")).get
@@ -415,6 +390,13 @@ class StreamReading(StreamCollector):
             inner = fields(chunk).get
             if type(choices := inner("choices")) is list:
                 self._chat_chunk(chunk, inner, choices)
+
+
+def _ends(get: Any) -> bool:
+    """Whether a chunk of Gemini says why the answer ends."""
+    for candidate in items(get("candidates"))[:1]:
+        get = fields(candidate).get
+    return (get("finish_reason") or get("finishReason")) is not None
 
 
 _EVENTS: Final = {

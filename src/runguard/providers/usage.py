@@ -1,5 +1,8 @@
-"""The usage of a model call: fields of any provider, a stated cost, sizes of texts, and one bill from first chunk
-to last.
+"""The usage of a model call: one bill from its first chunk to its last, from the reports of any provider.
+
+The ADK adapter, ``engine/token_budget``, replay and termination conditions bill calls with ``CallUsage`` and
+``EventUsage``. ``providers/messages`` and ``providers/streams`` read reports with ``read_usage``. The other adapters
+measure texts with ``size_of``.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,21 +15,244 @@ from typing import Any, Final, NamedTuple
 from runguard.core.identity import CHARS_PER_TOKEN
 from runguard.pricing.rates import Usage
 
+# ---- The usage of one model call: what was reported, and an estimate of what was not.
+
+_CLOSED_KEPT: Final = 1_024
+_OPEN_KEPT: Final = 1_024
+_PROBLEMS_KEPT: Final = 16
+_Key = tuple[Any, Any]  # author and branch
+
+
+class CallBill(NamedTuple):
+    """What a call took. ``estimated``: some of it was not reported."""
+
+    usage: Usage
+    estimated: bool
+
+
+class CallUsage:
+    """What is known of one call so far.
+
+    - A figure that was reported never falls while the call lasts. Chunks repeat and extend each other; they are not
+      added up.
+    - A report always replaces an estimate.
+    - A call that reported nothing is estimated: its prompt from the request, its output from the text that came back.
+    - A call that reported output and no input is estimated in its input only. Input without output is a valid report.
+    - A stream that reported something on the way and nothing at its end took at least the text that came.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_counts",
+        "_final",
+        "_has_input",
+        "_searches",
+        "_streamed",
+        "_whole",
+        "has_report",
+        "problems",
+        "prompt",
+        "reported",
+    )
+
+    def __init__(self) -> None:
+        self._counts: Counts | None = None
+        self._has_input = False  # the prompt was counted, or a part of it
+        self.reported: Usage | None = None  # the usage as it was reported; None: nothing was
+        self._searches = 0  # on the model's side
+        self.prompt: int | None = None  # the size of the prompt, if it was reported
+        self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
+        # whether the whole answer is there, and whether a report came with it or behind it
+        self._answered = self._final = False
+        self.has_report = False  # usage came with it, if only zeros
+        self.problems: list[str] = []  # what reports said that cannot be true
+
+    def add(self, response: Any) -> bool:
+        """A response of ADK or one of its events, whole or a chunk, as an object or as JSON.
+
+        True: it reported something new.
+        """
+        get = fields(response).get
+        partial = get("partial") is True
+        self._answered = self._answered or not partial
+        counts: Counts | None = None
+        if (report := usage_in(get)) is not None:
+            self.has_report = True
+            del self.problems[_PROBLEMS_KEPT:]
+            counts = read_usage(report, self.problems)
+        if (grounding := get("grounding_metadata") or get("groundingMetadata")) is not None:
+            self._searches = max(self._searches, searches_in(grounding))
+            if counts is None and self._counts is not None and self._searches > self._counts.searches:
+                self._counts.searches = self._searches
+                self.reported = self._counts.usage()
+        if partial or counts is None:  # else its size is of no use any more
+            size = answer_size(get("content"))
+            if partial:
+                self._streamed += size
+            else:
+                self._whole += size
+        if counts is None:
+            return False
+        self._final = self._final or self._answered
+        known = self._counts
+        if self._searches > counts.searches:
+            counts.searches = self._searches
+        if known is None:
+            known = self._counts = counts
+        elif not known.add(counts):
+            return False
+        self.reported = known.usage()
+        self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
+        self.prompt = self.reported.input or None if self._has_input else None
+        return True
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the answer, estimated from its text."""
+        return tokens_in(max(self._streamed, self._whole))
+
+    def bill(self, prompt: int, audio: int = 0) -> CallBill:
+        """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are
+        audio.
+        """
+        if self._has_input and self._final and self.reported is not None:  # most calls
+            return CallBill(self.reported, False)
+        bill = self.bill_so_far(prompt, audio)
+        if self._final or self.text_tokens <= bill.usage.output:
+            return bill
+        return CallBill(replace(bill.usage, output=self.text_tokens), True)
+
+    def bill_so_far(self, prompt: int, audio: int = 0) -> CallBill:
+        """The same in the middle of a stream: its next chunk may report what has come by now."""
+        usage, counts = self.reported, self._counts
+        if usage is None or counts is None:
+            usage = Usage(input=prompt, output=self.text_tokens, audio=audio, searches=self._searches)
+            return CallBill(usage, True)
+        if counts.lacks_input:
+            return CallBill(replace(usage, input=prompt, audio=audio), True)
+        return CallBill(usage, counts.is_undivided)
+
+
+def usage_in(get: Any) -> Any:
+    """The usage report of a response or an event, by its fields."""
+    report = get("usage_metadata")
+    return get("usageMetadata") if report is None else report
+
+
+class Taken(NamedTuple):
+    """What a model call took, read from its events.
+
+    ``before``: what was already counted for the same call, which this replaces.
+    """
+
+    usage: Usage
+    estimated: bool
+    before: Usage | None = None
+
+
+class _Closed(NamedTuple):
+    """The last call of an author in a branch: another event may still belong to it."""
+
+    call: CallUsage
+    prompt: int  # estimated
+    billed: Usage
+    streamed: bool
+    calls: bool  # it called functions
+
+
+class EventUsage:
+    """The model calls among the events of a session, each billed once.
+
+    A stream may report its usage in every chunk, in the last one, in the event that closes it, or behind that. Streams
+    are distinguished by author and branch, because parallel branches are interleaved. The prompt of a call that reports
+    none is estimated from the events before it; instructions and tool declarations are in no event.
+    """
+
+    __slots__ = ("_closed", "_history", "_open")
+
+    def __init__(self) -> None:
+        self._history = 0  # bytes of all events so far
+        self._open: dict[_Key, CallUsage] = {}
+        self._closed: dict[_Key, _Closed] = {}
+
+    @property
+    def prompt(self) -> int:
+        """The tokens of all events so far, estimated."""
+        return -(-self._history // UPPER)
+
+    def pass_by(self, event: Any) -> None:
+        """An event that no model has made: part of the next prompt, and the end of what its author said before."""
+        get = fields(event).get
+        self._history += answer_size(get("content"))
+        self._closed.pop(_key(get), None)
+
+    def read(self, event: Any, *, is_answer: bool = False) -> Taken | None:
+        """None: the event completes no model call.
+
+        ``is_answer``: it is known to be a model's answer, whether or not it reports usage.
+        """
+        get = fields(event).get
+        if get("partial") is True:
+            return self._read_chunk(_key(get), event, get("content"))
+        key, report, content = _key(get), usage_in(get), get("content")
+        prompt = self.prompt
+        self._history += answer_size(content)
+        streamed, closed = self._open.pop(key, None), self._closed.pop(key, None)
+        if report is None and not is_answer and (streamed is None or not streamed.has_report):
+            return None
+        calls = _calls_functions(content)
+        if closed is not None and streamed is None and closed.call.reported is not None:
+            if report is None and calls and not closed.calls:
+                return None  # LiteLLM's words and its function calls come in two events, and only the first one reports
+            if closed.streamed and _closes_again(closed.billed, report):
+                return self._again(key, closed._replace(calls=calls), event)
+        call = CallUsage() if streamed is None else streamed
+        call.add(event)
+        bill = call.bill(prompt)
+        self._close(key, _Closed(call, prompt, bill.usage, streamed is not None, calls))
+        return Taken(*bill)
+
+    def _read_chunk(self, key: _Key, event: Any, content: Any) -> Taken | None:
+        closed = self._closed.pop(key, None)
+        if closed is not None and key not in self._open and not answer_size(content):  # a report behind its answer
+            return self._again(key, closed, event)
+        if len(self._open) < _OPEN_KEPT or key in self._open:
+            self._open.setdefault(key, CallUsage()).add(event)
+        return None
+
+    def _again(self, key: _Key, closed: _Closed, event: Any) -> Taken | None:
+        """One more event of a call that was billed: the new bill replaces the old one."""
+        closed.call.add(event)
+        bill = closed.call.bill(closed.prompt)
+        self._close(key, closed._replace(billed=bill.usage))
+        return None if bill.usage == closed.billed else Taken(*bill, closed.billed)
+
+    def _close(self, key: _Key, closed: _Closed) -> None:
+        self._closed[key] = closed
+        if len(self._closed) > _CLOSED_KEPT:
+            del self._closed[next(iter(self._closed))]
+
+
+def _key(get: Any) -> _Key:
+    return get("author") or "", get("branch") or ""
+
+
+def _calls_functions(content: Any) -> bool:
+    parts = items(fields(content).get("parts"))
+    return any(
+        get("function_call") is not None or get("functionCall") is not None
+        for get in (fields(part).get for part in parts)
+    )
+
+
+def _closes_again(before: Usage, report: Any) -> bool:
+    """ADK's older streaming closes a stream twice when a call follows text: same prompt, no chunk between."""
+    counts = read_usage(report, [])
+    after = None if counts is None else counts.usage()
+    return after is not None and after.input == before.input and after.output >= before.output
+
+
 # ---- The one reader of token usage: what a provider reports of a call, in our terms.
-#
-# Reports are recognised by the names of their fields, not by the class or the place they come from: proxies, gateways
-# and
-# recorded sessions use the same names. How each kind of token counts is decided here, once:
-#
-# - **Tool-use prompt tokens** belong to the input, as in google-genai's total.
-# - **Cached tokens and cache writes** are parts of the input. Where they do not fit into it, they were reported beside
-# it
-#   and are added.
-# - **Thinking** belongs to the output. Some models report it within the answer, some beside it: the total shows which.
-# - **Audio tokens** are counted apart, because they have prices of their own. **Images and video** count as the text
-#   around them; where a model charges more for them, its price for that whole direction is the higher one.
-# - **Web searches** that the provider makes for the model are counted beside the tokens.
-# - **Only zeros** mean that nothing was reported. So does a figure that is not a count of tokens.
 
 _NUMBERS: Final = frozenset({int, float})  # exact types: a bool is not a count, and neither is a mock
 _WRONG: Final = frozenset({float, bool, str})  # meant as a count, and not one
@@ -83,7 +309,16 @@ _SNAKE_TELLING: Final = frozenset(_SNAKE[:_TELLING])
 
 @dataclass(slots=True)
 class Counts:
-    """The figures that were reported of one call. Zero: not reported."""
+    """The figures that were reported of one call. Zero: not reported. How each kind of token counts:
+
+    - Tool-use prompt tokens belong to the input, as in google-genai's total.
+    - Cached tokens and cache writes are parts of the input. Where they do not fit into it, they were reported beside it
+      and are added.
+    - Thinking belongs to the output. Some models report it within the answer, some beside it: the total shows which.
+    - Audio tokens are counted apart, because they have prices of their own. Images and video count as the text around
+      them; where a model charges more for them, its price for that whole direction is the higher one.
+    - Web searches that the provider makes for the model are counted beside the tokens.
+    """
 
     input: int = 0  # the whole prompt
     answer: int = 0  # candidates, completion
@@ -146,7 +381,12 @@ _FIGURES: Final = tuple(field.name for field in dataclass_fields(Counts))
 
 
 def read_usage(report: Any, problems: list[str]) -> Counts | None:
-    """None: nothing was reported. What cannot be true goes to ``problems``."""
+    """Return the figures of a report; None when nothing was reported. What cannot be true goes to ``problems``.
+
+    Reports are recognised by the names of their fields, not by the class or the place they come from: proxies, gateways
+    and recorded sessions use the same names. Only zeros mean that nothing was reported. So does a figure that is not a
+    count of tokens.
+    """
     kind = type(report)
     if kind is Usage:
         return Counts.of(report)
@@ -366,11 +606,247 @@ def searches_in(grounding: Any) -> int:
     return len(items(get("web_search_queries") or get("webSearchQueries"))[:_ENTRIES])
 
 
-# ---- Reads a field of any object by its name: of dicts, pydantic models, anything else.
-#
-# Pydantic models keep their values in two plain dicts. Reading those takes a tenth of the time of ``getattr``, above
-# all
-# for a missing field.
+# ---- The cost that a provider, a gateway or the caller states in dollars.
+
+_DEAREST: Final = 1_000_000  # USD for one call
+_EXACT: Final = Context(prec=60)  # the host program may have changed its own
+
+
+def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
+    """An amount of USD; None for anything else, and what is wrong with it goes to ``problems``."""
+    if value is None:
+        return None
+    kind = type(value)
+    usd: Decimal | None = None
+    if kind is Decimal:
+        usd = value
+    elif kind is int:
+        usd = Decimal(value) if abs(value) <= _DEAREST else Decimal("Infinity")
+    elif kind is float or (kind is str and len(value) <= 64):
+        try:
+            usd = Decimal(str(value))  # 0.1 means 0.1, not the binary fraction nearest to it
+        except InvalidOperation:
+            usd = None
+    if usd is not None and usd.is_finite() and 0 <= usd <= _DEAREST:
+        return usd
+    if usd is not None or kind in (str, bool):
+        problems.append(f"{name}: not an amount of USD from 0 to a million")
+    return None
+
+
+def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
+    """What LiteLLM calculated for the call, or a gateway such as OpenRouter charged for it."""
+    hidden = response.get("_hidden_params") if type(response) is dict else private(response, "_hidden_params")
+    if hidden is not None and (cost := fields(hidden).get("response_cost")) is not None:
+        return dollars(cost, "response_cost", problems)
+    if usage is None:
+        return None
+    get = fields(usage).get
+    cost = get("cost")
+    if cost is None:
+        return None
+    if type(cost) not in _NUMBERS:
+        cost = fields(cost).get("total_cost")  # Perplexity gives a table
+    charged = dollars(cost, "usage.cost", problems)
+    if charged is not None and get("is_byok") is True:  # with a key of one's own, the provider's bill comes on top
+        beside = dollars(
+            fields(get("cost_details")).get("upstream_inference_cost"), "upstream_inference_cost", problems
+        )
+        return None if beside is None else _EXACT.add(charged, beside)
+    return charged
+
+
+# ---- How large a prompt or an answer is, in bytes of text: media count as the text that would have as many tokens.
+
+UPPER: Final = 3  # bytes of text per token, estimated high: for what is reserved
+LIKELY: Final = CHARS_PER_TOKEN  # and as it mostly is: for what came back
+_NODES: Final = 250_000
+_ENOUGH: Final = 64_000_000  # bytes; assumed for anything that holds more values than that
+_ENTRY: Final = 6  # quotes, colon and comma around a name and its value
+_ITEM: Final = 2
+_NUMBER: Final = 4
+_FRACTION: Final = 12
+_DECLARED: Final = 64  # of a function or a schema given as a class, for each argument or field beside its description
+IMAGE_TOKENS: Final = 1_600  # the most expensive of the usual tariffs for an image of common size
+_AUDIO_BYTES: Final = 500  # per token: 32 tokens a second at a common rate of 16 kB a second
+_VIDEO_BYTES: Final = 400
+_DOCUMENT_BYTES: Final = 100
+_DATA_URL: Final = 64  # a shorter text is not worth a look
+
+_MARKS: Final = frozenset({"data", "file_uri", "fileUri", "size_bytes", "sizeBytes"})
+_IMAGES: Final = frozenset({"image_url", "input_image", "image"})
+_FILES: Final = frozenset({"file", "input_file", "document"})
+_MEDIA: Final = _IMAGES | _FILES
+_SOUNDS: Final = frozenset({"wav", "mp3", "flac", "opus", "pcm16", "aac", "ogg", "m4a"})
+_MIMES: Final = ("mime_type", "mimeType", "media_type", "mediaType", "format")
+
+
+def text_size(text: str) -> int:
+    """Bytes: other scripts take more bytes and more tokens per character alike."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def size_of(value: Any) -> int:
+    return measure(value)[0]
+
+
+def tokens_in(size: int) -> int:
+    """The tokens of so many bytes that a model wrote."""
+    return -(-size // LIKELY)
+
+
+def answer_size(content: Any) -> int:
+    """Bytes of a content of Gemini or ADK, as an object or as JSON: thinking and function calls included."""
+    if type(content) is str:
+        return text_size(content)
+    size = 0
+    for part in items(fields(content).get("parts")):
+        get = fields(part).get
+        if type(text := get("text")) is str:
+            size += text_size(text)
+        elif (call := get("function_call") or get("functionCall")) is not None:
+            get = fields(call).get
+            size += size_of(get("name")) + size_of(get("args"))
+        elif (answer := get("function_response") or get("functionResponse")) is not None:
+            get = fields(answer).get
+            size += size_of(get("name")) + size_of(get("response"))
+        else:
+            size += size_of(part)
+    return size
+
+
+def measure(value: Any) -> tuple[int, int]:
+    """Bytes, and the tokens of it that are audio.
+
+    A text takes the same short time however long it is, and numbers and texts are counted where they are held. So a
+    prompt is measured whole for every call: a check that notices each change in an old message would take as long. No
+    code of the values runs, and the work is bounded: linear in the text, and in the number of values up to ``_NODES``.
+    """
+    size = audio = nodes = 0
+    pending: list[Any] = [value]
+    while pending:
+        item = pending.pop()
+        kind = type(item)
+        if kind is dict:
+            nodes += len(item)
+            may_be_media = not _MARKS.isdisjoint(item) or (type(named := item.get("type")) is str and named in _MEDIA)
+            if may_be_media and (media := _media_in(item)) is not None:
+                tokens, audio_tokens, deeper = media
+                size, audio = size + tokens * UPPER, audio + audio_tokens
+                if not deeper:
+                    continue
+            for name, entry in item.items():
+                if entry is not None:
+                    size += len(name) + _ENTRY if type(name) is str else _ENTRY
+                    kind = type(entry)
+                    if kind is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
+                        size += len(entry)
+                    elif kind is int or kind is bool:
+                        size += _NUMBER
+                    else:
+                        pending.append(entry)
+        elif kind is list or kind is tuple:
+            nodes += len(item)
+            if len(item) > 16 and type(item[0]) in _NUMBERS and (kinds := set(map(type, item))) <= _NUMBERS:
+                size += len(item) * (_FRACTION if float in kinds else _NUMBER)
+                nodes -= len(item)
+            else:
+                size += len(item) * _ITEM
+                for entry in item:
+                    if type(entry) is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
+                        size += len(entry)
+                    elif entry is not None:
+                        pending.append(entry)
+        elif kind is str:
+            if len(item) > _DATA_URL and item.startswith("data:"):
+                tokens, audio_tokens = _data_url(item)
+                size, audio = size + tokens * UPPER, audio + audio_tokens
+            else:
+                size += len(item) if item.isascii() else len(item.encode("utf-8", "replace"))
+        elif item is not None:
+            size += _other(item, kind, pending)
+            nodes += 1
+        if nodes > _NODES:
+            return max(size, _ENOUGH), audio
+    return size, audio
+
+
+def _other(item: Any, kind: type, pending: list[Any]) -> int:
+    """What is neither text nor a plain list or dict; what it holds is looked at next."""
+    if kind is bool or kind is int:
+        return _NUMBER
+    if kind is float:
+        return _FRACTION
+    if issubclass(kind, str):
+        return text_size(str.__getitem__(item, slice(None)))
+    if issubclass(kind, (bytes, bytearray)):
+        return len(item) * UPPER // _DOCUMENT_BYTES
+    if issubclass(kind, (list, tuple, set, frozenset)):
+        base: Any = next(base for base in (list, tuple, set, frozenset) if issubclass(kind, base))
+        pending.append(list(base.__iter__(item)))
+        return 0
+    if issubclass(kind, (type, FunctionType, MethodType)):
+        return _declaration(item)
+    if kind.__module__.startswith("PIL."):
+        return IMAGE_TOKENS * UPPER
+    if kind.__module__ != "unittest.mock" and (held := attributes(item)):
+        pending.append(held)
+    return 0
+
+
+def _declaration(item: Any) -> int:
+    """A function given as a tool, a class given as a schema: the library writes the declaration from what is said
+    there.
+    """
+    held: Any = getattr(item, "__annotations__", None)
+    given: Any = getattr(item, "__doc__", None)
+    return (len(given) if type(given) is str else 0) + _DECLARED * (1 + (len(held) if type(held) is dict else 0))
+
+
+def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
+    """Tokens, audio tokens, and whether the rest of the part is to be measured as well. None: no media."""
+    kind = item.get("type")
+    if type(kind) is str:
+        if kind in _IMAGES:
+            return IMAGE_TOKENS, 0, False
+        if kind in _FILES:
+            return IMAGE_TOKENS, 0, True  # its length may be unknown
+    if "file_uri" in item or "fileUri" in item:
+        return IMAGE_TOKENS, 0, True
+    mime = next((given for name in _MIMES if type(given := item.get(name)) is str), None)
+    if mime is None:
+        return None
+    data = item.get("data")
+    if type(data) is bytes:
+        return (*media_tokens(mime, len(data)), False)
+    if type(data) is str:
+        return (
+            (text_size(data) // UPPER + 1, 0, False)
+            if mime.startswith("text/")
+            else (*media_tokens(mime, len(data) * 3 // 4), False)
+        )
+    length = item.get("size_bytes", item.get("sizeBytes"))
+    return (*media_tokens(mime, length), False) if type(length) is int and length >= 0 else None
+
+
+def _data_url(text: str) -> tuple[int, int]:
+    return media_tokens(text[5:69].partition(",")[0].partition(";")[0], len(text) * 3 // 4)
+
+
+def media_tokens(mime: str, length: int) -> tuple[int, int]:
+    """Tokens of so many bytes of a kind of media, and the audio tokens among them."""
+    if mime.startswith("audio/") or mime in _SOUNDS:
+        return length // _AUDIO_BYTES + 1, length // _AUDIO_BYTES + 1
+    if mime.startswith("image/"):
+        return IMAGE_TOKENS, 0
+    if mime.startswith("video/"):
+        return length // _VIDEO_BYTES, 0
+    if mime.startswith("text/"):
+        return length // UPPER, 0
+    return length // _DOCUMENT_BYTES, 0
+
+
+# ---- Fields of any object by their names: of dicts, pydantic models, anything else.
 
 _KINDS: Final = 512  # classes remembered
 _NOTHING: Final[dict[str, Any]] = {}  # never written to
@@ -397,9 +873,10 @@ _without_private: set[type] = set()  # classes known to keep nothing private
 
 
 def fields(value: Any) -> Any:
-    """Something with ``get(name)`` that gives None for what is not there.
+    """Return something with ``get(name)`` that gives None for what is not there.
 
-    An object's own properties are asked, one by one.
+    Pydantic models keep their values in two plain dicts. Reading those takes a tenth of the time of ``getattr``, above
+    all for a missing field. The properties of another object are asked, one by one.
     """
     kind = type(value)
     if kind is dict:
@@ -513,492 +990,6 @@ def _slots(value: Any) -> dict[Any, Any]:
 
 
 def items(value: Any) -> Any:
-    """A list or tuple as it is, anything else as an empty one; by its real class, which a mock cannot
-    fake.
-    """
+    """A list or tuple as it is, anything else as an empty one; by its real class, which a mock cannot fake."""
     kind = type(value)
     return value if kind is list or kind is tuple or issubclass(kind, (list, tuple)) else ()
-
-
-# ---- The cost that a provider, a gateway or the caller states in dollars.
-
-_DEAREST: Final = 1_000_000  # USD for one call
-_EXACT: Final = Context(prec=60)  # the host program may have changed its own
-
-
-def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
-    """An amount of USD; None for anything else, and what is wrong with it goes to ``problems``."""
-    if value is None:
-        return None
-    kind = type(value)
-    usd: Decimal | None = None
-    if kind is Decimal:
-        usd = value
-    elif kind is int:
-        usd = Decimal(value) if abs(value) <= _DEAREST else Decimal("Infinity")
-    elif kind is float or (kind is str and len(value) <= 64):
-        try:
-            usd = Decimal(str(value))  # 0.1 means 0.1, not the binary fraction nearest to it
-        except InvalidOperation:
-            usd = None
-    if usd is not None and usd.is_finite() and 0 <= usd <= _DEAREST:
-        return usd
-    if usd is not None or kind in (str, bool):
-        problems.append(f"{name}: not an amount of USD from 0 to a million")
-    return None
-
-
-def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
-    """What LiteLLM calculated for the call, or a gateway such as OpenRouter charged for it."""
-    hidden = response.get("_hidden_params") if type(response) is dict else private(response, "_hidden_params")
-    if hidden is not None and (cost := fields(hidden).get("response_cost")) is not None:
-        return dollars(cost, "response_cost", problems)
-    if usage is None:
-        return None
-    get = fields(usage).get
-    cost = get("cost")
-    if cost is None:
-        return None
-    if type(cost) not in _NUMBERS:
-        cost = fields(cost).get("total_cost")  # Perplexity gives a table
-    charged = dollars(cost, "usage.cost", problems)
-    if charged is not None and get("is_byok") is True:  # with a key of one's own, the provider's bill comes on top
-        beside = dollars(
-            fields(get("cost_details")).get("upstream_inference_cost"), "upstream_inference_cost", problems
-        )
-        return None if beside is None else _EXACT.add(charged, beside)
-    return charged
-
-
-# ---- How large a prompt or an answer is, in bytes of text: media count as the text that would have as many tokens.
-#
-# No code of the values runs, and the work is bounded: linear in the text, and in the number of values up to ``_NODES``.
-
-UPPER: Final = 3  # bytes of text per token, estimated high: for what is reserved
-LIKELY: Final = CHARS_PER_TOKEN  # and as it mostly is: for what came back
-_NODES: Final = 250_000
-_ENOUGH: Final = 64_000_000  # bytes; assumed for anything that holds more values than that
-_ENTRY: Final = 6  # quotes, colon and comma around a name and its value
-_ITEM: Final = 2
-_NUMBER: Final = 4
-_FRACTION: Final = 12
-_DECLARED: Final = 64  # of a function or a schema given as a class, for each argument or field beside its description
-IMAGE_TOKENS: Final = 1_600  # the most expensive of the usual tariffs for an image of common size
-_AUDIO_BYTES: Final = 500  # per token: 32 tokens a second at a common rate of 16 kB a second
-_VIDEO_BYTES: Final = 400
-_DOCUMENT_BYTES: Final = 100
-_DATA_URL: Final = 64  # a shorter text is not worth a look
-
-_MARKS: Final = frozenset({"data", "file_uri", "fileUri", "size_bytes", "sizeBytes"})
-_IMAGES: Final = frozenset({"image_url", "input_image", "image"})
-_FILES: Final = frozenset({"file", "input_file", "document"})
-_MEDIA: Final = _IMAGES | _FILES
-_SOUNDS: Final = frozenset({"wav", "mp3", "flac", "opus", "pcm16", "aac", "ogg", "m4a"})
-_MIMES: Final = ("mime_type", "mimeType", "media_type", "mediaType", "format")
-_PLAIN: Final = frozenset({int, float})
-
-
-def text_size(text: str) -> int:
-    """Bytes: other scripts take more bytes and more tokens per character alike."""
-    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-
-
-def size_of(value: Any) -> int:
-    return measure(value)[0]
-
-
-def tokens_in(size: int) -> int:
-    """The tokens of so many bytes that a model wrote."""
-    return -(-size // LIKELY)
-
-
-def answer_size(content: Any) -> int:
-    """Bytes of a content of Gemini or ADK, as an object or as JSON: thinking and function calls included."""
-    if type(content) is str:
-        return text_size(content)
-    size = 0
-    for part in items(fields(content).get("parts")):
-        get = fields(part).get
-        if type(text := get("text")) is str:
-            size += text_size(text)
-        elif (call := get("function_call") or get("functionCall")) is not None:
-            get = fields(call).get
-            size += size_of(get("name")) + size_of(get("args"))
-        elif (answer := get("function_response") or get("functionResponse")) is not None:
-            get = fields(answer).get
-            size += size_of(get("name")) + size_of(get("response"))
-        else:
-            size += size_of(part)
-    return size
-
-
-def measure(value: Any) -> tuple[int, int]:
-    """Bytes, and the tokens of it that are audio.
-
-    A text takes the same short time however long it is, and numbers and texts are counted where they are held. So a
-    prompt is measured whole for every call: a check that notices each change in an old message would take as long.
-    """
-    size = audio = nodes = 0
-    pending: list[Any] = [value]
-    while pending:
-        item = pending.pop()
-        kind = type(item)
-        if kind is dict:
-            nodes += len(item)
-            may_be_media = not _MARKS.isdisjoint(item) or (type(named := item.get("type")) is str and named in _MEDIA)
-            if may_be_media and (media := _media_in(item)) is not None:
-                tokens, audio_tokens, deeper = media
-                size, audio = size + tokens * UPPER, audio + audio_tokens
-                if not deeper:
-                    continue
-            for name, entry in item.items():
-                if entry is not None:
-                    size += len(name) + _ENTRY if type(name) is str else _ENTRY
-                    kind = type(entry)
-                    if kind is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
-                        size += len(entry)
-                    elif kind is int or kind is bool:
-                        size += _NUMBER
-                    else:
-                        pending.append(entry)
-        elif kind is list or kind is tuple:
-            nodes += len(item)
-            if len(item) > 16 and type(item[0]) in _PLAIN and (kinds := set(map(type, item))) <= _PLAIN:
-                size += len(item) * (_FRACTION if float in kinds else _NUMBER)
-                nodes -= len(item)
-            else:
-                size += len(item) * _ITEM
-                for entry in item:
-                    if type(entry) is str and entry.isascii() and (len(entry) <= _DATA_URL or entry[:5] != "data:"):
-                        size += len(entry)
-                    elif entry is not None:
-                        pending.append(entry)
-        elif kind is str:
-            if len(item) > _DATA_URL and item.startswith("data:"):
-                tokens, audio_tokens = _data_url(item)
-                size, audio = size + tokens * UPPER, audio + audio_tokens
-            else:
-                size += len(item) if item.isascii() else len(item.encode("utf-8", "replace"))
-        elif item is not None:
-            size += _other(item, kind, pending)
-            nodes += 1
-        if nodes > _NODES:
-            return max(size, _ENOUGH), audio
-    return size, audio
-
-
-def _other(item: Any, kind: type, pending: list[Any]) -> int:
-    """What is neither text nor a plain list or dict; what it holds is looked at next."""
-    if kind is bool or kind is int:
-        return _NUMBER
-    if kind is float:
-        return _FRACTION
-    if issubclass(kind, str):
-        return text_size(str.__getitem__(item, slice(None)))
-    if issubclass(kind, (bytes, bytearray)):
-        return len(item) * UPPER // _DOCUMENT_BYTES
-    if issubclass(kind, (list, tuple, set, frozenset)):
-        base: Any = next(base for base in (list, tuple, set, frozenset) if issubclass(kind, base))
-        pending.append(list(base.__iter__(item)))
-        return 0
-    if issubclass(kind, (type, FunctionType, MethodType)):
-        return _declaration(item)
-    if kind.__module__.startswith("PIL."):
-        return IMAGE_TOKENS * UPPER
-    if kind.__module__ != "unittest.mock" and (held := attributes(item)):
-        pending.append(held)
-    return 0
-
-
-def _declaration(item: Any) -> int:
-    """A function given as a tool, a class given as a schema: the library writes the declaration from what is said
-    there.
-    """
-    held: Any = getattr(item, "__annotations__", None)
-    given: Any = getattr(item, "__doc__", None)
-    return (len(given) if type(given) is str else 0) + _DECLARED * (1 + (len(held) if type(held) is dict else 0))
-
-
-def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
-    """Tokens, audio tokens, and whether the rest of the part is to be measured as well. None: no media."""
-    kind = item.get("type")
-    if type(kind) is str:
-        if kind in _IMAGES:
-            return IMAGE_TOKENS, 0, False
-        if kind in _FILES:
-            return IMAGE_TOKENS, 0, True  # its length may be unknown
-    if "file_uri" in item or "fileUri" in item:
-        return IMAGE_TOKENS, 0, True
-    mime = next((given for name in _MIMES if type(given := item.get(name)) is str), None)
-    if mime is None:
-        return None
-    data = item.get("data")
-    if type(data) is bytes:
-        return (*media_tokens(mime, len(data)), False)
-    if type(data) is str:
-        return (
-            (text_size(data) // UPPER + 1, 0, False)
-            if mime.startswith("text/")
-            else (*media_tokens(mime, len(data) * 3 // 4), False)
-        )
-    length = item.get("size_bytes", item.get("sizeBytes"))
-    return (*media_tokens(mime, length), False) if type(length) is int and length >= 0 else None
-
-
-def _data_url(text: str) -> tuple[int, int]:
-    return media_tokens(text[5:69].partition(",")[0].partition(";")[0], len(text) * 3 // 4)
-
-
-def media_tokens(mime: str, length: int) -> tuple[int, int]:
-    """Tokens of so many bytes of a kind of media, and the audio tokens among them."""
-    if mime.startswith("audio/") or mime in _SOUNDS:
-        return length // _AUDIO_BYTES + 1, length // _AUDIO_BYTES + 1
-    if mime.startswith("image/"):
-        return IMAGE_TOKENS, 0
-    if mime.startswith("video/"):
-        return length // _VIDEO_BYTES, 0
-    if mime.startswith("text/"):
-        return length // UPPER, 0
-    return length // _DOCUMENT_BYTES, 0
-
-
-# ---- The usage of one model call, from its first chunk to its bill: what was reported, and an estimate of what was
-#      not.
-#
-# Live runs, replay, termination conditions and token budgets all bill by these rules:
-#
-# - A figure that was reported never falls while the call lasts. Chunks repeat and extend each other; they are not added
-#   up.
-# - A report always replaces an estimate.
-# - A call that reported nothing is estimated: its prompt from the request, its output from the text that came back.
-# - A call that reported output and no input is estimated in its input only. Input without output is a valid report.
-# - A stream that reported something on the way and nothing at its end took at least the text that came.
-
-_CLOSED_KEPT: Final = 1_024
-_OPEN_KEPT: Final = 1_024
-_PROBLEMS_KEPT: Final = 16
-
-
-_Key = tuple[Any, Any]  # author and branch
-
-
-class CallBill(NamedTuple):
-    """What a call took. ``estimated``: some of it was not reported."""
-
-    usage: Usage
-    estimated: bool
-
-
-class CallUsage:
-    """What is known of one call so far."""
-
-    __slots__ = (
-        "_answered",
-        "_counts",
-        "_final",
-        "_has_input",
-        "_searches",
-        "_streamed",
-        "_whole",
-        "has_report",
-        "problems",
-        "prompt",
-        "reported",
-    )
-
-    def __init__(self) -> None:
-        self._counts: Counts | None = None
-        self._has_input = False  # the prompt was counted, or a part of it
-        self.reported: Usage | None = None  # the usage as it was reported; None: nothing was
-        self._searches = 0  # on the model's side
-        self.prompt: int | None = None  # the size of the prompt, if it was reported
-        self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
-        # whether the whole answer is there, and whether a report came with it or behind it
-        self._answered = self._final = False
-        self.has_report = False  # usage came with it, if only zeros
-        self.problems: list[str] = []  # what reports said that cannot be true
-
-    def add(self, response: Any) -> bool:
-        """A response of ADK or one of its events, whole or a chunk, as an object or as JSON.
-
-        True: it reported something new.
-        """
-        get = fields(response).get
-        partial = get("partial") is True
-        self._answered = self._answered or not partial
-        counts: Counts | None = None
-        report = get("usage_metadata")
-        if report is not None or (report := get("usageMetadata")) is not None:
-            self.has_report = True
-            del self.problems[_PROBLEMS_KEPT:]
-            counts = read_usage(report, self.problems)
-        if (grounding := get("grounding_metadata") or get("groundingMetadata")) is not None:
-            self._searches = max(self._searches, searches_in(grounding))
-            if counts is None and self._counts is not None and self._searches > self._counts.searches:
-                self._counts.searches = self._searches
-                self.reported = self._counts.usage()
-        if partial or counts is None:  # else its size is of no use any more
-            size = answer_size(get("content"))
-            if partial:
-                self._streamed += size
-            else:
-                self._whole += size
-        if counts is None:
-            return False
-        self._final = self._final or self._answered
-        known = self._counts
-        if self._searches > counts.searches:
-            counts.searches = self._searches
-        if known is None:
-            known = self._counts = counts
-        elif not known.add(counts):
-            return False
-        self.reported = known.usage()
-        self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
-        self.prompt = self.reported.input or None if self._has_input else None
-        return True
-
-    @property
-    def text_tokens(self) -> int:
-        """Tokens of the answer, estimated from its text."""
-        return tokens_in(max(self._streamed, self._whole))
-
-    def bill(self, prompt: int, audio: int = 0) -> CallBill:
-        """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are
-        audio.
-        """
-        if self._has_input and self._final and self.reported is not None:  # most calls
-            return CallBill(self.reported, False)
-        bill = self.bill_so_far(prompt, audio)
-        if self._final or self.text_tokens <= bill.usage.output:
-            return bill
-        return CallBill(replace(bill.usage, output=self.text_tokens), True)
-
-    def bill_so_far(self, prompt: int, audio: int = 0) -> CallBill:
-        """The same in the middle of a stream: its next chunk may report what has come by now."""
-        usage, counts = self.reported, self._counts
-        if usage is None or counts is None:
-            usage = Usage(input=prompt, output=self.text_tokens, audio=audio, searches=self._searches)
-            return CallBill(usage, True)
-        if counts.lacks_input:
-            return CallBill(replace(usage, input=prompt, audio=audio), True)
-        return CallBill(usage, counts.is_undivided)
-
-
-def usage_in(get: Any) -> Any:
-    """The usage report of a response or an event, by its fields."""
-    report = get("usage_metadata")
-    return get("usageMetadata") if report is None else report
-
-
-class Taken(NamedTuple):
-    """What a model call took, read from its events.
-
-    ``before``: what was already counted for the same call, which this replaces.
-    """
-
-    usage: Usage
-    estimated: bool
-    before: Usage | None = None
-
-
-class _Closed(NamedTuple):
-    """The last call of an author in a branch: another event may still belong to it."""
-
-    call: CallUsage
-    prompt: int  # estimated
-    billed: Usage
-    streamed: bool
-    calls: bool  # it called functions
-
-
-class EventUsage:
-    """The model calls among the events of a session, each billed once.
-
-    A stream may report its usage in every chunk, in the last one, in the event that closes it, or behind that. Streams
-    are distinguished by author and branch, because parallel branches are interleaved. The prompt of a call that reports
-    none is estimated from the events before it; instructions and tool declarations are in no event.
-    """
-
-    __slots__ = ("_closed", "_history", "_open")
-
-    def __init__(self) -> None:
-        self._history = 0  # bytes of all events so far
-        self._open: dict[_Key, CallUsage] = {}
-        self._closed: dict[_Key, _Closed] = {}
-
-    @property
-    def prompt(self) -> int:
-        """The tokens of all events so far, estimated."""
-        return -(-self._history // UPPER)
-
-    def pass_by(self, event: Any) -> None:
-        """An event that no model has made: part of the next prompt, and the end of what its author said before."""
-        get = fields(event).get
-        self._history += answer_size(get("content"))
-        self._closed.pop(_key(get), None)
-
-    def read(self, event: Any, *, is_answer: bool = False) -> Taken | None:
-        """None: the event completes no model call.
-
-        ``is_answer``: it is known to be a model's answer, whether or not it reports usage.
-        """
-        get = fields(event).get
-        if get("partial") is True:
-            return self._read_chunk(_key(get), event, get("content"))
-        key, report, content = _key(get), usage_in(get), get("content")
-        prompt = self.prompt
-        self._history += answer_size(content)
-        streamed, closed = self._open.pop(key, None), self._closed.pop(key, None)
-        if report is None and not is_answer and (streamed is None or not streamed.has_report):
-            return None
-        calls = _calls_functions(content)
-        if closed is not None and streamed is None and closed.call.reported is not None:
-            if report is None and calls and not closed.calls:
-                return None  # LiteLLM's words and its function calls come in two events, and only the first one reports
-            if closed.streamed and _closes_again(closed.billed, report):
-                return self._again(key, closed._replace(calls=calls), event)
-        call = CallUsage() if streamed is None else streamed
-        call.add(event)
-        bill = call.bill(prompt)
-        self._close(key, _Closed(call, prompt, bill.usage, streamed is not None, calls))
-        return Taken(*bill)
-
-    def _read_chunk(self, key: _Key, event: Any, content: Any) -> Taken | None:
-        closed = self._closed.pop(key, None)
-        if closed is not None and key not in self._open and not answer_size(content):  # a report behind its answer
-            return self._again(key, closed, event)
-        if len(self._open) < _OPEN_KEPT or key in self._open:
-            self._open.setdefault(key, CallUsage()).add(event)
-        return None
-
-    def _again(self, key: _Key, closed: _Closed, event: Any) -> Taken | None:
-        """One more event of a call that was billed: the new bill replaces the old one."""
-        closed.call.add(event)
-        bill = closed.call.bill(closed.prompt)
-        self._close(key, closed._replace(billed=bill.usage))
-        return None if bill.usage == closed.billed else Taken(*bill, closed.billed)
-
-    def _close(self, key: _Key, closed: _Closed) -> None:
-        self._closed[key] = closed
-        if len(self._closed) > _CLOSED_KEPT:
-            del self._closed[next(iter(self._closed))]
-
-
-def _key(get: Any) -> _Key:
-    return get("author") or "", get("branch") or ""
-
-
-def _calls_functions(content: Any) -> bool:
-    parts = items(fields(content).get("parts"))
-    return any(
-        get("function_call") is not None or get("functionCall") is not None
-        for get in (fields(part).get for part in parts)
-    )
-
-
-def _closes_again(before: Usage, report: Any) -> bool:
-    """ADK's older streaming closes a stream twice when a call follows text: same prompt, no chunk between."""
-    counts = read_usage(report, [])
-    after = None if counts is None else counts.usage()
-    return after is not None and after.input == before.input and after.output >= before.output
