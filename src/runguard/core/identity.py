@@ -28,8 +28,7 @@ from uuid import UUID
 DIGEST_SIZE: Final = 16
 _WORDS_READ: Final = 16_384
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
-# Arguments that say which attempt this is, and never what is asked for. Why it is made may be all that a call has to
-# say.
+# Arguments that say which attempt this is, and never what is asked for. A reason may be all that a call has to say.
 ASIDE: Final = frozenset({"attempt", "attempt_number", "retry", "retry_count", "task_progress"})
 
 

@@ -1,5 +1,7 @@
-"""The price book: rates and limits per model id, from the user first, then from the packaged table or from
-genai-prices.
+"""The price book: rates and limits per model id, from the user first, then from the packaged table or genai-prices.
+
+``policy/settings``, ``engine/guard``, ``replay/player`` and ``termination/usage`` ask ``Pricing``. ``cli/screens``
+shows and updates the price table.
 """
 
 import json
@@ -163,12 +165,6 @@ def _given_band(above: int, price: _TokenPrices) -> Band:
 
 
 # ---- The price table: one text file with the price facts of genai-prices.
-#
-# The first line is a JSON object with the format, the release and date of genai-prices, and the providers. Then follows
-# one line per model, provider after provider. A provider's lines are parsed when one of its models is first looked up,
-# so loading the table takes about a millisecond.
-#
-# A table is in the package. ``runguard prices --update`` writes another one; the newer of the two is used.
 
 FORMAT: Final = 1
 PACKAGED: Final = Path(__file__).with_name("price_table.jsonl")
@@ -229,7 +225,12 @@ class Provider:
 
 
 class PriceTable:
-    """A price list. ``source`` names it in messages and reports."""
+    """A price list. ``source`` names it in messages and reports.
+
+    The first line of its file is a JSON object with the format, the release and date of genai-prices, and the
+    providers. Then follows one line per model, provider after provider. A provider's lines are parsed when one of its
+    models is first looked up, so loading the table takes about a millisecond.
+    """
 
     __slots__ = ("date", "providers", "release", "source")
 
@@ -292,7 +293,10 @@ def packaged_table() -> PriceTable:
 
 @cache
 def current_table() -> PriceTable:
-    """The newer one of the packaged and the updated table. A process keeps the table that it first loaded."""
+    """Return the newer one of the packaged table and the one that ``runguard prices --update`` wrote.
+
+    A process keeps the table that it first loaded.
+    """
     packaged = packaged_table()
     try:
         updated = updated_table()
@@ -456,6 +460,14 @@ def _usd(value: Decimal) -> str:
 MAKERS: Final = frozenset({"anthropic", "google", "openai"})  # whose models go by their bare names
 _VERSION: Final = re.compile(r"-(?:\d{3}|\d{8}|\d{4}-\d{2}-\d{2})$")
 _COMPACT_DATE: Final = re.compile(r"-(20\d{2})(\d{2})(\d{2})$")
+# What may follow a model's name without making it another model: dates, pinned versions, release stages. Everything
+# else ("-lite", "-image", "-tts", "-8b", "-pro") names a different model, with other limits and other prices.
+_RELEASE: Final = re.compile(
+    r"(?:[-@:](?:\d{2,8}|v\d+(?:\.\d+)?|latest|default|stable|preview|exp|experimental|beta|thinking|customtools|high|medium|low)|:\d+)*"
+)
+_MINOR: Final = re.compile(r"-\d{1,2}(?!\d)")
+_END_NUMBER: Final = re.compile(r"\d+$")
+_FIRST_NUMBER: Final = re.compile(r"\d+")
 
 
 @lru_cache(maxsize=256)  # a search looks at every entry, and every guard of a process asks for the same models
@@ -533,6 +545,26 @@ def _names_it(clause: Clause, name: str, paths: bool) -> bool:
     if end <= start or (start and not (paths and name[start - 1] in "./")):
         return False
     return is_release_of(name[start:end], name[end:])
+
+
+def is_release_of(name: str, rest: str) -> bool:
+    """Whether ``name + rest`` is the model ``name`` in some release, and no other model that merely begins alike."""
+    if not rest:
+        return True
+    if name.startswith("ft:") or name.endswith(".ft-"):
+        return True  # a fine-tuned model carries the owner's words, and costs what its base costs tuned
+    if "live" in name:
+        rest = rest.replace("-native-audio", "")
+    before, after = _END_NUMBER.search(name), _FIRST_NUMBER.match(rest)
+    if before and after:  # cut within a number: "4-1" + "0" is version 4.10, "flash-0" + "01" is the pinned release 001
+        if len(before[0] + after[0]) not in (3, 8):
+            return False
+        rest = rest[after.end() :]
+    elif before and _MINOR.match(rest):  # "opus-4" + "-10" is version 4.10; a day or month follows a year or a word
+        return False
+    elif name[-1] in "-@:":
+        rest = name[-1] + rest
+    return _RELEASE.fullmatch(rest) is not None
 
 
 # ---- What the price list says about a model: the table of this package, or the installed genai-prices.
@@ -643,9 +675,11 @@ def _at(price: Any, start: int) -> Decimal:
 
 
 def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:
-    """One band, and whether it had to fold kinds of tokens into one: pictures and video are not counted apart, so where
-    they cost more than text all tokens of that direction cost as much. Separate (cheaper) prices for reasoning are
-    ignored for the same reason."""
+    """Return one band, and whether it had to fold kinds of tokens into one.
+
+    Pictures and video are not counted apart, so where they cost more than text all tokens of that direction cost as
+    much. Separate (cheaper) prices for reasoning are ignored for the same reason.
+    """
     plain = rates["input_mtok"]
     cached = rates.get("cache_read_mtok", plain)
     out = rates.get("output_mtok", plain)  # none: an embedding or ranking model, which has no output
@@ -681,6 +715,92 @@ _LONGEST_ID: Final = 512  # no model has a longer name; such names must not fill
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999; a clock beyond it is broken, not a reason to fail
 _NEVER_ASKED: Final = Unpriced("", "a price of the user is always in force")
 _T = TypeVar("_T")
+
+
+class Pricing:
+    """Rates and limits per model id: the user's first, then the lists. Safe to use from many threads."""
+
+    __slots__ = ("_by_id", "_fallback", "_known_limits", "_models", "_prices", "_source", "_table")
+
+    def __init__(
+        self,
+        prices: Mapping[str, Price | Sequence[Price]] = {},
+        models: Mapping[str, ModelLimits] = {},
+        fallback: Price | None = None,
+        source: PricesSource = "table",
+    ) -> None:
+        self._prices = _Book({model: _dated(model, given) for model, given in prices.items()})
+        self._models = _Book(dict(models))
+        self._fallback = None if fallback is None else rates_of(fallback, "on_unpriced", estimated=True)
+        self._source: PricesSource = source
+        self._table: PriceTable | None = None
+        # model: from when, until when, its rates between, and its rates at other times
+        self._by_id: dict[str, tuple[float, float, Rates | Unpriced, _Schedule]] = {}
+        self._known_limits: dict[str, tuple[int | None, int | None]] = {}
+
+    def rates(self, model: str, at: float) -> Rates | Unpriced:
+        """What the model costs at a moment (unix seconds). Found once and kept until the price changes, which some
+        providers do by date and some by the hour.
+        """
+        if self._source != "table":
+            self._follow_updates()
+        known = self._by_id.get(model)
+        if known is not None and known[0] <= at < known[1]:
+            return known[2]
+        schedule = self._schedule(model) if known is None else known[3]
+        moment = _possible(at)
+        found = schedule.rates(moment)
+        if isinstance(found, Unpriced) and self._fallback is not None:
+            found = self._fallback
+        if isinstance(found, Rates) and (search := self._search_price(model)) is not None:
+            found = found.with_searches(search)
+        _keep(self._by_id, model, (*schedule.span(moment), found, schedule))
+        return found
+
+    def _search_price(self, model: str) -> SearchPrice | None:
+        return next((given.search for given in self._models.matches(model) if given.search is not None), None)
+
+    def limits(self, model: str) -> tuple[int | None, int | None]:
+        """Context window and most output tokens; None: not known."""
+        known = self._known_limits.get(model)
+        if known is None:
+            known = self._resolve_limits(model)
+            _keep(self._known_limits, model, known)
+        return known
+
+    def _follow_updates(self) -> None:
+        """Forget everything when genai-prices has updated its prices."""
+        table = price_list(self._source)
+        if table is not self._table:
+            self._table = table
+            self._by_id, self._known_limits = {}, {}
+
+    def _schedule(self, model: str) -> "_Schedule":
+        if not model.strip() or len(model) > _LONGEST_ID:
+            return _Schedule((), Unpriced(model[:80], "that is not a model id"))
+        given = tuple(self._prices.matches(model))
+        if given and given[0][-1][0] == -math.inf:
+            return _Schedule(given, _NEVER_ASKED)
+        if is_tuned(model):
+            reason = (
+                "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices="
+            )
+            return _Schedule(given, Unpriced(model, reason))
+        return _Schedule(given, ListedPrice(model, price_list(self._source)))
+
+    def _resolve_limits(self, model: str) -> tuple[int | None, int | None]:
+        if not model.strip() or len(model) > _LONGEST_ID:
+            return None, None
+        given = next(self._models.matches(model), ModelLimits())
+        window, output = given.context_window, given.max_output_tokens
+        if window is not None and output is not None:
+            return window, output
+        table = limits_of(normalise(model))
+        window = table[0] if window is None else window
+        output = table[1] if output is None else output
+        if window is None and not is_tuned(model):
+            window = ListedPrice(model, price_list(self._source)).window
+        return window, output
 
 
 class _Book(Generic[_T]):
@@ -777,131 +897,13 @@ def _keep(cache: dict[str, _T], model: str, value: _T) -> None:
     cache[model] = value
 
 
-class Pricing:
-    """Rates and limits per model id: the user's first, then the lists. Safe to use from many threads."""
-
-    __slots__ = ("_by_id", "_fallback", "_known_limits", "_models", "_prices", "_source", "_table")
-
-    def __init__(
-        self,
-        prices: Mapping[str, Price | Sequence[Price]] = {},
-        models: Mapping[str, ModelLimits] = {},
-        fallback: Price | None = None,
-        source: PricesSource = "table",
-    ) -> None:
-        self._prices = _Book({model: _dated(model, given) for model, given in prices.items()})
-        self._models = _Book(dict(models))
-        self._fallback = None if fallback is None else rates_of(fallback, "on_unpriced", estimated=True)
-        self._source: PricesSource = source
-        self._table: PriceTable | None = None
-        # model: from when, until when, its rates between, and its rates at other times
-        self._by_id: dict[str, tuple[float, float, Rates | Unpriced, _Schedule]] = {}
-        self._known_limits: dict[str, tuple[int | None, int | None]] = {}
-
-    def rates(self, model: str, at: float) -> Rates | Unpriced:
-        """What the model costs at a moment (unix seconds). Found once and kept until the price changes, which some
-        providers do by date and some by the hour.
-        """
-        if self._source != "table":
-            self._follow_updates()
-        known = self._by_id.get(model)
-        if known is not None and known[0] <= at < known[1]:
-            return known[2]
-        schedule = self._schedule(model) if known is None else known[3]
-        moment = _possible(at)
-        found = schedule.rates(moment)
-        if isinstance(found, Unpriced) and self._fallback is not None:
-            found = self._fallback
-        if isinstance(found, Rates) and (search := self._search_price(model)) is not None:
-            found = found.with_searches(search)
-        _keep(self._by_id, model, (*schedule.span(moment), found, schedule))
-        return found
-
-    def _search_price(self, model: str) -> SearchPrice | None:
-        return next((given.search for given in self._models.matches(model) if given.search is not None), None)
-
-    def limits(self, model: str) -> tuple[int | None, int | None]:
-        """Context window and most output tokens; None: not known."""
-        known = self._known_limits.get(model)
-        if known is None:
-            known = self._resolve_limits(model)
-            _keep(self._known_limits, model, known)
-        return known
-
-    def _follow_updates(self) -> None:
-        """Forget everything when genai-prices has updated its prices."""
-        table = price_list(self._source)
-        if table is not self._table:
-            self._table = table
-            self._by_id, self._known_limits = {}, {}
-
-    def _schedule(self, model: str) -> _Schedule:
-        if not model.strip() or len(model) > _LONGEST_ID:
-            return _Schedule((), Unpriced(model[:80], "that is not a model id"))
-        given = tuple(self._prices.matches(model))
-        if given and given[0][-1][0] == -math.inf:
-            return _Schedule(given, _NEVER_ASKED)
-        if is_tuned(model):
-            reason = (
-                "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices="
-            )
-            return _Schedule(given, Unpriced(model, reason))
-        return _Schedule(given, ListedPrice(model, price_list(self._source)))
-
-    def _resolve_limits(self, model: str) -> tuple[int | None, int | None]:
-        if not model.strip() or len(model) > _LONGEST_ID:
-            return None, None
-        given = next(self._models.matches(model), ModelLimits())
-        window, output = given.context_window, given.max_output_tokens
-        if window is not None and output is not None:
-            return window, output
-        table = limits_of(normalise(model))
-        window = table[0] if window is None else window
-        output = table[1] if output is None else output
-        if window is None and not is_tuned(model):
-            window = ListedPrice(model, price_list(self._source)).window
-        return window, output
-
-
 # ---- Output limits and context windows of models: a dated table of our own where the price data has none.
-#
-# A limit that is too small would refuse good calls, so where a provider names two figures (a beta header, a second
-# platform) the larger one is in the table. What is not known for certain is left out.
 
 AS_OF: Final = "2026-11"
-
-# What may follow a model's name without making it another model: dates, pinned versions, release stages. Everything
-# else ("-lite", "-image", "-tts", "-8b", "-pro") names a different model, with other limits and other prices.
-_RELEASE: Final = re.compile(
-    r"(?:[-@:](?:\d{2,8}|v\d+(?:\.\d+)?|latest|default|stable|preview|exp|experimental|beta|thinking|customtools|high|medium|low)|:\d+)*"
-)
-_MINOR: Final = re.compile(r"-\d{1,2}(?!\d)")
-_END_NUMBER: Final = re.compile(r"\d+$")
-_FIRST_NUMBER: Final = re.compile(r"\d+")
-
-
-def is_release_of(name: str, rest: str) -> bool:
-    """Whether ``name + rest`` is the model ``name`` in some release, and no other model that merely begins alike."""
-    if not rest:
-        return True
-    if name.startswith("ft:") or name.endswith(".ft-"):
-        return True  # a fine-tuned model carries the owner's words, and costs what its base costs tuned
-    if "live" in name:
-        rest = rest.replace("-native-audio", "")
-    before, after = _END_NUMBER.search(name), _FIRST_NUMBER.match(rest)
-    if before and after:  # cut within a number: "4-1" + "0" is version 4.10, "flash-0" + "01" is the pinned release 001
-        if len(before[0] + after[0]) not in (3, 8):
-            return False
-        rest = rest[after.end() :]
-    elif before and _MINOR.match(rest):  # "opus-4" + "-10" is version 4.10; a day or month follows a year or a word
-        return False
-    elif name[-1] in "-@:":
-        rest = name[-1] + rest
-    return _RELEASE.fullmatch(rest) is not None
-
-
 # name: (context window, most output tokens), as of AS_OF, from the providers' public model pages; GPT-5.4 and later
-# from pages of resellers. For OpenAI and Anthropic the window holds input and output together.
+# from pages of resellers. For OpenAI and Anthropic the window holds input and output together. A limit that is too
+# small would refuse good calls, so where a provider names two figures (a beta header, a second platform) the larger one
+# is in the table. What is not known for certain is left out.
 LIMITS: Final[dict[str, tuple[int | None, int | None]]] = {
     # Google: the model pages of the Gemini API
     "gemini-2.0-flash": (1_048_576, 8_192),

@@ -1,4 +1,7 @@
-"""What a model's tokens cost: usage against rates, in whole nano-USD, rounded up once per call."""
+"""What a model's tokens cost: usage against rates, in whole nano-USD, rounded up once per call.
+
+``pricing/book`` finds the ``Rates`` of a model; the engine, replay and the adapters bill a ``Usage`` with them.
+"""
 
 import re
 from collections.abc import Sequence
@@ -7,6 +10,8 @@ from decimal import Decimal
 from typing import Final, NamedTuple
 
 from runguard.core.money import NANO
+
+# ---- Usage and rates.
 
 UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
 PER_MILLION: Final = 1_000_000
@@ -254,9 +259,8 @@ _PREFIXES: Final = {
 
 
 def normalise(model: str) -> str:
-    """The model id as price lists know it: no resource path, no provider, lower case,
-    ``@20250929`` as ``-20250929``.
-    """
+    """The model id as price lists know it: no resource path, no provider, lower case, ``@20250929`` as
+    ``-20250929``."""
     return split_id(model)[1]
 
 

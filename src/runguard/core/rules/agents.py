@@ -201,7 +201,7 @@ class Depth:
         return Finding("depth", Action.BLOCK, *about, "call", "", key, f"from {event.agent}")
 
 
-# ---- Orders that are given again and again: a worker makes the calls and gets the answers that it made and got before.
+# ---- Orders that are given again and again: a worker repeats its calls and gets the same answers.
 
 _AGENTS_KEPT: Final = 64
 _PAIRS_KEPT: Final = 512
