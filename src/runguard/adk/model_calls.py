@@ -1,4 +1,4 @@
-"""Every call that reaches a model passes here, whether or not a hook announced it.
+"""Every call that reaches a model passes here: ``patching`` wraps all model classes with ``wrap_model``.
 
 A call that a hook announced brings its reservation along. For a call without a hook (a compaction's summary, an agent
 that runs without plugins inside a tool, a tool that calls a model, a custom agent's own call) the guard is asked here.
@@ -44,83 +44,10 @@ from runguard.providers.errors import was_unbilled
 from runguard.providers.usage import CallBill, CallUsage
 from runguard.termination.conditions import KEY, Ended
 
-# ---- An ADK Runner inside a tool of an agent of another framework: its model calls belong to the run of that agent.
-#
-# Every guard of another framework around the call is asked first, and pays. ADK's own guard judges the call as always.
+_log: Final = logging.getLogger("runguard")
+_BLOCK: Final = Action.BLOCK
 
-
-def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:
-    """``answers``, paid by the run of another framework whose tool makes this call."""
-    here = HERE.get()
-    own = {guard for plugin in IN_USE.plugins if (guard := getattr(plugin, "guard", None)) is not None}
-    name = here.stream.agent if here.stream is not None else ""
-    run = AgentRun.join(name or "model", own | set(IN_USE.of_models))
-    return answers if run is None else _paid_by(run, answers, llm, request, stream)
-
-
-async def _paid_by(
-    run: AgentRun, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
-) -> AsyncGenerator[LlmResponse, None]:
-    usage, config = CallUsage(), request.config
-    try:
-        held = (flight.charge for _, _, flight in ANNOUNCED.get() if flight.request() is request)
-        token = OWNERS.set((*OWNERS.get(), *(charge for charge in held if charge is not None)))
-        try:  # what ADK's guard holds in the same store is not held again
-            permission = await run.ask(lambda: _asked(llm, request))
-        finally:
-            OWNERS.reset(token)
-        if not isinstance(permission, Permission):
-            call_off(announced_accounts(request))
-            yield _last_response(run, permission)
-            return
-        permission.changed(_cap, request)
-        capped = request.config
-        try:
-            async with aclosing(permission.pieces(answers)) as pieces:
-                async for response in pieces:
-                    run.guard.faults.attempt("adapter", usage.add, response)
-                    yield response
-        except BaseException as error:
-            permission.fail(error, streaming=stream)
-            raise
-        finally:
-            if request.config is capped:
-                request.config = config  # the caller may use the request again
-        if (trip := permission.interrupted) is not None:
-            permission.fail(None, streaming=stream)
-            yield _last_response(run, trip)
-            return
-        permission.read(_settle, usage)
-    finally:
-        run.end()
-
-
-def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:
-    if isinstance(end, Ended):  # as where a condition of ADK's own has fired
-        return LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
-    return stop_response(end, run.guard.stop_text(end))
-
-
-def _cap(permission: Permission, request: LlmRequest) -> LlmRequest:
-    """A budget can pay only for a shorter answer. A notice is not added: ADK's guard gives its own."""
-    if (limit := permission.max_output_tokens) is not None:
-        config = request.config or types.GenerateContentConfig()
-        request.config = config.model_copy(update={"max_output_tokens": limit})
-    return request
-
-
-def _asked(llm: BaseLlm, request: LlmRequest) -> ModelRequest:
-    projection = project(request, None)
-    limit = request.config.max_output_tokens if request.config is not None else None
-    upper, likely = projection.upper, projection.likely
-    return ModelRequest(request.model or llm.model, upper, likely, limit, projection.audio)
-
-
-def _settle(permission: Permission, usage: CallUsage) -> None:
-    permission.settle(usage.reported)
-
-
-# ---- The accounts of one model call: one per guard, closed however the call ends.
+# ---- The accounts of one model call
 
 # Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
 # has given its answer.
@@ -315,13 +242,45 @@ def keep_cap(request: LlmRequest, charge: Charge) -> None:
 
 def cap_output(request: LlmRequest, tokens: int) -> None:
     """Cap the output in a copy of the configuration, which may be shared with every later call."""
-    request.config = request.config.model_copy(update={"max_output_tokens": tokens})
+    config = request.config or types.GenerateContentConfig()
+    request.config = config.model_copy(update={"max_output_tokens": tokens})
 
 
-# ---- Every call that reaches a model passes here, whether or not a hook announced it.
+# ---- The wrapped method of a model class
 
-_log: Final = logging.getLogger("runguard")
-_BLOCK: Final = Action.BLOCK
+
+def wrap_model(original: Any) -> Any:
+    """The wrapped ``generate_content_async`` of a model class. Outside of guarded runs it passes the call through."""
+
+    @wraps(original)
+    def generate_content_async(
+        self: BaseLlm, llm_request: LlmRequest, stream: bool = False, *args: Any, **kwargs: Any
+    ) -> Any:
+        here = HERE.get()
+        passing = here.model_call
+        if passing is not None:
+            # a class that calls its parent's method: the same call
+            if passing.llm is self or not (passing.accounts or here.layers):
+                return original(self, llm_request, stream, *args, **kwargs)
+        elif not (here.conditions or here.layers or here.tool or here.stream or ANNOUNCED.get()):
+            return original(self, llm_request, stream, *args, **kwargs)
+        guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
+        if passing is None:
+            try:
+                if is_inside_tool():
+                    guarded = joined(guarded, self, llm_request, stream)
+            except Exception as fault:
+                _fault(fault, [])
+            try:
+                if here.conditions:
+                    guarded = asked_first(
+                        guarded, here.conditions, llm_request, lambda: call_off(announced_accounts(llm_request))
+                    )
+            except Exception as fault:
+                _fault(fault, [])
+        return guarded
+
+    return generate_content_async
 
 
 async def _guarded(
@@ -575,41 +534,7 @@ async def _ask(
     return None
 
 
-def wrap_model(original: Any) -> Any:
-    """The wrapped ``generate_content_async`` of a model class. Outside of guarded runs it passes the call through."""
-
-    @wraps(original)
-    def generate_content_async(
-        self: BaseLlm, llm_request: LlmRequest, stream: bool = False, *args: Any, **kwargs: Any
-    ) -> Any:
-        here = HERE.get()
-        passing = here.model_call
-        if passing is not None:
-            # a class that calls its parent's method: the same call
-            if passing.llm is self or not (passing.accounts or here.layers):
-                return original(self, llm_request, stream, *args, **kwargs)
-        elif not (here.conditions or here.layers or here.tool or here.stream or ANNOUNCED.get()):
-            return original(self, llm_request, stream, *args, **kwargs)
-        guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
-        if passing is None:
-            try:
-                if is_inside_tool():
-                    guarded = joined(guarded, self, llm_request, stream)
-            except Exception as fault:
-                _fault(fault, [])
-            try:
-                if here.conditions:
-                    guarded = asked_first(
-                        guarded, here.conditions, llm_request, lambda: call_off(announced_accounts(llm_request))
-                    )
-            except Exception as fault:
-                _fault(fault, [])
-        return guarded
-
-    return generate_content_async
-
-
-# ---- Calls that reach a model: which hooks announced them, and who makes a call that no hook announced.
+# ---- Whose call it is: which hooks announced it, or who makes it where no hook did
 
 _DIRECT: Final = "(direct)"  # the agent of a call that no agent's hook announced
 _AGENT_LABEL: Final = "adk_agent_name"
@@ -676,7 +601,7 @@ def _child_agent(request: LlmRequest) -> str:
     return stream.agent if stream is not None and stream.registry is None else ""
 
 
-# ---- The answer to a refused model call, and the end of a loop that keeps asking.
+# ---- Refusals
 
 # Rounds in which a stopped run may ask for a model before it is ended: a long list of documents is not an endless loop.
 _SPINS: Final = 1_000
@@ -720,3 +645,79 @@ def refuse_barely(trip: Trip | str | None, guard: Guard, accounts: list[CallAcco
 
 def _text_response(text: str) -> LlmResponse:
     return LlmResponse(content=types.Content(role="model", parts=[types.Part(text=text)]))
+
+
+# ---- Calls inside a tool of an agent of another framework
+
+
+def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:
+    """``answers``, paid by the run of another framework whose tool makes this call.
+
+    Every guard of another framework around the call is asked first. ADK's own guard judges the call as always.
+    """
+    here = HERE.get()
+    own = {guard for plugin in IN_USE.plugins if (guard := getattr(plugin, "guard", None)) is not None}
+    name = here.stream.agent if here.stream is not None else ""
+    run = AgentRun.join(name or "model", own | set(IN_USE.of_models))
+    return answers if run is None else _paid_by(run, answers, llm, request, stream)
+
+
+async def _paid_by(
+    run: AgentRun, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
+) -> AsyncGenerator[LlmResponse, None]:
+    usage, config = CallUsage(), request.config
+    try:
+        held = (flight.charge for _, _, flight in ANNOUNCED.get() if flight.request() is request)
+        token = OWNERS.set((*OWNERS.get(), *(charge for charge in held if charge is not None)))
+        try:  # what ADK's guard holds in the same store is not held again
+            permission = await run.ask(lambda: _asked(llm, request))
+        finally:
+            OWNERS.reset(token)
+        if not isinstance(permission, Permission):
+            call_off(announced_accounts(request))
+            yield _last_response(run, permission)
+            return
+        permission.changed(_cap, request)
+        capped = request.config
+        try:
+            async with aclosing(permission.pieces(answers)) as pieces:
+                async for response in pieces:
+                    run.guard.faults.attempt("adapter", usage.add, response)
+                    yield response
+        except BaseException as error:
+            permission.fail(error, streaming=stream)
+            raise
+        finally:
+            if request.config is capped:
+                request.config = config  # the caller may use the request again
+        if (trip := permission.interrupted) is not None:
+            permission.fail(None, streaming=stream)
+            yield _last_response(run, trip)
+            return
+        permission.read(_settle, usage)
+    finally:
+        run.end()
+
+
+def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:
+    if isinstance(end, Ended):  # as where a condition of ADK's own has fired
+        return LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
+    return stop_response(end, run.guard.stop_text(end))
+
+
+def _cap(permission: Permission, request: LlmRequest) -> LlmRequest:
+    """A budget can pay only for a shorter answer. A notice is not added: ADK's guard gives its own."""
+    if (limit := permission.max_output_tokens) is not None:
+        cap_output(request, limit)
+    return request
+
+
+def _asked(llm: BaseLlm, request: LlmRequest) -> ModelRequest:
+    projection = project(request, None)
+    limit = request.config.max_output_tokens if request.config is not None else None
+    upper, likely = projection.upper, projection.likely
+    return ModelRequest(request.model or llm.model, upper, likely, limit, projection.audio)
+
+
+def _settle(permission: Permission, usage: CallUsage) -> None:
+    permission.settle(usage.reported)

@@ -1,8 +1,8 @@
-"""``RunGuardPlugin``: ADK's hooks. It translates hooks to events for the guard, and decides nothing.
+"""``RunGuardPlugin``: ADK calls its hooks. It translates hooks to events for the guard, and decides nothing.
 
-Register it first in ``App(plugins=[RunGuardPlugin(...)])``: a plugin before it that answers a call hides that call from
-it. Results are judged on the function-response event, which precedes the next model call and shows what callbacks made
-of them.
+Users register it, ``install()`` in ``runner`` puts it into every Runner, and ``cost_breaker`` drives it by callbacks.
+Here are also ``hook``, which ``cost_breaker`` and ``budget_plugin`` use, and what happens around a model call.
+``tool_hooks``, ``events``, ``stops`` and ``a2a`` do the rest.
 """
 
 import asyncio
@@ -61,18 +61,20 @@ from runguard.engine.runs import Lane, Run
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.book import preload
 
-# ---- The outermost line of every hook of ADK.
-#
-# ADK ends a run when a hook of a plugin raises. So only a deliberate end of the run leaves a hook (``Halt``, which is
-# not
-# an ``Exception``). A failure of RunGuard is counted and logged, and ``on_guard_error`` decides the answer of the hook.
-# Where ``install()`` has replaced a policy, the plugin of the run answers the hook.
+_log: Final = logging.getLogger("runguard")
+_BLOCK, _STOP = Action.BLOCK, Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line
+
+# ---- The outermost line of a hook
 
 _Hook = TypeVar("_Hook", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 
 def hook(function: _Hook) -> _Hook:
-    """Wrap a hook. The object's ``instead_of`` gives the answer when the hook fails."""
+    """Wrap a hook. The object's ``instead_of`` gives the answer when the hook fails.
+
+    ADK ends a run when a hook of a plugin raises. So only ``Halt`` leaves a hook, which ends the run on purpose and is
+    not an ``Exception``. Where ``install()`` has replaced a policy, the plugin of the run answers the hook.
+    """
     name = function.__name__.removesuffix("_callback")
 
     @wraps(function)
@@ -88,10 +90,8 @@ def hook(function: _Hook) -> _Hook:
     return outermost  # type: ignore[return-value]
 
 
-# ---- ``RunGuardPlugin``: ADK's hooks. It translates hooks to events for the guard, and decides nothing.
+# ---- The plugin
 
-_log: Final = logging.getLogger("runguard")
-_BLOCK: Final = Action.BLOCK  # bound once: a lookup on the enum costs as much as the rest of a line
 NAME: Final = "runguard"
 _SHOWN_LIMITS: Final = (
     "max_usd",
@@ -109,10 +109,11 @@ _SHOWN_LIMITS: Final = (
 class RunGuardPlugin(Controls, BasePlugin):
     """Guards every run of the App or Runner it is registered with.
 
-    Keywords are the policy; see ``runguard.policy.settings``.
+    Register it first in ``App(plugins=[RunGuardPlugin(...)])``: a plugin before it that answers a call hides that call
+    from it. Keywords are the policy; see ``runguard.policy.settings``.
     """
 
-    generations: "Generations | None" = None  # of an installed guard whose policy was replaced
+    generations: Generations | None = None  # of an installed guard whose policy was replaced
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunGuardPlugin":
         """A copied App has the same guard: a second one would double its budgets."""
@@ -344,32 +345,13 @@ class RunGuardPlugin(Controls, BasePlugin):
         return None
 
 
-# ---- Agents of other frameworks that a tool of an ADK agent starts: they join the run of the ADK agent.
-
-
-def _place() -> Place | None:
-    """The ADK tool calls around the running code, from the outermost guard to the innermost."""
-    tool = innermost = HERE.get().tool
-    if innermost is None:
-        return None
-    layers: list[Layer] = []
-    while tool is not None:
-        if all(layer.guard is not tool.guard for layer in layers):
-            layers.insert(0, Layer(tool.guard, tool.invocation.run, tool.lane))
-        tool = tool.outer
-    return Place(tuple(layers), f"{innermost.name}@{innermost.call_id}", innermost.depth + 1)
-
-
-register(_place)
-
-# ---- What the plugin does before and after a model call: check it, reserve its worst case, and judge its result.
+# ---- Before and after a model call
 
 _LIMITS_KEPT: Final = 64
-_STOP: Final = Action.STOP  # bound once: a lookup on the enum costs as much as the rest of a line
 
 
 class ModelHooks:
-    """Model calls of one plugin."""
+    """Model calls of one plugin: checks each, reserves its worst case, and judges its result."""
 
     def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
@@ -620,17 +602,14 @@ def _final_text(response: LlmResponse, streamed: bool) -> str | None:
     return text if text or not streamed else None
 
 
-# ---- The last answer on ADK: after a stop, one request goes to the model without tools. Its answer is the agent's
-#      own.
-#
-# The stop event follows it: the agents after it are skipped, and the wrapper on the Runner adds the event where none
-# was.
+# ---- The last answer after a stop
 
 
 async def ask_for_last_answer(guard: Guard, run: Run, event: ModelCall, agent: Any, request: LlmRequest) -> bool:
     """Make this request the last one of its run: without tools, with the instruction, within what is held.
 
-    False: it cannot be paid, and the request is as it was.
+    Its answer is the agent's own. The stop event follows it: the agents after it are skipped, and the wrapper on the
+    Runner adds the event where none was. False: it cannot be paid, and the request is as it was.
     """
     last = guard.last_answers
     assert last is not None
@@ -676,15 +655,17 @@ def is_answer(response: LlmResponse, agent: Any) -> bool:
     return True
 
 
-# ---- A cheaper model on ADK. ADK picks the model object by the agent and passes the name in the request, so the name
-#      is changed: every model class of ADK that lists the name in ``supported_models()`` sends the request to that
-#      model.
+# ---- A cheaper model
 
 
 def choose_model(
     downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
 ) -> bool:
-    """Whether the request goes to a cheaper model now."""
+    """Whether the request goes to a cheaper model now.
+
+    ADK picks the model object by the agent and passes the name in the request, so the name is changed. Every model
+    class of ADK that lists the name in ``supported_models()`` sends the request to that model.
+    """
     run, key = invocation.run, (event.lane, event.agent)
     was_other = run.switched is not None and key in run.switched
     downgrades.choose(
@@ -733,16 +714,20 @@ def _caches_know_their_model() -> bool:
         return False
 
 
-# ---- A hash of what a model is asked, so that equal answers to new questions do not count as repetition.
+# ---- What a model is asked: a hash, and digests of its parts
 
 _LATEST: Final = 4  # contents: a question is the end of a history
-_READ: Final = 16_384
+_READ: Final = 16_384  # of each text
+_CONTENTS: Final = 512  # a change further behind loses little of the cache
+_VALUES: Final = 32
+_PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def prompt_hash(request: LlmRequest) -> int:
-    """Valid within this process. 0 where the instruction is not a text.
+    """A hash of what a model is asked, so that equal answers to new questions do not count as repetition.
 
-    Tool calls and their answers do not count: other rules judge them.
+    Valid within this process. 0 where the instruction is not a text. Tool calls and their answers do not count: other
+    rules judge them.
     """
     instruction = request.config.system_instruction
     if instruction is not None and type(instruction) is not str:
@@ -759,18 +744,13 @@ def prompt_hash(request: LlmRequest) -> int:
     return hash(tuple(asked)) or 1
 
 
-# ---- Digests of the parts of a request, to say what changed when a prompt cache is no longer used.
-#
-# Only made once a model has reported cached tokens. Strings keep their hash, and ADK copies contents without copying
-# their strings, so a long text is hashed once. Of function calls and responses the names and the plain values count.
-
-_CONTENTS: Final = 512  # a change further behind loses little of the cache
-_VALUES: Final = 32
-_PLAIN: Final = (str, int, float, bool, type(None))
-
-
 def read_parts(request: LlmRequest | None, contents: int) -> PromptParts | None:
-    """None where the request is gone, or where ADK manages a context cache and takes the cached parts out of it."""
+    """Digests of the parts of a request, to say what changed when a prompt cache is no longer used.
+
+    Only made once a model has reported cached tokens. Strings keep their hash, and ADK copies contents without copying
+    their strings, so a long text is hashed once. Of function calls and responses the names and the plain values count.
+    None where the request is gone, or where ADK manages a context cache and takes the cached parts out of it.
+    """
     if request is None or request.cache_config is not None:
         return None
     config = request.config
@@ -778,43 +758,45 @@ def read_parts(request: LlmRequest | None, contents: int) -> PromptParts | None:
     for position, content in enumerate(request.contents[:_CONTENTS]):
         if position == contents:
             beginning = history
-        history = hash((history, _content(content)))
+        history = hash((history, _content_key(content)))
     count = min(len(request.contents), _CONTENTS)
     if contents >= count:
         beginning = history if contents == count else 0
-    return PromptParts(_tools(config.tools), _instruction(config.system_instruction), history, count, beginning)
+    return PromptParts(
+        _tools_hash(config.tools), _instruction_hash(config.system_instruction), history, count, beginning
+    )
 
 
-def _content(content: types.Content) -> Any:
+def _content_key(content: types.Content) -> Any:
     parts: list[Any] = [content.role]
     for part in content.parts or ():
         if part.text is not None:
             parts.append(part.text)
         elif part.function_call is not None:
-            parts.append((part.function_call.name, _values(part.function_call.args)))
+            parts.append((part.function_call.name, _plain_values(part.function_call.args)))
         elif part.function_response is not None:
-            parts.append((part.function_response.name, _values(part.function_response.response)))
+            parts.append((part.function_response.name, _plain_values(part.function_response.response)))
         elif part.inline_data is not None:
             parts.append(len(part.inline_data.data or b""))
     return tuple(parts)
 
 
-def _values(given: Any) -> Any:
+def _plain_values(given: Any) -> Any:
     if not isinstance(given, Mapping):
         return None
     plain = [(key, value) for key, value in list(given.items())[:_VALUES] if isinstance(value, _PLAIN)]
     return len(given), tuple(plain)
 
 
-def _instruction(given: Any) -> int:
+def _instruction_hash(given: Any) -> int:
     if isinstance(given, str):
         return hash(given)
     if isinstance(given, types.Content):
-        return hash(_content(given))
-    return hash(tuple(_instruction(item) for item in given)) if isinstance(given, list) else 0
+        return hash(_content_key(given))
+    return hash(tuple(_instruction_hash(item) for item in given)) if isinstance(given, list) else 0
 
 
-def _tools(given: Any) -> int:
+def _tools_hash(given: Any) -> int:
     found: list[Any] = []
     for tool in given or ():
         for one in getattr(tool, "function_declarations", None) or ():
@@ -823,3 +805,22 @@ def _tools(given: Any) -> int:
             names = tuple((name, about.description) for name, about in (properties or {}).items())
             found.append((one.name, one.description, names, schema))
     return hash(tuple(found))
+
+
+# ---- Agents of other frameworks inside a tool of an ADK agent: they join its run
+
+
+def _tools_around() -> Place | None:
+    """The ADK tool calls around the running code, from the outermost guard to the innermost."""
+    tool = innermost = HERE.get().tool
+    if innermost is None:
+        return None
+    layers: list[Layer] = []
+    while tool is not None:
+        if all(layer.guard is not tool.guard for layer in layers):
+            layers.insert(0, Layer(tool.guard, tool.invocation.run, tool.lane))
+        tool = tool.outer
+    return Place(tuple(layers), f"{innermost.name}@{innermost.call_id}", innermost.depth + 1)
+
+
+register(_tools_around)

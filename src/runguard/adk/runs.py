@@ -1,4 +1,9 @@
-"""Invocations of a Runner: their state, their lanes, where running code is, and the size of the next request."""
+"""What RunGuard knows of the invocations of a Runner while they run. All other modules of ``adk`` use it.
+
+An ``Invocation`` holds the state of one invocation, and ``Invocations`` those of one guard. ``HERE`` says which tool
+call, Runner and model call the running code works for. ``lane_of`` and ``enter`` find the lane and the depth of an
+agent, and ``project`` the size of the next request.
+"""
 
 import asyncio
 import inspect
@@ -11,7 +16,6 @@ from concurrent.futures import Future
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
@@ -28,191 +32,9 @@ from runguard.engine.guard import Guard
 from runguard.engine.runs import Run, parallel_part
 from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, CallUsage, media_tokens, text_size
 
-# ---- How large the next request is, before a model has counted it.
-#
-# The first request of an agent is measured whole. After its answer the real prompt is known, and only what was added
-# since is measured: exact for the old part, an estimate for the new, and the same work however long the history has
-# become. Where the old part changed (compaction, another history), the whole is measured again and scaled by what was
-# learned.
-
 _log: Final = logging.getLogger("runguard")
-_COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
-_PART: Final = 12  # bytes of every part beside its text
-_ENOUGH: Final = 64_000_000
-LARGE: Final = 4_096  # bytes: a larger answer is not copied a second time
-_FEW: Final = 4  # fields that are looked at
-_LEVELS: Final = 4  # of a value, whose lengths are looked at
-_WIDTH: Final = 16  # entries of each level
 
-Look = tuple[str | None, int, int]  # how a content is recognised at little cost: role, number of parts, lengths
-_EMPTY: Final[Look] = (None, 0, 0)
-AnswerSizes = dict[tuple[str | None, int], int]  # by tool and lengths: ADK removes the ids of calls from a request
-
-
-@dataclass(slots=True)
-class PromptProjection:
-    """One request of an agent in a lane, and once a model has answered it, how many tokens it really was."""
-
-    upper: int  # tokens, for reserving
-    likely: int  # tokens, for the context window
-    audio: int  # tokens of it
-    size: int
-    contents: int
-    tail: Look  # of its last content
-    tokens: int = 0  # as counted by the model
-    answers: "AnswerSizes | None" = None  # of the large answers that came since
-
-    def know(self, tool: str, answer: Any, size: int) -> None:
-        """The size of a large answer, which the next request will bring."""
-        key = tool, lengths_of(answer)
-        self.answers = self.answers or {}
-        self.answers[key] = max(size, self.answers.get(key, 0))
-
-
-async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
-    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
-
-    0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
-    """
-    try:
-        counted = counter(request)
-        if inspect.isawaitable(counted):
-            async with asyncio.timeout(_COUNT_S):
-                counted = await counted
-        if type(counted) is int and counted > 0:
-            return counted
-        problem = f"gave {shown(counted)}, not a number of tokens"
-    except Exception as error:
-        problem = f"raised {type(error).__name__}"
-    if counter not in _warned:
-        _warned.append(counter)
-        _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
-    return None
-
-
-_warned: Final[deque[Any]] = deque(maxlen=64)
-
-
-def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjection:
-    """The size of a request, based on the request before it. Each content is measured once.
-
-    ADK copies all contents for every request, so an old content is recognised by its position. The last old one is
-    looked at again: where it has changed, the whole request is measured.
-    """
-    contents = request.contents
-    count = len(contents)
-    if known is not None and 0 < known.contents <= count and _look(contents[known.contents - 1]) == known.tail:
-        added, audio, tail = _measure(contents[known.contents :], known.answers)
-        upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
-        return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
-    added, audio, look = _measure(contents)
-    size, tail = _overhead(request) + added, look or _EMPTY
-    if known is not None and known.size:
-        likely = size * known.tokens // known.size
-        return PromptProjection(likely + likely // 8, likely, audio, size, count, tail)
-    return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
-
-
-def _look(content: types.Content) -> Look:
-    lengths = 0
-    for part in content.parts or ():
-        if part.text is not None:
-            lengths += len(part.text)
-        elif part.function_call is not None:
-            lengths += lengths_of(part.function_call.args)
-        elif part.function_response is not None:
-            lengths += lengths_of(part.function_response.response)
-        elif part.inline_data is not None:
-            lengths += len(part.inline_data.data or b"")
-    return content.role, len(content.parts or ()), lengths
-
-
-def lengths_of(value: Any) -> int:
-    """The sum of the lengths of the texts, lists and dicts in the upper part of a value."""
-    total = 0
-    level: Any = (value,)
-    for _ in range(_LEVELS):
-        below: list[Any] = []
-        for item in level:
-            kind = type(item)
-            if kind is str:
-                total += len(item)
-            elif kind is dict:
-                total += len(item)
-                if len(below) < _WIDTH:
-                    below += islice(item.values(), _WIDTH)
-            elif kind is list or kind is tuple:
-                total += len(item)
-                if len(below) < _WIDTH:
-                    below += item[:_WIDTH]
-        if not below:
-            break
-        level = below
-    return total
-
-
-def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) -> tuple[int, int, Look | None]:
-    """Bytes of contents, media counted by the text that would have as many tokens; their audio tokens; and a look at
-    the last one.
-
-    ``answers``: what is known of large ones. One that has changed since is measured.
-    """
-    size = audio = 0
-    for content in contents:
-        for part in content.parts or ():
-            size += _PART
-            if part.text is not None:
-                size += len(part.text) if part.text.isascii() else text_size(part.text)
-            elif part.function_call is not None or part.function_response is not None:
-                call, answer, known = part.function_call, part.function_response, None
-                name, value = (call.name, call.args) if call else (answer.name, answer.response) if answer else ("", {})
-                if answers is not None and answer is not None:
-                    known = answers.get((name, lengths_of(value)))
-                if known is None:
-                    copy = copy_of(value)
-                    known = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
-                for field in value.values() if type(value) is dict and len(value) <= _FEW else ():
-                    if type(field) is str and 2 * len(field) > known:
-                        break  # one text is most of it
-                else:
-                    known += known // 2  # fields have 2.4 bytes per token where text has 3.2
-                size += len(name or "") + known
-            elif part.inline_data is not None:
-                tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
-                size, audio = size + tokens * UPPER, audio + sound
-            elif part.file_data is not None:
-                size += IMAGE_TOKENS * UPPER  # its length is unknown
-    return size, audio, _look(contents[-1]) if contents else None
-
-
-def _overhead(request: LlmRequest) -> int:
-    """Instruction and tool declarations: sent with every request, measured with the first."""
-    config = request.config
-    size = _instruction(config.system_instruction) if config.system_instruction else 0
-    for tool in config.tools or ():
-        for declaration in getattr(tool, "function_declarations", None) or ():
-            copy = copy_of(declaration.model_dump(exclude_none=True, mode="json"))
-            size += (max(len(copy) - HEAD, 0) if copy is not None else _ENOUGH) + _PART
-    return size
-
-
-def _instruction(value: Any) -> int:
-    if isinstance(value, str):
-        return text_size(value)
-    if isinstance(value, types.Content):
-        return _measure([value])[0]
-    if isinstance(value, list):
-        return sum(_instruction(item) for item in value)
-    return len(value.text) if isinstance(value, types.Part) and value.text else 0
-
-
-# ---- The state of one invocation of a Runner: its open tool calls, its model calls in flight, its lanes.
-#
-# Three facts of ADK 2.x shape it. A transfer is not nested and the transferring agent's after-hook never fires, so
-# nothing counts enters and leaves. Each tool call runs in a task of its own, so a context variable set before it
-# reaches
-# an AgentTool's nested run or a single-turn agent and cannot leak (``context``). Events arrive in the Runner's task,
-# where that variable is not visible, so calls are also kept by their id.
+# ---- The state of one invocation
 
 _CALLS_KEPT: Final = 4_096
 FLIGHTS_KEPT: Final = 64
@@ -262,7 +84,7 @@ class ModelInFlight:
     charge: Charge | None = None
     left: bool = False  # it reached the model
     request: Callable[[], Any] = _no_request  # a weak reference to the admitted request
-    projection: PromptProjection | None = None
+    projection: "PromptProjection | None" = None
     usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
     judged: bool = False  # the detectors have seen its result
     text: str | None = None  # that ends the work of the agent
@@ -278,7 +100,11 @@ class ModelInFlight:
 
 @dataclass(slots=True)
 class Invocation:
-    """One invocation of a Runner: the root of a run, or nested in a tool call of one."""
+    """One invocation of a Runner: the root of a run, or nested in a tool call of one.
+
+    Nothing counts how often agents are entered and left: ADK calls no hook when an agent that transfers leaves. Calls
+    are kept by their id, because events arrive in the Runner's task, where the ``HERE`` of a tool call is not visible.
+    """
 
     id: str
     run: Run
@@ -298,7 +124,7 @@ class Invocation:
     # lane -> depth of the delegated agent, and models above it in the tree
     delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
-    prompts: dict[tuple[str, str], PromptProjection] = field(default_factory=dict)  # by lane and agent
+    prompts: "dict[tuple[str, str], PromptProjection]" = field(default_factory=dict)  # by lane and agent
     context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
@@ -375,7 +201,7 @@ class Invocation:
         return [self.flights.pop(done) for done in [t for t, f in self.flights.items() if f.is_over(t, now)]]
 
 
-# ---- The invocations that one guard knows, from their start to their end, and why the guard gave up on some of them.
+# ---- The invocations of one guard
 
 _INVOCATIONS_KEPT: Final = 10_000
 _GAVE_UP_KEPT: Final = 1_000
@@ -394,7 +220,7 @@ class Invocations:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.owner: Any = None  # its plugin, where ``generations`` must find it again
+        self.owner: Any = None  # its plugin, where ``patching.Generations`` must find it again
         self.known: dict[str, Invocation] = {}
         self.gave_up = Newest[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
         self.skips: dict[str, Skips] = {}
@@ -503,33 +329,7 @@ class Invocations:
             self.guard.release(charge)
 
 
-# ---- Where running code is: which tool call, Runner and model call it works for.
-#
-# ADK gives its hooks a context object, but not the calls that it makes past the hooks: an AgentTool's own Runner, a
-# tool
-# that calls a model, a compaction. Context variables connect those. asyncio copies them when a task starts, so what a
-# task sets reaches the work inside it and nothing else. RunGuard has five, and a test counts them:
-#
-# - ``HERE`` (this file): the tool call, the Runner, the guarded models, the termination conditions and the model call
-#   around the running code, in one immutable record.
-# - ``ANNOUNCED`` (this file): model calls that a hook admitted and that have not reached their model yet.
-# - ``adk/budget_plugin.py``: the run whose token budget pays.
-# - ``engine/charges.py`` ``OWNERS``: the charges around a call, so that nested guards do not hold money twice.
-# - ``calls/function_state.py``: the run of ``runguard.run``, the guarded function around a call, and the tool call of
-#   another framework.
-#
-# An async generator runs in the context of the code that iterates over it. So a generator that sets a field does it for
-# each step, and undoes it before it yields. To undo is to restore that one field, because the step may have changed
-# others; ``HERE.reset(token)`` comes first, because it raises in a foreign context, where there is nothing to undo::
-#
-#     token = HERE.set(HERE.get()._replace(layers=layers))
-#     try: ...
-#     finally:
-#         now = HERE.get()
-#         HERE.reset(token)
-#         HERE.set(now._replace(layers=HERE.get().layers))
-#
-# Nothing of this calls a function of RunGuard: where such a function could fail, no code is left to handle it.
+# ---- Where running code is
 
 
 class EnclosingTool(NamedTuple):
@@ -576,7 +376,25 @@ class ModelLayer:
 
 
 class Here(NamedTuple):
-    """What is around the running code, innermost only."""
+    """What is around the running code, innermost only.
+
+    ADK gives its hooks a context object, but not the calls that it makes past the hooks: an AgentTool's own Runner, a
+    tool that calls a model, a compaction. Context variables connect those. asyncio copies them when a task starts, so
+    what a task sets reaches the work inside it and nothing else. ``docs/architecture.md`` lists all of them.
+
+    An async generator runs in the context of the code that iterates over it. So a generator sets a field for each step,
+    and undoes it before it yields. It restores that one field, because the step may have changed others.
+    ``HERE.reset(token)`` comes first: it raises in a foreign context, where there is nothing to undo::
+
+        token = HERE.set(HERE.get()._replace(layers=layers))
+        try: ...
+        finally:
+            now = HERE.get()
+            HERE.reset(token)
+            HERE.set(now._replace(layers=HERE.get().layers))
+
+    None of this calls a function of RunGuard: where such a function could fail, no code is left to handle it.
+    """
 
     tool: EnclosingTool | None = None
     stream: RunnerStream | None = None
@@ -585,13 +403,12 @@ class Here(NamedTuple):
     model_call: Any = None  # the call that passes through ``model_calls`` now
 
 
-# They make a record from a tuple of all fields. Every step makes some, and the class itself and ``_replace`` cost
-# Python calls.
+# Make a record from a tuple of all fields. Every step makes some, and the class itself and ``_replace`` are slower.
 here_of: Final[Callable[[tuple[Any, ...]], Here]] = partial(tuple.__new__, Here)
 enclosing_of: Final[Callable[[tuple[Any, ...]], EnclosingTool]] = partial(tuple.__new__, EnclosingTool)
 
 HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # noqa: B039 - immutable
-# One entry per guard: guard, invocation, call.
+# Model calls that a hook admitted and that have not reached their model yet. One entry per guard.
 ANNOUNCED: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
     "runguard_announced", default=()
 )
@@ -625,16 +442,9 @@ def runners_inside(tool: EnclosingTool) -> int:
     return inside if stream is tool.stream else 0
 
 
-# ---- Which lane of a run a hook or an event belongs to, and how many delegations are above its agent.
-#
-# A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
-# ``mode="single_turn"``) gets a lane of its own: its hooks see the tool call around it. So does a task
-# (``mode="task"``):
-# its hooks see the id of the delegating call as isolation scope. ADK gives a task a new branch at each transfer inside
-# of
-# it, and may start it again inside of itself; all of that is the task's one lane. Elsewhere a branch is parallel work.
+# ---- Lanes
 
-_KEPT: Final = 4_096
+_LANES_KEPT: Final = 4_096
 
 
 @dataclass(slots=True)
@@ -663,9 +473,6 @@ class Task:
         return self.depth + max(len(self.starts) - 1, 0)
 
 
-# ---- lanes ----------------------------------------------------------------------------------------------------------
-
-
 def child_lane(tool: EnclosingTool) -> str:
     return f"{tool.lane}/{tool.name}@{tool.call_id}"
 
@@ -684,7 +491,14 @@ def open_child(guard: Guard, tool: EnclosingTool) -> str:
 
 
 def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str | None) -> str:
-    """The lane that a hook or an event of this invocation belongs to. ``scope``: its isolation scope."""
+    """The lane that a hook or an event of this invocation belongs to. ``scope``: its isolation scope.
+
+    A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
+    ``mode="single_turn"``) gets a lane of its own: its hooks see the tool call around it. So does a task
+    (``mode="task"``): its hooks see the id of the delegating call as isolation scope. ADK gives a task a new branch at
+    each transfer inside of it, and may start it again inside of itself. All of that is the task's one lane. Elsewhere a
+    branch is parallel work.
+    """
     tool = _tool_in(guard, invocation) if HERE.get().tool is not None else None
     place = (tool.call_id if tool is not None else "", branch, scope)
     cached = invocation.lanes.get(place)
@@ -699,7 +513,7 @@ def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str
         key = _branch_lane(guard, invocation, branch, invocation.lane)
     else:
         key = invocation.lane
-    if len(invocation.lanes) < _KEPT:
+    if len(invocation.lanes) < _LANES_KEPT:
         invocation.lanes[place] = key
     return key
 
@@ -728,7 +542,7 @@ def _task_of(invocation: Invocation, branch: str | None, scope: str) -> Task | N
         task = Task(scope, agent, f"{invocation.lane}/{agent}@{scope}", invocation.lane, (), -1)
     else:
         return None
-    if len(invocation.tasks) >= _KEPT:
+    if len(invocation.tasks) >= _LANES_KEPT:
         del invocation.tasks[next(iter(invocation.tasks))]
     invocation.tasks[scope] = task
     return task
@@ -768,7 +582,7 @@ def _branch_lane(guard: Guard, invocation: Invocation, branch: str, base: str) -
     return key
 
 
-# ---- loops ---------------------------------------------------------------------------------------------------------
+# ---- The agents above an agent: bounded loops, and delegations
 
 
 def is_bounded(agent: BaseAgent) -> bool:
@@ -779,9 +593,6 @@ def is_bounded(agent: BaseAgent) -> bool:
             return True
         above = above.parent_agent
     return False
-
-
-# ---- depth ----------------------------------------------------------------------------------------------------------
 
 
 def enter(
@@ -799,10 +610,10 @@ def enter(
         )
     elif known is None and (tool := _tool_in(guard, invocation)) is not None and child_lane(tool) == lane:
         invocation.delegates[lane] = (tool.depth + 1, _levels(agent, invocation))
-    if len(invocation.delegates) > _KEPT:
+    if len(invocation.delegates) > _LANES_KEPT:
         del invocation.delegates[next(iter(invocation.delegates))]
     depth = invocation.depths[lane] = depth_of(agent, invocation, lane)
-    if len(invocation.depths) > _KEPT:
+    if len(invocation.depths) > _LANES_KEPT:
         del invocation.depths[next(iter(invocation.depths))]
     return depth
 
@@ -829,3 +640,175 @@ def _levels(agent: BaseAgent, invocation: Invocation) -> int:
         depth += isinstance(above, LlmAgent)
         current, above = above, above.parent_agent
     return depth
+
+
+# ---- The size of the next request
+
+_COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
+_warned: Final[deque[Any]] = deque(maxlen=64)  # counters whose failure is in the log
+_PART: Final = 12  # bytes of every part beside its text
+_ENOUGH: Final = 64_000_000
+LARGE: Final = 4_096  # bytes: a larger answer is not copied a second time
+_FEW: Final = 4  # fields that are looked at
+_LEVELS: Final = 4  # of a value, whose lengths are looked at
+_WIDTH: Final = 16  # entries of each level
+
+Look = tuple[str | None, int, int]  # how a content is recognised at little cost: role, number of parts, lengths
+_EMPTY: Final[Look] = (None, 0, 0)
+AnswerSizes = dict[tuple[str | None, int], int]  # by tool and lengths: ADK removes the ids of calls from a request
+
+
+@dataclass(slots=True)
+class PromptProjection:
+    """One request of an agent in a lane, and once a model has answered it, how many tokens it really was."""
+
+    upper: int  # tokens, for reserving
+    likely: int  # tokens, for the context window
+    audio: int  # tokens of it
+    size: int
+    contents: int
+    tail: Look  # of its last content
+    tokens: int = 0  # as counted by the model
+    answers: AnswerSizes | None = None  # of the large answers that came since
+
+    def know(self, tool: str, answer: Any, size: int) -> None:
+        """The size of a large answer, which the next request will bring."""
+        key = tool, lengths_of(answer)
+        self.answers = self.answers or {}
+        self.answers[key] = max(size, self.answers.get(key, 0))
+
+
+async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
+    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
+
+    0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
+    """
+    try:
+        counted = counter(request)
+        if inspect.isawaitable(counted):
+            async with asyncio.timeout(_COUNT_S):
+                counted = await counted
+        if type(counted) is int and counted > 0:
+            return counted
+        problem = f"gave {shown(counted)}, not a number of tokens"
+    except Exception as error:
+        problem = f"raised {type(error).__name__}"
+    if counter not in _warned:
+        _warned.append(counter)
+        _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
+    return None
+
+
+def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjection:
+    """The size of a request, based on the request before it. Each content is measured once.
+
+    The first request of an agent is measured whole. Its answer says how many tokens it was, so of later requests only
+    what was added is measured. ADK copies all contents for every request, so an old content is recognised by its
+    position. The last old one is looked at again: where it has changed (compaction, another history), the whole request
+    is measured and scaled by what was learned.
+    """
+    contents = request.contents
+    count = len(contents)
+    if known is not None and 0 < known.contents <= count and _look(contents[known.contents - 1]) == known.tail:
+        added, audio, tail = _measure(contents[known.contents :], known.answers)
+        upper, likely = known.tokens - (-added // UPPER), known.tokens + added // LIKELY
+        return PromptProjection(upper, likely, audio, known.size + added, count, tail or known.tail)
+    added, audio, look = _measure(contents)
+    size, tail = _overhead(request) + added, look or _EMPTY
+    if known is not None and known.size:
+        likely = size * known.tokens // known.size
+        return PromptProjection(likely + likely // 8, likely, audio, size, count, tail)
+    return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
+
+
+def _look(content: types.Content) -> Look:
+    lengths = 0
+    for part in content.parts or ():
+        if part.text is not None:
+            lengths += len(part.text)
+        elif part.function_call is not None:
+            lengths += lengths_of(part.function_call.args)
+        elif part.function_response is not None:
+            lengths += lengths_of(part.function_response.response)
+        elif part.inline_data is not None:
+            lengths += len(part.inline_data.data or b"")
+    return content.role, len(content.parts or ()), lengths
+
+
+def lengths_of(value: Any) -> int:
+    """The sum of the lengths of the texts, lists and dicts in the upper part of a value."""
+    total = 0
+    level: Any = (value,)
+    for _ in range(_LEVELS):
+        below: list[Any] = []
+        for item in level:
+            kind = type(item)
+            if kind is str:
+                total += len(item)
+            elif kind is dict:
+                total += len(item)
+                if len(below) < _WIDTH:
+                    below += itertools.islice(item.values(), _WIDTH)
+            elif kind is list or kind is tuple:
+                total += len(item)
+                if len(below) < _WIDTH:
+                    below += item[:_WIDTH]
+        if not below:
+            break
+        level = below
+    return total
+
+
+def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) -> tuple[int, int, Look | None]:
+    """Bytes of contents, media counted by the text that would have as many tokens; their audio tokens; and a look at
+    the last one.
+
+    ``answers``: what is known of large ones. One that has changed since is measured.
+    """
+    size = audio = 0
+    for content in contents:
+        for part in content.parts or ():
+            size += _PART
+            if part.text is not None:
+                size += len(part.text) if part.text.isascii() else text_size(part.text)
+            elif part.function_call is not None or part.function_response is not None:
+                call, answer, known = part.function_call, part.function_response, None
+                name, value = (call.name, call.args) if call else (answer.name, answer.response) if answer else ("", {})
+                if answers is not None and answer is not None:
+                    known = answers.get((name, lengths_of(value)))
+                if known is None:
+                    copy = copy_of(value)
+                    known = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
+                for entry in value.values() if type(value) is dict and len(value) <= _FEW else ():
+                    if type(entry) is str and 2 * len(entry) > known:
+                        break  # one text is most of it
+                else:
+                    known += known // 2  # fields have 2.4 bytes per token where text has 3.2
+                size += len(name or "") + known
+            elif part.inline_data is not None:
+                tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+                size, audio = size + tokens * UPPER, audio + sound
+            elif part.file_data is not None:
+                size += IMAGE_TOKENS * UPPER  # its length is unknown
+    return size, audio, _look(contents[-1]) if contents else None
+
+
+def _overhead(request: LlmRequest) -> int:
+    """Instruction and tool declarations: sent with every request, measured with the first."""
+    config = request.config
+    size = _instruction_size(config.system_instruction) if config.system_instruction else 0
+    for tool in config.tools or ():
+        for declaration in getattr(tool, "function_declarations", None) or ():
+            copy = copy_of(declaration.model_dump(exclude_none=True, mode="json"))
+            size += (max(len(copy) - HEAD, 0) if copy is not None else _ENOUGH) + _PART
+    return size
+
+
+def _instruction_size(value: Any) -> int:
+    if isinstance(value, str):
+        return text_size(value)
+    if isinstance(value, types.Content):
+        return _measure([value])[0]
+    if isinstance(value, list):
+        return sum(_instruction_size(item) for item in value)
+    return len(value.text) if isinstance(value, types.Part) and value.text else 0
