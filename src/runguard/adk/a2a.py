@@ -1,4 +1,7 @@
-"""Remote A2A agents: reservations before their calls, budgets that travel along, and stops on the far side."""
+"""Remote A2A agents: reservations before their calls, budgets that travel along, and stops on the far side.
+
+The hooks of ``plugin`` call ``RemoteCalls``. ``events`` calls ``remote_budget`` to read what a caller can pay for.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -22,23 +25,23 @@ from runguard.policy.settings import Policy, RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
 from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 
-# ---- Calls of ``RemoteA2aAgent``: a reservation before, what the reply reports after, and a stop on the far side.
-#
-# A call of a remote agent is one call on the account, whatever it does over there. It keeps its reservation while
-# it works. What its reply reports is added up and booked when it ends, however it ends.
-
 _log: Final = logging.getLogger("runguard")
 _NO_USAGE: Final = Unpriced(UNREPORTED, "the remote agent did not report its usage")
 _AGENTS_KEPT: Final = 1_000
+_Key = tuple[str, str, str | None]  # invocation, agent and branch
 
 
 @dataclass(slots=True)
 class _RemoteCall:
-    """One call of a remote agent."""
+    """One call of a remote agent. It is one call on the account, whatever it does over there.
+
+    It keeps its reservation while it works. What its reply reports is added up and booked when it ends, however it
+    ends.
+    """
 
     invocation: Invocation
     event: ModelCall
-    key: tuple[str, str, str | None]
+    key: _Key
     usage: Usage
     nano: int = 0
     reports: int = 0
@@ -51,7 +54,7 @@ class RemoteCalls:
     def __init__(self, guard: Guard, invocations: Invocations) -> None:
         self._guard, self._invocations = guard, invocations
         self._reader = ReplyReader()
-        self._open: dict[tuple[str, str, str | None], _RemoteCall] = {}
+        self._open: dict[_Key, _RemoteCall] = {}
         self._reported: set[str] = set()  # agents whose missing usage is in the log
 
     async def before(self, agent: BaseAgent, invocation: Invocation, lane: str, ic: InvocationContext) -> Trip | None:
@@ -178,25 +181,24 @@ def _stops(decision: Decision) -> bool:
     return decision.action >= Action.BLOCK and decision.enforced
 
 
-# ---- The budget in the metadata of an A2A request: written on the side that calls, read on the side that is called.
-#
-# ``{"runguard": {"v": 1, "max_usd": "0.25", "max_tokens": 9000}}``. ADK's server passes the metadata of a request on in
-# ``RunConfig.custom_metadata["a2a_metadata"]``.
+# ---- The budget in the metadata of a request: ``{"runguard": {"v": 1, "max_usd": "0.25", "max_tokens": 9000}}``
 
 _VERSION: Final = 1
-_NOTHING: Final[Ceiling] = (None, None)
-_KEPT: Final = 10_000
-_Key = tuple[str, str, str | None]  # invocation, agent and branch
-_sending: Final = Newest[_Key, Ceiling](_KEPT)
+_NO_CEILING: Final[Ceiling] = (None, None)
+_SENDING_KEPT: Final = 10_000
+_sending: Final = Newest[_Key, Ceiling](_SENDING_KEPT)
 
 
 def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:
-    """What the caller of an A2A server can pay for; and an error text when that cannot be read."""
+    """What the caller of an A2A server can pay for; and an error text when that cannot be read.
+
+    ADK's server passes the metadata of a request on in ``RunConfig.custom_metadata["a2a_metadata"]``.
+    """
     metadata = getattr(config, "custom_metadata", None) if policy.trust_remote_budget else None
     sent = metadata.get("a2a_metadata") if isinstance(metadata, Mapping) else None
     given = sent.get(METADATA_KEY) if isinstance(sent, Mapping) else None
     if given is None:
-        return _NOTHING, ""
+        return _NO_CEILING, ""
     try:
         if not isinstance(given, Mapping) or given.get("v") != _VERSION:
             raise PolicyError("unknown format")
@@ -208,12 +210,12 @@ def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:
             None if tokens is None else to_count(tokens, "max_tokens"),
         ), ""
     except PolicyError as error:
-        return _NOTHING, f"the budget in the A2A request cannot be used: {error}"
+        return _NO_CEILING, f"the budget in the A2A request cannot be used: {error}"
 
 
 def prepare(agent: BaseAgent, key: _Key, amount: Ceiling) -> None:
     """The next request of a remote agent carries ``amount``. Several guards: the lower one counts."""
-    _sending[key] = lower_ceiling(_sending.get(key, _NOTHING), amount)
+    _sending[key] = lower_ceiling(_sending.get(key, _NO_CEILING), amount)
     try:
         _connect(agent)
     except Exception:
@@ -251,7 +253,7 @@ class BudgetSender:
 
 def _with_budget(context: Any, metadata: Any) -> Any:
     try:
-        usd, tokens = _sending.get((context.invocation_id, context.agent.name, context.branch), _NOTHING)
+        usd, tokens = _sending.get((context.invocation_id, context.agent.name, context.branch), _NO_CEILING)
         if usd is None and tokens is None:
             return metadata
         amounts = {"max_usd": None if usd is None else str(to_usd(usd)), "max_tokens": tokens}

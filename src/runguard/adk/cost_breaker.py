@@ -367,17 +367,17 @@ async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-# ---- Refuses an input that tripped a breaker a moment ago: the same document in a new session would trip it again.
+# ---- The same input again
 
 REFUSED: Final = "breaker"  # the rule of a refusal
 _INPUTS_KEPT: Final = 1_000
 
 
 class Resubmissions:
-    """The latest run of each input, bounded. An input is the first message of a session: app, user, root agent and
-    content.
+    """Refuses an input that tripped a breaker a moment ago: the same document in a new session would trip it again.
 
-    A later message is never the same input, because the history before it differs.
+    An input is the first message of a session: app, user, root agent and content. A later message is never the same
+    input, because the history before it differs.
     """
 
     def __init__(self) -> None:

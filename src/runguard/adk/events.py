@@ -1,4 +1,8 @@
-"""Reads ADK's events, and finds the run of an invocation that starts or resumes."""
+"""Reads ADK's events, and finds the run of an invocation that starts or resumes.
+
+``plugin`` passes events to ``EventReader``. Its hooks, ``tool_hooks`` and ``cost_breaker`` find their invocation with
+``RunStarter``. ``guarded_llm`` finds its run with ``history_of`` and ``run_of``.
+"""
 
 import asyncio
 import logging
@@ -46,16 +50,19 @@ from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.providers.messages import FRAMEWORK_TOOLS, REQUESTS
 from runguard.providers.usage import CallUsage
 
-# ---- Reads ADK's events: answers of tools, hand-offs, usage of live models, and model calls that a callback or
-#      another plugin answered.
-
+_log: Final = logging.getLogger("runguard")
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 _USER: Final = "user"
 
 
 class EventReader:
-    """Passes the events of a guard's runs on to the guard."""
+    """Passes the events of a guard's runs on to the guard.
+
+    It reads answers of tools, hand-offs, usage of live models, and model calls that a callback or another plugin
+    answered. Answers of tools are judged on the function-response event. It precedes the next model call, and shows
+    what callbacks made of the answers.
+    """
 
     def __init__(self, guard: Guard, invocations: Invocations, stopper: Stopper) -> None:
         self._guard, self._invocations, self._stopper = guard, invocations, stopper
@@ -305,11 +312,14 @@ def _live_model(ic: InvocationContext, author: str) -> str:
     return getattr(model, "model", "") or ""
 
 
-# ---- The start of an invocation: a new run, a nested one, or one that is resumed after a pause.
+# ---- The start of an invocation
 
 
 class RunStarter:
-    """Registers invocations. ``policy_error``: an invalid policy, which stops every run."""
+    """Registers invocations: of a new run, of a nested one, or of one that is resumed after a pause.
+
+    ``policy_error``: an invalid policy, which stops every run.
+    """
 
     def __init__(self, guard: Guard, invocations: Invocations, reader: EventReader, policy_error: str | None) -> None:
         self._guard, self._invocations, self._reader = guard, invocations, reader
@@ -374,53 +384,7 @@ def _root_of(ic: InvocationContext) -> str:
     return getattr(ic.agent, "name", "") or ""
 
 
-# ---- Options for one call of a Runner:
-#
-# ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
-
-_KNOWN: Final = ("labels", "max_usd", "max_tokens")
-_LABELS_KEPT: Final = 64
-
-
-def run_options(given: Any) -> tuple[dict[str, str], int | None, int | None, str]:
-    """Labels, nano-USD, tokens; and an error text when they are invalid, which stops the run before it pays."""
-    if given is None:
-        return {}, None, None, ""
-    try:
-        return (*_read(given), "")
-    except PolicyError as error:
-        return {}, None, None, f"RunConfig.custom_metadata['runguard']: {error}"
-
-
-def _read(given: Any) -> tuple[dict[str, str], int | None, int | None]:
-    if not isinstance(given, Mapping):
-        raise PolicyError(f"must be a mapping with {', '.join(_KNOWN)}, not a {type(given).__name__}")
-    unknown = [str(name) for name in given if name not in _KNOWN]
-    if unknown:
-        raise PolicyError(f"{', '.join(unknown)}: unknown option; known: {', '.join(_KNOWN)}")
-    labels = given.get("labels") or {}
-    if not isinstance(labels, Mapping) or len(labels) > _LABELS_KEPT:
-        raise PolicyError(f"labels must be a mapping of at most {_LABELS_KEPT} names to values")
-    for name, value in labels.items():
-        if not isinstance(name, str) or not isinstance(value, str | int | float):
-            raise PolicyError(f"labels.{printable(str(name))} = {shown(value)}: give a text for each label")
-    max_usd, max_tokens = given.get("max_usd"), given.get("max_tokens")
-    return (
-        {str(name): str(value) for name, value in labels.items()},
-        None if max_usd is None else to_nano(max_usd, "max_usd"),
-        None if max_tokens is None else to_count(max_tokens, "max_tokens"),
-    )
-
-
-# ---- Finds the run of an invocation, and resumes one that has paused.
-#
-# ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names
-# the
-# id. Neither adds a message of the user. A further message of the user starts a new run, also where ADK uses the id of
-# a
-# paused task for it.
-
-_log: Final = logging.getLogger("runguard")
+# ---- The run of an invocation
 
 
 @dataclass(slots=True)
@@ -464,7 +428,12 @@ def _is_message(event: Event) -> bool:
 
 
 async def run_of(guard: Guard, info: RunInfo, history: SessionHistory) -> Run:
-    """The run to go on with, or a new one."""
+    """The run to go on with, or a new one.
+
+    ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names
+    the id. Neither adds a message of the user. A further message of the user starts a new run, also where ADK uses the
+    id of a paused task for it.
+    """
     if history.before:
         guard.pauses.discard(replace(info, run=history.before))
     if guard.pauses.belongs_to_others(info):
@@ -500,3 +469,42 @@ def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
             error,
         )
     return run
+
+
+# ---- Options for one call of a Runner
+
+_OPTIONS: Final = ("labels", "max_usd", "max_tokens")
+_LABELS_KEPT: Final = 64
+
+
+def run_options(given: Any) -> tuple[dict[str, str], int | None, int | None, str]:
+    """Labels, nano-USD, tokens; and an error text when they are invalid, which stops the run before it pays.
+
+    ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
+    """
+    if given is None:
+        return {}, None, None, ""
+    try:
+        return (*_read_options(given), "")
+    except PolicyError as error:
+        return {}, None, None, f"RunConfig.custom_metadata['runguard']: {error}"
+
+
+def _read_options(given: Any) -> tuple[dict[str, str], int | None, int | None]:
+    if not isinstance(given, Mapping):
+        raise PolicyError(f"must be a mapping with {', '.join(_OPTIONS)}, not a {type(given).__name__}")
+    unknown = [str(name) for name in given if name not in _OPTIONS]
+    if unknown:
+        raise PolicyError(f"{', '.join(unknown)}: unknown option; known: {', '.join(_OPTIONS)}")
+    labels = given.get("labels") or {}
+    if not isinstance(labels, Mapping) or len(labels) > _LABELS_KEPT:
+        raise PolicyError(f"labels must be a mapping of at most {_LABELS_KEPT} names to values")
+    for name, value in labels.items():
+        if not isinstance(name, str) or not isinstance(value, str | int | float):
+            raise PolicyError(f"labels.{printable(str(name))} = {shown(value)}: give a text for each label")
+    max_usd, max_tokens = given.get("max_usd"), given.get("max_tokens")
+    return (
+        {str(name): str(value) for name, value in labels.items()},
+        None if max_usd is None else to_nano(max_usd, "max_usd"),
+        None if max_tokens is None else to_count(max_tokens, "max_tokens"),
+    )

@@ -1,6 +1,6 @@
 """``GuardedLlm``: any model of ADK with a guard around it, so that an agent can be guarded by its ``model=`` alone.
 
-It passes calls on to the model inside and adds its guard to the layers around the call (``context``). ``model_calls``
+It passes calls on to the model inside and adds its guard to the layers around the call (``HERE``). ``model_calls``
 then asks the guard for each call that reaches a model, so a fallback that tries three models is three calls. The Runner
 says which run a call belongs to. Loops show in the tool answers that each request carries. Where the plugin guards the
 same run, it sees the tools better, and this guard checks only money and context.

@@ -1,8 +1,8 @@
-"""What RunGuard replaces in ADK, for whom, and how it is put back.
+"""What RunGuard replaces in ADK, for whom, and how it is put back; and the guarded stream of a run.
 
-Four methods of ``Runner`` (``runner_wrappers``) and one method of every model class (``model_calls``) are wrapped while
-a guard, a budget, a guarded model or a termination condition exists. The wrappers pass everything through for a Runner
-without a guard.
+Four methods of ``Runner`` (``runner``) and one method of every model class (``model_calls``) are wrapped while a guard,
+a budget, a guarded model or a termination condition exists: each calls a ``watch`` function. The wrappers pass
+everything through for a Runner without a guard, and else return ``guarded_stream``.
 """
 
 import logging
@@ -30,49 +30,6 @@ if TYPE_CHECKING:
     from runguard.adk.plugin import RunGuardPlugin
 
 _log: Final = logging.getLogger("runguard")
-_METHOD: Final = "generate_content_async"
-_ON_SUBCLASS: Final = "__pydantic_init_subclass__"
-_GUARDED_MODULE: Final = "runguard.adk.guarded_llm"  # GuardedLlm only passes calls on: the model inside is wrapped
-
-
-class ModelClasses:
-    """Wraps every class of models, and those that are defined later."""
-
-    def __init__(self) -> None:
-        self._originals: dict[type, Any] = {}
-        self._wrap: Callable[[Any], Any] = lambda original: original
-
-    def patch(self, wrap: Callable[[Any], Any]) -> None:
-        self._wrap = wrap
-        kinds: list[type] = [BaseLlm]
-        for kind in kinds:
-            kinds.extend(kind.__subclasses__())
-            if kind is not BaseLlm:
-                self._patch_class(kind)
-        if _ON_SUBCLASS not in BaseLlm.__dict__:
-            setattr(BaseLlm, _ON_SUBCLASS, classmethod(lambda kind, **_: self._patch_new(kind)))
-
-    def _patch_new(self, kind: type) -> None:
-        try:
-            self._patch_class(kind)
-        except Exception:
-            _log.exception("runguard.guard_error: calls of the model class '%s' are not seen", kind.__name__)
-
-    def _patch_class(self, kind: type) -> None:
-        if kind in self._originals or kind.__module__ == _GUARDED_MODULE:
-            return
-        original = kind.__dict__.get(_METHOD)
-        self._originals[kind] = original
-        if callable(original):
-            setattr(kind, _METHOD, self._wrap(original))
-
-    def unpatch(self) -> None:
-        for kind, original in self._originals.items():
-            if original is not None and getattr(kind.__dict__.get(_METHOD), "__wrapped__", None) is original:
-                setattr(kind, _METHOD, original)
-        self._originals.clear()
-        if _ON_SUBCLASS in BaseLlm.__dict__:
-            delattr(BaseLlm, _ON_SUBCLASS)
 
 
 class SyncRun(NamedTuple):
@@ -102,7 +59,6 @@ class InUse:
 
 
 IN_USE: Final = InUse()
-_models: Final = ModelClasses()
 _originals: Final[dict[str, Any]] = {}  # methods of Runner
 _lock: Final = threading.Lock()
 
@@ -169,113 +125,57 @@ def unpatch_if_unused() -> None:
         _models.unpatch()
 
 
-# ---- An installed guard whose policy is replaced while the process runs: one plugin per policy.
-#
-# Runners keep the plugin that they got, and runs in flight finish on the plugin that they started with. So every hook
-# looks up the plugin of its run. Without a replacement there is no lookup.
+# ---- Model classes
+
+_METHOD: Final = "generate_content_async"
+_ON_SUBCLASS: Final = "__pydantic_init_subclass__"
+_GUARDED_MODULE: Final = "runguard.adk.guarded_llm"  # GuardedLlm only passes calls on: the model inside is wrapped
 
 
-class Generations:
-    """The newest plugin, and the older ones that still have runs."""
+class ModelClasses:
+    """Wraps every class of models, and those that are defined later."""
 
-    __slots__ = ("_plugins",)
+    def __init__(self) -> None:
+        self._originals: dict[type, Any] = {}
+        self._wrap: Callable[[Any], Any] = lambda original: original
 
-    def __init__(self, first: "RunGuardPlugin") -> None:
-        # newest first; replaced as a whole, so that other threads see all of it
-        self._plugins: tuple[RunGuardPlugin, ...] = (first,)
-        first.invocations.owner = first
+    def patch(self, wrap: Callable[[Any], Any]) -> None:
+        self._wrap = wrap
+        kinds: list[type] = [BaseLlm]
+        for kind in kinds:
+            kinds.extend(kind.__subclasses__())
+            if kind is not BaseLlm:
+                self._patch_class(kind)
+        if _ON_SUBCLASS not in BaseLlm.__dict__:
+            setattr(BaseLlm, _ON_SUBCLASS, classmethod(lambda kind, **_: self._patch_new(kind)))
 
-    @property
-    def newest(self) -> "RunGuardPlugin":
-        return self._plugins[0]
+    def _patch_new(self, kind: type) -> None:
+        try:
+            self._patch_class(kind)
+        except Exception:
+            _log.exception("runguard.guard_error: calls of the model class '%s' are not seen", kind.__name__)
 
-    def add(self, plugin: "RunGuardPlugin") -> None:
-        """``plugin`` gets new runs from now on. Older plugins without runs are dropped."""
-        plugin.generations = self
-        plugin.invocations.owner = plugin
-        self._plugins = (plugin, *(older for older in self._plugins if older.invocations.known))
+    def _patch_class(self, kind: type) -> None:
+        if kind in self._originals or kind.__module__ == _GUARDED_MODULE:
+            return
+        original = kind.__dict__.get(_METHOD)
+        self._originals[kind] = original
+        if callable(original):
+            setattr(kind, _METHOD, self._wrap(original))
 
-    def of(self, invocation_id: str) -> "RunGuardPlugin":
-        """The plugin of a known invocation, else that of the tool call or the runner around it, else the newest."""
-        plugins = self._plugins
-        for plugin in plugins:
-            if plugin.invocations.find(invocation_id) is not None:
-                return plugin
-        stream = HERE.get().stream
-        owner: RunGuardPlugin | None = (
-            stream.registry.owner if stream is not None and stream.registry is not None else None
-        )
-        if owner is not None and owner.generations is self:
-            return owner
-        return self.here()
-
-    def here(self) -> "RunGuardPlugin":
-        """The plugin of a run that starts here: that of the tool call around it, else the newest."""
-        for plugin in self._plugins:
-            if enclosing_tool(plugin.guard) is not None:
-                return plugin
-        return self.newest
-
-    def put_in(self, plugins: list[Any], listed: "RunGuardPlugin") -> None:
-        """Replace an older plugin in a Runner's list, unless it has runs: ADK calls their hooks through the list."""
-        if listed is not self.newest and not listed.invocations.known:
-            plugins[plugins.index(listed)] = self.newest
+    def unpatch(self) -> None:
+        for kind, original in self._originals.items():
+            if original is not None and getattr(kind.__dict__.get(_METHOD), "__wrapped__", None) is original:
+                setattr(kind, _METHOD, original)
+        self._originals.clear()
+        if _ON_SUBCLASS in BaseLlm.__dict__:
+            delattr(BaseLlm, _ON_SUBCLASS)
 
 
-def invocation_of(given: dict[str, Any]) -> str:
-    """The invocation that a hook is called for, from its keyword arguments."""
-    context = given.get("callback_context") or given.get("tool_context") or given.get("invocation_context")
-    return getattr(context, "invocation_id", "") or ""
+_models: Final = ModelClasses()
 
 
-# ---- The events of a run, with what a guard has to do around them: end a stopped run, report its stop, forget the
-#      run.
-
-
-def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
-    """What a plugin raises to end an invocation from outside.
-
-    The stream knows of it even where nested branches hide the Halt.
-    """
-    stream = HERE.get().stream
-    if stream is not None:
-        stream.halted = (invocation_id, trip, text)
-    return Halt(trip)
-
-
-# ---- failures of RunGuard itself ------------------------------------------------------------------------------------
-
-
-def report_fault(error: Exception, registry: Invocations | None, here: RunnerStream | None = None) -> None:
-    """Report a failure of RunGuard around a run. The run keeps all its events.
-
-    Under ``on_guard_error="block"`` the run stops at its next call.
-    """
-    registries = [registry] if registry is not None else list(IN_USE.per_agent)
-    guards = [one.guard for one in registries]
-    if registry is None:
-        guards += IN_USE.of_models
-    if not guards:
-        name = type(error).__name__
-        _log.error("runguard.guard_error: the runner's wrapper failed with %s; the run goes on", name, exc_info=error)
-    for guard in guards:
-        guard.faults.note("runner", error)
-    if here is None:
-        return
-    for guard, run, _ in here.ends:
-        guard.stop_after("runner", error, run)
-    for one in registries:
-        for invocation in map(one.find, here.invocation_ids):
-            if invocation is not None:
-                one.guard.stop_after("runner", error, invocation.run.info.run)
-
-
-def note_fault(error: Exception, here: RunnerStream | None) -> None:
-    """Report a failure of RunGuard in a condition at work. The run goes on without the condition."""
-    report_fault(error, here.registry if here is not None else None, here)
-
-
-# ---- the events -----------------------------------------------------------------------------------------------------
+# ---- The events of a run
 
 
 async def guarded_stream(
@@ -290,6 +190,7 @@ async def guarded_stream(
 ) -> AsyncGenerator[Event, None]:
     """The events of a run. A failure of RunGuard removes none of them.
 
+    It ends a stopped run, reports its stop, and forgets the run when it is over.
     ``fault``: a failure of RunGuard before the run started. ``turn``: of a live connection.
     """
     nested = HERE.get().tool is not None
@@ -382,6 +283,17 @@ async def guarded_stream(
         raise failure
 
 
+def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
+    """What a plugin raises to end an invocation from outside.
+
+    The stream knows of it even where nested branches hide the Halt.
+    """
+    stream = HERE.get().stream
+    if stream is not None:
+        stream.halted = (invocation_id, trip, text)
+    return Halt(trip)
+
+
 async def _forget(here: RunnerStream, registry: Invocations | None, invocations: set[str]) -> Stop | None:
     """Forget everything of a run that is over, however it ended.
 
@@ -426,3 +338,95 @@ def _can_end(registry: Invocations, invocation_id: str) -> bool:
     """The whole run is stopped and no paid call is in flight: closing the stream now loses no paid work."""
     invocation = registry.find(invocation_id)
     return registry.stop_of(invocation_id) is not None and (invocation is None or invocation.is_quiet())
+
+
+# ---- Failures of RunGuard itself
+
+
+def report_fault(error: Exception, registry: Invocations | None, here: RunnerStream | None = None) -> None:
+    """Report a failure of RunGuard around a run. The run keeps all its events.
+
+    Under ``on_guard_error="block"`` the run stops at its next call.
+    """
+    registries = [registry] if registry is not None else list(IN_USE.per_agent)
+    guards = [one.guard for one in registries]
+    if registry is None:
+        guards += IN_USE.of_models
+    if not guards:
+        name = type(error).__name__
+        _log.error("runguard.guard_error: the runner's wrapper failed with %s; the run goes on", name, exc_info=error)
+    for guard in guards:
+        guard.faults.note("runner", error)
+    if here is None:
+        return
+    for guard, run, _ in here.ends:
+        guard.stop_after("runner", error, run)
+    for one in registries:
+        for invocation in map(one.find, here.invocation_ids):
+            if invocation is not None:
+                one.guard.stop_after("runner", error, invocation.run.info.run)
+
+
+def note_fault(error: Exception, here: RunnerStream | None) -> None:
+    """Report a failure of RunGuard in a condition at work. The run goes on without the condition."""
+    report_fault(error, here.registry if here is not None else None, here)
+
+
+# ---- An installed guard whose policy is replaced
+
+
+class Generations:
+    """One plugin per policy of an installed guard: the newest, and the older ones that still have runs.
+
+    Runners keep the plugin that they got, and runs in flight finish on the plugin that they started with. So every hook
+    looks up the plugin of its run. Without a replacement there is no lookup.
+    """
+
+    __slots__ = ("_plugins",)
+
+    def __init__(self, first: "RunGuardPlugin") -> None:
+        # newest first; replaced as a whole, so that other threads see all of it
+        self._plugins: tuple[RunGuardPlugin, ...] = (first,)
+        first.invocations.owner = first
+
+    @property
+    def newest(self) -> "RunGuardPlugin":
+        return self._plugins[0]
+
+    def add(self, plugin: "RunGuardPlugin") -> None:
+        """``plugin`` gets new runs from now on. Older plugins without runs are dropped."""
+        plugin.generations = self
+        plugin.invocations.owner = plugin
+        self._plugins = (plugin, *(older for older in self._plugins if older.invocations.known))
+
+    def of(self, invocation_id: str) -> "RunGuardPlugin":
+        """The plugin of a known invocation, else that of the tool call or the runner around it, else the newest."""
+        plugins = self._plugins
+        for plugin in plugins:
+            if plugin.invocations.find(invocation_id) is not None:
+                return plugin
+        stream = HERE.get().stream
+        owner: RunGuardPlugin | None = (
+            stream.registry.owner if stream is not None and stream.registry is not None else None
+        )
+        if owner is not None and owner.generations is self:
+            return owner
+        return self.here()
+
+    def here(self) -> "RunGuardPlugin":
+        """The plugin of a run that starts here: that of the tool call around it, else the newest."""
+        for plugin in self._plugins:
+            if enclosing_tool(plugin.guard) is not None:
+                return plugin
+        return self.newest
+
+    def put_in(self, plugins: list[Any], listed: "RunGuardPlugin") -> None:
+        """Replace an older plugin in a Runner's list, unless it has runs: ADK calls their hooks through the list."""
+        if listed is not self.newest and not listed.invocations.known:
+            plugins[plugins.index(listed)] = self.newest
+
+
+def invocation_of(given: dict[str, Any]) -> str:
+    """The invocation that a hook is called for, from its keyword arguments."""
+    context = given.get("callback_context") or given.get("tool_context") or given.get("invocation_context")
+    return getattr(context, "invocation_id", "") or ""

@@ -1,4 +1,10 @@
-"""``runguard.install()``, and the wrappers on ADK's ``Runner``."""
+"""``runguard.install()``, and the wrappers on ADK's ``Runner``, which ``patching`` puts on and takes off.
+
+The wrappers put an installed guard first in the plugin order, and end from outside a stopped run that ADK would let
+spin (a Workflow, or a loop that ignores escalation). They raise the typed error of ``on_stop="raise"`` in place of the
+stop event, which stays in the session. They record which run is at work, so that calls without a hook find their
+account.
+"""
 
 import logging
 import os
@@ -24,14 +30,12 @@ from runguard.engine.resume import retire
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.termination.conditions import checked
 
-# ---- ``runguard.install()``: one line that guards every Runner of the process, whenever it was built.
-
 _log: Final = logging.getLogger("runguard")
 _place = ("", 0)  # file and line of the install() in force
 
 
 def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
-    """Guard every ADK Runner of this process.
+    """Guard every ADK Runner of this process, whenever it was built.
 
     An equal second call returns the same plugin. A different one from the same file, such as an edited ``agent.py``
     that is loaded again, replaces the policy: spend, trips and stops are kept, and runs in flight finish under the
@@ -124,9 +128,7 @@ def _shown(place: tuple[str, int]) -> str:
 
 
 def _same(a: Policy, b: Policy) -> bool:
-    """Equal settings, and functions that come from the same place:
-    a lambda that is defined again is the same lambda.
-    """
+    """Equal settings, and functions that come from the same place: a lambda that is defined again is the same."""
     return all(_origin(getattr(a, name)) == _origin(getattr(b, name)) for name in Policy.model_fields)
 
 
@@ -137,16 +139,9 @@ def _origin(value: Any) -> Any:
     return (code.co_filename, code.co_firstlineno, code.co_code) if code is not None else value
 
 
-# ---- The wrappers on ADK's ``Runner``.
-#
-# They put an installed guard first in the plugin order, end from outside a stopped run that ADK would let spin (a
-# Workflow, or a loop that ignores escalation), raise the typed error of ``on_stop="raise"`` in place of the stop event,
-# which stays in the session, and record which run is at work, so that calls without a hook find their account.
+# ---- The guard of a Runner
 
-_blind_spots: Final[set[tuple[str, str, str]]] = set()
-
-
-# ---- the guard of a Runner ------------------------------------------------------------------------------------------
+_blind_spots: Final[set[tuple[str, str, str]]] = set()  # in the log already
 
 
 def guards_in(runner: Runner) -> list[RunGuardPlugin]:
@@ -221,7 +216,7 @@ def _warn_of_blind_spot(runner: Runner) -> None:
         )
 
 
-# ---- the wrapped methods --------------------------------------------------------------------------------------------
+# ---- The wrapped methods
 
 
 def _wrap_run_async(original: Any) -> Any:

@@ -1,5 +1,7 @@
-"""Carries out a stop: at a model call, at an agent, after a failure of the guard itself, and in loops that ADK cannot
-end.
+"""Stops on ADK: how one is carried out, what it looks like, how it is stored, and which error it raises.
+
+``plugin``, ``tool_hooks``, ``events`` and ``cost_breaker`` stop through ``Stopper``. The stream of a run in
+``patching``, the wrappers in ``runner`` and ``model_calls`` use the functions.
 """
 
 import asyncio
@@ -30,15 +32,11 @@ _SPINS_IN_ALL: Final = 300  # how often anything may be skipped without one mode
 _IDLE_LOOKS: Final = 10  # half a second
 
 
-def _one_more(skips: Skips, key: tuple[str, str | None], made: int) -> int:
-    """Count a skip. A model call in between starts the count anew: a loop may continue beside its stopped branch."""
-    times, before = skips.get(key, (0, made))
-    skips[key] = times, _ = (times + 1 if made == before else 1, made)
-    return times
-
-
 class Stopper:
-    """Ends the runs of one guard. It remembers failures of the guard, and does not ask a broken guard again."""
+    """Ends the runs of one guard: at a model call, at an agent, and in loops that ADK cannot end.
+
+    It remembers failures of the guard, and does not ask a broken guard again.
+    """
 
     def __init__(self, guard: Guard, invocations: Invocations) -> None:
         self._guard, self._invocations = guard, invocations
@@ -198,19 +196,24 @@ class Stopper:
         return trip
 
 
+def _one_more(skips: Skips, key: tuple[str, str | None], made: int) -> int:
+    """Count a skip. A model call in between starts the count anew: a loop may continue beside its stopped branch."""
+    times, before = skips.get(key, (0, made))
+    skips[key] = times, _ = (times + 1 if made == before else 1, made)
+    return times
+
+
 def _context_in(given: Any) -> InvocationContext | None:
     """The invocation that a hook was called for."""
     return given if isinstance(given, InvocationContext) else getattr(given, "_invocation_context", None)
 
 
 def _thought(text: str) -> types.Content:
+    """As ``stop_content``, for where that may be what failed."""
     return types.Content(role="model", parts=[types.Part(text=text, thought=True)])
 
 
-# ---- What a stop or a refusal looks like on ADK, how it is stored, and where it may escalate.
-#
-# The stop is never an agent's answer: a ``thought`` part with ``error_code`` and ``error_message`` does not land in
-# ``output_key``, does not break an ``output_schema`` and does not enter the next prompt. Plain text would do all three.
+# ---- What a stop or a refusal looks like
 
 
 class Halt(BaseException):
@@ -226,6 +229,11 @@ def stop_content(text: str) -> types.Content:
 
 
 def stop_response(trip: Trip, text: str) -> LlmResponse:
+    """The answer to a model call that a stop prevents. It is never the agent's answer.
+
+    A ``thought`` part with ``error_code`` and ``error_message`` does not land in ``output_key``, does not break an
+    ``output_schema`` and does not enter the next prompt. Plain text would do all three.
+    """
     return LlmResponse(
         content=stop_content(text),
         error_code=STOP_CODE,
@@ -269,7 +277,7 @@ def may_escalate(agent: BaseAgent) -> bool:
     return not isinstance(agent.parent_agent, ParallelAgent)
 
 
-# ---- in the session -------------------------------------------------------------------------------------------------
+# ---- The stop in the session
 
 
 async def stored_stop(
@@ -334,10 +342,10 @@ def answer_to(asker: Event, calls: list[types.FunctionCall], invocation_id: str,
     return Event(author=asker.author, invocation_id=invocation_id, branch=asker.branch, content=content)
 
 
-# ---- Which guard a stop event comes from, and the error that ``on_stop="raise"`` raises in its place.
+# ---- Which guard a stop event comes from, and the error in its place
 
-_KEPT: Final = 10_000
-_owners: Final = Newest[str, weakref.ref[Invocations]](_KEPT)  # by the id of the trip
+_OWNERS_KEPT: Final = 10_000
+_owners: Final = Newest[str, weakref.ref[Invocations]](_OWNERS_KEPT)  # by the id of the trip
 
 Stop = tuple[str, Invocations]  # the id of a trip, and the registry of its guard
 
@@ -387,7 +395,7 @@ def _error_for(trip: Trip, policy: Policy) -> RunStoppedError:
     return RunStoppedError.of(trip)
 
 
-# ---- Waiting for paid work: model calls that are in flight when a run must be ended from outside.
+# ---- Waiting for paid work
 
 _LOOK_S: Final = 0.05
 _LOOKS: Final = 600  # half a minute
@@ -405,14 +413,15 @@ async def until_done(is_done: Callable[[], bool]) -> bool:
     return True
 
 
-# ---- Live connections: when a stopped one may be closed, and how its stop is stored.
-#
-# ADK does not end a live connection after a stop: it calls the hooks for every further user content, and sends audio
-# without a hook. So the stream closes the connection once the stop was reported and the model is between two answers.
+# ---- Live connections
 
 
 class LiveTurn:
-    """Whether the model of a live connection is in the middle of an answer."""
+    """Whether the model of a live connection is in the middle of an answer.
+
+    ADK does not end a live connection after a stop: it calls the hooks for every further user content, and sends audio
+    without a hook. So the stream closes the connection once the stop was reported and the model is between two answers.
+    """
 
     __slots__ = ("is_open",)
 

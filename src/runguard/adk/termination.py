@@ -1,4 +1,8 @@
-"""Termination conditions on ADK: for a run of a Runner, or for one agent inside of it."""
+"""Termination conditions on ADK: for a run of a Runner, or for one agent inside of it.
+
+Users register ``TerminationPlugin`` or call ``terminate``. The wrappers in ``runner`` call ``until_terminated`` around
+a run and ``LOOP_TERMINATION`` under ``install()``. ``model_calls`` calls ``asked_first`` before a model call.
+"""
 
 import asyncio
 import logging
@@ -36,6 +40,7 @@ from runguard.termination.conditions import (
     termination_reason,
 )
 
+_log: Final = logging.getLogger("runguard")
 _OWN: Final = "__runguard_termination__"
 _RUN: Final = "_run_async_impl"
 _CONDITION: Final = "__runguard_condition__"
@@ -112,56 +117,8 @@ def _run_until(original: Any, condition: TerminationCondition, scope: str) -> An
     return run_until
 
 
-# ---- under install(): a keyword of ADK ------------------------------------------------------------------------------
+# ---- One condition at work
 
-
-def _get_condition(loop: "LoopAgent") -> TerminationCondition | None:
-    return getattr(loop.__dict__.get(_RUN), _CONDITION, None)
-
-
-def _set_condition(loop: "LoopAgent", condition: TerminationCondition | None) -> None:
-    if condition is not None:
-        terminate(loop, condition)
-    elif _get_condition(loop) is not None:
-        del loop.__dict__[_RUN]
-
-
-_PROPERTY: Final = property(
-    _get_condition, _set_condition, doc="The condition that ends this loop, or None. Added by runguard.install()."
-)
-
-
-class LoopTermination:
-    """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
-
-    def put_on(self) -> None:
-        from google.adk.agents import LoopAgent
-
-        if KEYWORD in LoopAgent.model_fields:
-            return  # this ADK has it
-        LOOP_KEYWORD.put_on()
-        LOOP_KEYWORD.accept = terminate
-        setattr(LoopAgent, KEYWORD, _PROPERTY)
-
-    def take_off(self) -> None:
-        from google.adk.agents import LoopAgent
-
-        LOOP_KEYWORD.take_off()
-        if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
-            delattr(LoopAgent, KEYWORD)
-
-
-LOOP_TERMINATION: Final = LoopTermination()
-
-# ---- One termination condition at work: what it has seen, and how it ends the wait for the next event.
-#
-# A condition sees every event after it was yielded. Before every model call that it covers, it is asked again: what is
-# known without an event (time, tokens, cost, an external signal) ends the work before that call is paid. Calls in
-# flight
-# are waited for; an external signal or a timeout ends them. Open function calls get an answer, so that the next turn
-# works.
-
-_log: Final = logging.getLogger("runguard")
 _SOONEST_S: Final = 0.02
 _COUNTED_KEPT: Final = 1_024
 _REPR_CHARS: Final = 500
@@ -179,7 +136,13 @@ class PaidAnswer:
 
 
 class Watched:
-    """One condition at work, with what it has to know to end cleanly."""
+    """One condition at work, with what it has to know to end cleanly.
+
+    The condition sees every event after it was yielded. Before every model call that it covers, it is asked again: what
+    is known without an event (time, tokens, cost, an external signal) ends the work before that call is paid. Calls in
+    flight are waited for; an external signal or a timeout ends them. Open function calls get an answer, so that the
+    next turn works.
+    """
 
     def __init__(self, condition: TerminationCondition) -> None:
         # set for the condition of a Runner's root agent, which must not be watched twice
@@ -494,7 +457,61 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
         yield ending
 
 
-# ---- Model calls under termination conditions: a call is made unless a condition around it has fired.
+# ---- The conditions of a run
+
+
+def until_terminated(
+    runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str
+) -> AsyncGenerator[Event, None]:
+    """The events of a run until a condition fires: of its root agent, of its call (``given``), or of its plugins."""
+    own, scope = condition_of(runner.agent)
+    found = [own, given]
+    if HERE.get().stream is None:  # a run inside of another is part of that one
+        found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, TerminationPlugin)]
+        found.append(Passive() if IN_USE.has_run_conditions else None)  # around all others
+    for condition in found:
+        if condition is not None:
+            watched = Watched(checked(condition))
+            watched.of_root = own if condition is own else None
+            ends_run = condition is own and scope == "run"
+            events = until(events, watched, _finish(runner, watched, user, session, ends_run))
+    return events
+
+
+def _finish(runner: Runner, watched: Watched, user: str, session: str, ends_run: bool) -> Finish:
+    async def finish(invocation_id: str, last_reason: str | None) -> list[Event]:
+        try:
+            if ends_run:
+                watched.end_run()
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        stored = None
+        try:
+            stored = await read_session(runner, user, session)
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        if not invocation_id and stored is not None and stored.events:
+            # it ended before its first event: use that of the user's message
+            invocation_id = stored.events[-1].invocation_id
+        answers: list[Event] | None = None
+        try:
+            answers = answers_to_open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        author = getattr(runner.agent, "name", "") or "runguard"
+        events = watched.last_events(author, invocation_id, None, answers, escalate=True)
+        if last_reason == watched.reason and len(events) == 1:
+            return []  # the agent that ended the run has reported it
+        try:
+            await store(runner, stored, events)
+        except Exception as error:
+            note_fault(error, HERE.get().stream)
+        return events
+
+    return finish
+
+
+# ---- Model calls under conditions
 
 
 async def asked_first(
@@ -574,8 +591,7 @@ def _billed(usage: CallUsage, request: LlmRequest) -> CallBill:
     return usage.bill(size.upper, size.audio)
 
 
-# ---- The event by which a termination condition ends the work. Imported when one fires: pydantic builds these
-#      classes.
+# ---- The event by which a condition ends the work
 
 
 class TerminationActions(EventActions):
@@ -594,55 +610,39 @@ class TerminationEvent(Event):
         return False
 
 
-# ---- The termination conditions of a run: the one given with the call, those of its plugins, that of its root agent.
+# ---- Under install(): a keyword of ADK's LoopAgent
 
 
-def until_terminated(
-    runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str
-) -> AsyncGenerator[Event, None]:
-    """The events of a run until one of its conditions fires."""
-    own, scope = condition_of(runner.agent)
-    found = [own, given]
-    if HERE.get().stream is None:  # a run inside of another is part of that one
-        found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, TerminationPlugin)]
-        found.append(Passive() if IN_USE.has_run_conditions else None)  # around all others
-    for condition in found:
-        if condition is not None:
-            watched = Watched(checked(condition))
-            watched.of_root = own if condition is own else None
-            ends_run = condition is own and scope == "run"
-            events = until(events, watched, _finish(runner, watched, user, session, ends_run))
-    return events
+def _get_condition(loop: LoopAgent) -> TerminationCondition | None:
+    return getattr(loop.__dict__.get(_RUN), _CONDITION, None)
 
 
-def _finish(runner: Runner, watched: Watched, user: str, session: str, ends_run: bool) -> Finish:
-    async def finish(invocation_id: str, last_reason: str | None) -> list[Event]:
-        try:
-            if ends_run:
-                watched.end_run()
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
-        stored = None
-        try:
-            stored = await read_session(runner, user, session)
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
-        if not invocation_id and stored is not None and stored.events:
-            # it ended before its first event: use that of the user's message
-            invocation_id = stored.events[-1].invocation_id
-        answers: list[Event] | None = None
-        try:
-            answers = answers_to_open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
-        author = getattr(runner.agent, "name", "") or "runguard"
-        events = watched.last_events(author, invocation_id, None, answers, escalate=True)
-        if last_reason == watched.reason and len(events) == 1:
-            return []  # the agent that ended the run has reported it
-        try:
-            await store(runner, stored, events)
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
-        return events
+def _set_condition(loop: LoopAgent, condition: TerminationCondition | None) -> None:
+    if condition is not None:
+        terminate(loop, condition)
+    elif _get_condition(loop) is not None:
+        del loop.__dict__[_RUN]
 
-    return finish
+
+_PROPERTY: Final = property(
+    _get_condition, _set_condition, doc="The condition that ends this loop, or None. Added by runguard.install()."
+)
+
+
+class LoopTermination:
+    """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
+
+    def put_on(self) -> None:
+        if KEYWORD in LoopAgent.model_fields:
+            return  # this ADK has it
+        LOOP_KEYWORD.put_on()
+        LOOP_KEYWORD.accept = terminate
+        setattr(LoopAgent, KEYWORD, _PROPERTY)
+
+    def take_off(self) -> None:
+        LOOP_KEYWORD.take_off()
+        if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
+            delattr(LoopAgent, KEYWORD)
+
+
+LOOP_TERMINATION: Final = LoopTermination()

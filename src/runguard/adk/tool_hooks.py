@@ -1,4 +1,7 @@
-"""What the plugin does before and after a tool call: check it, refuse it, time it, and record how it failed."""
+"""What the plugin does before and after a tool call: check it, refuse it, time it, and record how it failed.
+
+The hooks of ``plugin`` call ``ToolHooks``, and ``cost_breaker`` drives them by callbacks.
+"""
 
 import asyncio
 import inspect
@@ -40,6 +43,7 @@ from runguard.engine.guard import Guard
 from runguard.policy.tools import Each, Fields, Kind
 from runguard.providers.messages import FRAMEWORK_TOOLS, TRANSFER
 
+_log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK
 _ERROR, _TIMEOUT, _UNKNOWN_TOOL = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL
 _TOOLS_KEPT: Final = 4_096
@@ -222,19 +226,19 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {words}"
 
 
-# ---- The app's own verdict on a tool's answer.
-#
-# ADK's logging plugins take a ``tool_result_classifier`` (from ADK 2.13 on) that knows which answers of the app's tools
-# are failures. Where a plugin of the same app has one, its verdict comes before RunGuard's own rules.
+# ---- The app's own verdict on a tool's answer
 
-_log: Final = logging.getLogger("runguard")
 _VERDICTS: Final = {"OK": Outcome.OK, "ERROR": Outcome.FAILED}
-_failed: Final[set[str]] = set()  # tools whose answer made a classifier raise: logged once each
-_FAILED_KEPT: Final = 256
+_warned: Final[set[str]] = set()  # tools whose answer made a classifier raise: logged once each
+_WARNED_KEPT: Final = 256
 
 
 def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> Outcome | None:
-    """The verdict of the first classifier that has one, or None."""
+    """The verdict of the first classifier that has one, or None. It comes before RunGuard's own rules.
+
+    ADK's logging plugins take a ``tool_result_classifier`` (from ADK 2.13 on) that knows which answers of the app's
+    tools are failures.
+    """
     for plugin in tool_context._invocation_context.plugin_manager.plugins:
         classify = getattr(plugin, "_tool_result_classifier", None) or getattr(
             getattr(plugin, "config", None), "tool_result_classifier", None
@@ -245,8 +249,8 @@ def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolCon
             verdict = classify(tool=tool, tool_args=tool_args, tool_context=tool_context, result=result)
             status = getattr(verdict, "status", None)
         except Exception as error:
-            if tool.name not in _failed and len(_failed) < _FAILED_KEPT:
-                _failed.add(tool.name)
+            if tool.name not in _warned and len(_warned) < _WARNED_KEPT:
+                _warned.add(tool.name)
                 _log.warning(
                     "runguard.classifier_failed: tool_result_classifier raised %s on an answer of %s; RunGuard judges "
                     "such answers by its own rules",
@@ -259,12 +263,133 @@ def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolCon
     return None
 
 
-# ---- What a tool of ADK declares about its arguments, and which of them reach its code.
-#
-# ``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
-# function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass with
-# its own ``run_async`` may treat arguments in another way, so there every argument counts, as for MCP, OpenAPI and all
-# other tools; only the types in their schema are used.
+# ---- Tools with a price
+
+_PRICED_MARK: Final = "_runguard_priced"
+
+
+async def reserve_price(guard: Guard, invocation: Invocation, tool: BaseTool, event: ToolCall, args: Any) -> Decision:
+    """Hold the price of a call that the rules have allowed. Calls inside of the tool do not wait for this hold."""
+    _note_execution(tool)
+    decision = await guard.reserve_tool(invocation.run, event, args)
+    charge = guard.tool_prices.charge_of(invocation.run, event.id)
+    if charge is not None:
+        OWNERS.set((*(owner for owner in OWNERS.get() if not owner.over), charge))
+    return decision
+
+
+def settle_price(
+    guard: Guard, invocation: Invocation, tool: BaseTool, context: ToolContext, args: Any, answer: object
+) -> None:
+    """The hook after a tool: ``answer`` is its result, or the exception that it raised."""
+    call_id = context.function_call_id or ""
+    call = invocation.calls.get(call_id)
+    actions = context.actions
+    waits = call_id in (actions.requested_tool_confirmations or ()) or call_id in (actions.requested_auth_configs or ())
+    if waits or not _was_executed(call, invocation) or _lacks_arguments(tool, answer):
+        guard.release_tool(invocation.run, call_id)
+    elif isinstance(answer, asyncio.CancelledError):
+        guard.tool_prices.settle_unknown(invocation.run, call_id)
+    else:
+        guard.settle_tool(invocation.run, call_id, args, answer)
+
+
+def _was_executed(call: OpenToolCall | None, invocation: Invocation) -> bool:
+    # a live model's streaming tools are not called through run_async
+    return invocation.live or (call is not None and call.executed)
+
+
+def _lacks_arguments(tool: BaseTool, answer: object) -> bool:
+    """Whether ADK answered in the tool's place, because the model left out arguments."""
+    error = answer.get("error") if isinstance(answer, dict) and len(answer) == 1 else None
+    return isinstance(error, str) and error.startswith(f"Invoking `{tool.name}()` failed as the following mandatory")
+
+
+def _note_execution(tool: BaseTool) -> None:
+    """Wrap the tool's own ``run_async``, once per tool object, to see whether the tool was executed.
+
+    ADK calls the hook after a tool also where a callback or another plugin answered instead of it.
+    """
+    if getattr(tool, _PRICED_MARK, False):
+        return
+    original = tool.run_async
+
+    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        around = HERE.get().tool
+        if around is not None and around.call_id == tool_context.function_call_id:
+            call = around.invocation.calls.get(around.call_id)
+            if call is not None:
+                call.executed = True
+        return await original(args=args, tool_context=tool_context)
+
+    tool.run_async = run_async  # type: ignore[method-assign]
+    setattr(tool, _PRICED_MARK, True)
+
+
+# ---- Deadlines of tools
+
+_TIMED_MARK: Final = "_runguard_timed"
+
+
+def limit_time(tool: BaseTool) -> None:
+    """Make calls of this tool end at their deadline. A sync function cannot be ended: it is judged when it returns.
+
+    The tool's own ``run_async`` is wrapped once per tool object. ``HERE`` names the limit that applies, so the tool
+    keeps nothing of a run. Nothing else can end one call without cancelling the run around it.
+    """
+    if getattr(tool, _TIMED_MARK, False):
+        return
+    function = getattr(tool, "func", None)
+    if function is not None and not (
+        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    ):
+        return
+    original = tool.run_async
+
+    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
+        around, left = HERE.get().tool, None
+        try:
+            if around is not None and around.call_id == tool_context.function_call_id:
+                left = _seconds_left(around)
+        except Exception as fault:
+            if around is not None:
+                around.guard.fault("tool time", fault, around.invocation.run.info.run)
+        if around is None or left is None:
+            return await original(args=args, tool_context=tool_context)
+        try:
+            async with asyncio.timeout(max(left, 0.0)) as limit:
+                return await original(args=args, tool_context=tool_context)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the tool's own timeout, not ours
+            around.guard.faults.attempt("tool time", timed_out, around)
+            return {
+                "error": (
+                    f"'{tool.name}' took too long and was ended. Do not call it again in the same way in this turn."
+                )
+            }
+
+    tool.run_async = run_async  # type: ignore[method-assign]
+    setattr(tool, _TIMED_MARK, True)
+
+
+def timed_out(around: EnclosingTool) -> None:
+    call = around.invocation.calls.get(around.call_id)
+    if call is not None and call.outcome is None:
+        call.outcome, call.error = Outcome.TIMEOUT, "timed out"
+        around.guard.report_failure(around.invocation.run, call.tool, around.call_id)
+
+
+def _seconds_left(around: EnclosingTool) -> float | None:
+    guard, rule = around.guard, around.guard.tool_rule(around.name)
+    left = rule.max_seconds if rule is not None else None
+    if guard.policy.max_seconds is not None:
+        run_left = around.invocation.run.started + guard.policy.max_seconds - guard.clock()
+        left = run_left if left is None else min(left, run_left)
+    return left
+
+
+# ---- What a tool declares about its arguments, and which of them reach its code
 
 _INJECTED: Final = ("tool_context", "input_stream")
 _EMPTY: Final[tuple[Any, ...]] = (list, dict, set, tuple, str)  # factories of defaults that are always the same
@@ -275,24 +400,27 @@ _PLAIN: Final = {
     f"google.adk.tools.{module}" for module in ("function_tool", "authenticated_function_tool", "google_tool")
 }
 
-_known: "weakref.WeakKeyDictionary[BaseTool, tuple[int, Fields | None]]" = weakref.WeakKeyDictionary()
+_declared: "weakref.WeakKeyDictionary[BaseTool, tuple[int, Fields | None]]" = weakref.WeakKeyDictionary()
 
 
 def declared_by(tool: BaseTool) -> Fields | None:
-    """What is declared about the arguments of a tool; None where nothing is known."""
+    """What is declared about the arguments of a tool; None where nothing is known.
+
+    ``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
+    function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass
+    with its own ``run_async`` may treat arguments in another way, so there every argument counts, as for MCP, OpenAPI
+    and all other tools; only the types in their schema are used.
+    """
     try:
-        known, function = _known.get(tool), id(getattr(tool, "func", None))
+        known, function = _declared.get(tool), id(getattr(tool, "func", None))
         if known is None or known[0] != function:
-            known = _known[tool] = (
+            known = _declared[tool] = (
                 function,
                 _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool),
             )
         return known[1]
     except Exception:  # an unhashable tool, or a declaration that cannot be read
         return None
-
-
-# ---- functions ------------------------------------------------------------------------------------------------------
 
 
 def _parameters(tool: FunctionTool) -> Fields:
@@ -389,9 +517,7 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _model(model: type[BaseModel], models: dict[type, Fields | None]) -> Fields | None:
-    """The fields of a model that drops what it does not declare; None for one
-    that may look at everything it is given.
-    """
+    """The fields of a model that drops what it does not declare; None for one that may look at all it is given."""
     if _reads_input(model):
         models[model] = None
         return None
@@ -428,9 +554,6 @@ def _reads_input(model: type[BaseModel]) -> bool:
         or issubclass(model, RootModel)
     )
     return paths or validators or own or special or model.__pydantic_custom_init__
-
-
-# ---- schemas --------------------------------------------------------------------------------------------------------
 
 
 def _schema(tool: BaseTool) -> Fields | None:
@@ -470,127 +593,3 @@ def _schema_kind(schema: Any) -> Kind:
         case ["object"]:
             return Fields({name: _schema_kind(of) for name, of in (schema.get("properties") or {}).items()})
     return None
-
-
-# ---- Tools with a price on ADK: the price is reserved in the hook before the tool and settled in the one after it.
-#
-# ADK calls the hook after a tool also where a callback or another plugin answered instead of it. So the tool's own
-# ``run_async`` is wrapped, once per tool object, to see whether the tool was executed.
-
-_PRICED_MARK: Final = "_runguard_priced"
-
-
-async def reserve_price(guard: Guard, invocation: Invocation, tool: BaseTool, event: ToolCall, args: Any) -> Decision:
-    """Hold the price of a call that the rules have allowed. Calls inside of the tool do not wait for this hold."""
-    _watch(tool)
-    decision = await guard.reserve_tool(invocation.run, event, args)
-    charge = guard.tool_prices.charge_of(invocation.run, event.id)
-    if charge is not None:
-        OWNERS.set((*(owner for owner in OWNERS.get() if not owner.over), charge))
-    return decision
-
-
-def settle_price(
-    guard: Guard, invocation: Invocation, tool: BaseTool, context: ToolContext, args: Any, answer: object
-) -> None:
-    """The hook after a tool: ``answer`` is its result, or the exception that it raised."""
-    call_id = context.function_call_id or ""
-    call = invocation.calls.get(call_id)
-    actions = context.actions
-    waits = call_id in (actions.requested_tool_confirmations or ()) or call_id in (actions.requested_auth_configs or ())
-    if waits or not _was_executed(call, invocation) or _lacks_arguments(tool, answer):
-        guard.release_tool(invocation.run, call_id)
-    elif isinstance(answer, asyncio.CancelledError):
-        guard.tool_prices.settle_unknown(invocation.run, call_id)
-    else:
-        guard.settle_tool(invocation.run, call_id, args, answer)
-
-
-def _was_executed(call: OpenToolCall | None, invocation: Invocation) -> bool:
-    # a live model's streaming tools are not called through run_async
-    return invocation.live or (call is not None and call.executed)
-
-
-def _lacks_arguments(tool: BaseTool, answer: object) -> bool:
-    """Whether ADK answered in the tool's place, because the model left out arguments."""
-    error = answer.get("error") if isinstance(answer, dict) and len(answer) == 1 else None
-    return isinstance(error, str) and error.startswith(f"Invoking `{tool.name}()` failed as the following mandatory")
-
-
-def _watch(tool: BaseTool) -> None:
-    if getattr(tool, _PRICED_MARK, False):
-        return
-    original = tool.run_async
-
-    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        around = HERE.get().tool
-        if around is not None and around.call_id == tool_context.function_call_id:
-            call = around.invocation.calls.get(around.call_id)
-            if call is not None:
-                call.executed = True
-        return await original(args=args, tool_context=tool_context)
-
-    tool.run_async = run_async  # type: ignore[method-assign]
-    setattr(tool, _PRICED_MARK, True)
-
-
-# ---- Deadlines of tools: an async call is ended when its time is up, a sync one is judged when it returns.
-#
-# The tool's own ``run_async`` is wrapped once per tool object, when a limit first applies to it; the context
-# names the limit that applies, so the tool keeps nothing of a run. Nothing else can end one call without cancelling the
-# run around it.
-
-_TIMED_MARK = "_runguard_timed"
-
-
-def limit_time(tool: BaseTool) -> None:
-    """Make calls of this tool end at their deadline. A sync function cannot be ended: it is judged when it returns."""
-    if getattr(tool, _TIMED_MARK, False):
-        return
-    function = getattr(tool, "func", None)
-    if function is not None and not (
-        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    ):
-        return
-    original = tool.run_async
-
-    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        around, left = HERE.get().tool, None
-        try:
-            left = _left(around) if around is not None and around.call_id == tool_context.function_call_id else None
-        except Exception as fault:
-            if around is not None:
-                around.guard.fault("tool time", fault, around.invocation.run.info.run)
-        if around is None or left is None:
-            return await original(args=args, tool_context=tool_context)
-        try:
-            async with asyncio.timeout(max(left, 0.0)) as limit:
-                return await original(args=args, tool_context=tool_context)
-        except TimeoutError:
-            if not limit.expired():
-                raise  # the tool's own timeout, not ours
-            around.guard.faults.attempt("tool time", timed_out, around)
-            return {
-                "error": (
-                    f"'{tool.name}' took too long and was ended. Do not call it again in the same way in this turn."
-                )
-            }
-
-    tool.run_async = run_async  # type: ignore[method-assign]
-    setattr(tool, _TIMED_MARK, True)
-
-
-def timed_out(around: EnclosingTool) -> None:
-    call = around.invocation.calls.get(around.call_id)
-    if call is not None and call.outcome is None:
-        call.outcome, call.error = Outcome.TIMEOUT, "timed out"
-        around.guard.report_failure(around.invocation.run, call.tool, around.call_id)
-
-
-def _left(around: EnclosingTool) -> float | None:
-    guard, rule = around.guard, around.guard.tool_rule(around.name)
-    left = rule.max_seconds if rule is not None else None
-    if guard.policy.max_seconds is not None:
-        run_left = around.invocation.run.started + guard.policy.max_seconds - guard.clock()
-        left = run_left if left is None else min(left, run_left)
-    return left
