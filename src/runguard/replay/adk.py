@@ -1,4 +1,7 @@
-"""Recordings of ADK: stored events, JSON exports, session databases, and calls of remote agents."""
+"""Read recordings of ADK: JSON exports, eval sets and session databases, all from their stored events.
+
+``sources`` calls it. Keys may be in snake or camel case.
+"""
 
 import io
 import json
@@ -7,16 +10,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 from urllib.parse import quote
 
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
-from runguard.core.events import AgentEntered, ModelCall, Outcome
+from runguard.core.events import Outcome
 from runguard.core.identity import CHARS_PER_TOKEN, Newest, answer_text, size_of, words_name
 from runguard.engine.resume import run_name
-from runguard.policy.settings import reserved_for
-from runguard.pricing.rates import Rates, Usage
-from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
+from runguard.pricing.rates import Usage
+from runguard.providers.a2a import RESPONSE_KEY, ReplyReader
 from runguard.providers.usage import CallUsage, EventUsage
 from runguard.replay.steps import (
     DAMAGED,
@@ -43,11 +45,7 @@ from runguard.replay.steps import (
     word,
 )
 
-if TYPE_CHECKING:
-    from runguard.replay.player import Player
-
-# ---- ADK's stored events, snake or camel case -> neutral steps: what the live adapter reads from hooks, read from
-#      the record.
+# ---- stored events as steps: what the live adapter reads from hooks, read from the record
 
 _Data = dict[str, Any]
 _USER: Final = "user"
@@ -239,10 +237,10 @@ def _change(event: dict[str, Any], actions: dict[str, Any], parts: list[dict[str
     return words_name(answer_text(changed)) if changed else 0
 
 
-# ---- ADK's JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets;
-#      snake and camel case.
+# ---- JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets
 
 _HEAD: Final = 64 * 1024
+_TELLING: Final = ("events", "eval_cases", "evalCases", "appName", "app_name", "eval_set_id", "evalSetId")
 _ENOUGH: Final = 64_000_000
 
 
@@ -283,9 +281,6 @@ def is_one_object(path: Path) -> bool:
     head = _head(path)
     first, broken, _ = head.partition("\n")
     return head.startswith("[") or (bool(broken) and head.startswith("{") and first.strip() in ("{", ""))
-
-
-_TELLING: Final = ("events", "eval_cases", "evalCases", "appName", "app_name", "eval_set_id", "evalSetId")
 
 
 def runs_of(path: Path, max_unpacked: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
@@ -485,9 +480,7 @@ class Document:
         return history + size
 
 
-# ---- ADK's session databases: SqliteSessionService, and DatabaseSessionService (schema v1) on SQLite or Postgres.
-#      Only read, never written.
-#
+# ---- session databases: SqliteSessionService, and DatabaseSessionService (schema v1); only read
 # The legacy schema of DatabaseSessionService keeps part of each event as a pickle. Unpickling runs whatever the file
 # says, so it is refused.
 
@@ -521,7 +514,7 @@ def check_columns(tables: dict[str, set[str]]) -> None:
             raise UnreadableError(f"its table '{table}' is not one of ADK's: it has no column {missing[0]}")
 
 
-# ---- SQLite ---------------------------------------------------------------------------------------------------------
+# ---- session databases in SQLite
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -556,7 +549,7 @@ def sqlite_runs(path: Path, sessions: list[Session], faults: Faults, model: str 
             yield _run(session, rows, faults, model)
 
 
-# ---- Postgres -------------------------------------------------------------------------------------------------------
+# ---- session databases in Postgres
 
 
 def connect_postgres(url: str) -> Any:
@@ -612,7 +605,7 @@ def postgres_runs(url: str, sessions: list[Session], faults: Faults, model: str 
                 yield _run(session, cursor, faults, model)
 
 
-# ---- both -----------------------------------------------------------------------------------------------------------
+# ---- sessions of both
 
 
 def _run(session: Session, rows: Any, faults: Faults, model: str) -> RecordedRun:
@@ -645,7 +638,7 @@ def _whole(rows: Any, where: str, faults: Faults) -> Iterator[Any]:
         faults.add(where, f"cannot be read to its end: {type(error).__name__}: {error}")
 
 
-# ---- Calls of remote A2A agents in a recorded session: read and billed as the live guard does it.
+# ---- calls of remote A2A agents: read as the live guard reads them
 
 _PREFIX: Final = "a2a:"  # of ADK's metadata about a remote call
 _TASKS_KEPT: Final = 10_000
@@ -707,19 +700,3 @@ class RemoteReplies:
         if call.lacks_usage or not call.reports:
             calls.append(Asked(*where, scope=call.scope, reports=()))
         return calls
-
-
-def play_remote(player: "Player", step: Asked, run: str, lane: str, *, is_over: bool) -> None:
-    """Check, reserve and book a remote call. ``is_over``: the replayed run was stopped before, so it is only booked."""
-    reports, rule = step.reports or (), player.judge.policy.remote_agent(step.agent)
-    at = (player.clock.now, rule.model if reports else UNREPORTED)
-    event = ModelCall(run, lane, step.agent, *at, bound=reserved_for(rule))
-    if not is_over:
-        player.check(AgentEntered(run, lane, step.agent, player.clock.now))
-        player.check(event)
-        player.reserve(event)
-    player.tick(step.at)
-    rates = player.judge.pricing.rates(event.model, event.at)
-    nano = sum(rates.cost(usage) for usage in reports) if isinstance(rates, Rates) else None
-    is_estimate = isinstance(rates, Rates) and rates.estimated
-    player.book(event, total_of(reports), event.model, estimated=is_estimate, nano=nano)

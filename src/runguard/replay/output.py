@@ -1,4 +1,8 @@
-"""``runguard replay``: read sources, print a table or JSON, write a page."""
+"""What ``runguard replay`` prints and writes: tables, JSON, the explanation of one run, and a page with plots.
+
+``cli/policy_commands`` calls ``run`` and ``run_explanation``. ``calibrate/proposal`` and ``gate`` share the formatting
+of numbers, the progress bar and the writing of files.
+"""
 
 import json
 import os
@@ -16,7 +20,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from runguard import console as screen
-from runguard.console import console
 from runguard.core.decision import Rungs, printable
 from runguard.core.events import AgentEntered, ToolCall
 from runguard.core.money import to_usd
@@ -28,7 +31,216 @@ from runguard.replay.results import BINS, After, Group, RunResult, Totals, Verdi
 from runguard.replay.sources import Source, error_text
 from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, checked
 
-# ---- Explain why a run stopped or not: the highest count of each rule, where, and what was missing.
+# ---- the command
+
+_Piece = TypeVar("_Piece", Batch, PieceResult)
+_NAMED: Final = 10
+
+
+def run(
+    sources: list[Source],
+    policies: list[tuple[str, Policy]],
+    *,
+    as_json: bool = False,
+    page: Path | None = None,
+    every: bool = False,
+    workers: int | None = None,
+    model: str = "",
+) -> None:
+    """Replay all sources and print the result; raise UnreadableError if there is no run or the page is not writable."""
+    if page is not None:
+        check_place(page)
+    totals = [Totals(name) for name, _ in policies]
+    faults, rows = Faults(), Rows(every)
+    report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
+    batches = replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)
+    for batch in with_progress(sources, batches):
+        faults.merge(batch.faults)
+        for results in batch.results:
+            rows.add(results)
+            for total, result in zip(totals, results, strict=True):
+                total.add(result)
+            if report is not None:
+                report.add(results)
+    if not totals[0].all.runs:
+        raise UnreadableError(_nothing_read(sources, faults))
+    if report is not None:
+        report.end(totals, faults)
+    else:
+        print_result(screen.console(), rows, totals, faults)
+    if page is not None:
+        write_file(page, page_of([source.name for source in sources], totals, rows, faults))
+
+
+class JsonReport:
+    """Writes one JSON document, run by run, so that memory does not depend on the number of runs."""
+
+    def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
+        self._out, self._first = out, True
+        # written with the first run; without any run there is an error to print instead
+        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
+
+    def add(self, results: list[RunResult]) -> None:
+        self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
+        self._first = False
+        first, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
+        for other in others:
+            first["against"] = {
+                key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
+            }
+        self._out.write(json.dumps(first))
+
+    def end(self, totals: list[Totals], faults: Faults) -> None:
+        self._out.write("\n  ],\n")
+        rest: dict[str, Any] = {"totals": unknown_as_null(totals[0].to_dict(), totals[0].unpriced)}
+        if len(totals) > 1:
+            rest["against"] = unknown_as_null(totals[1].to_dict(), totals[1].unpriced)
+        rest["skipped"] = {"count": faults.count, "first": faults.first}
+        self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
+
+
+def unknown_as_null(data: Any, unpriced: int) -> Any:
+    """Replace a ``usd`` of zero by null if calls have no price: the sum is unknown, not zero."""
+    if not unpriced:
+        return data
+    if isinstance(data, list):
+        return [unknown_as_null(entry, unpriced) for entry in data]
+    if not isinstance(data, dict):
+        return data
+    known = {key: unknown_as_null(value, unpriced) for key, value in data.items()}
+    return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
+
+
+def _nothing_read(sources: list[Source], faults: Faults) -> str:
+    """Return one line that says why there is no run."""
+    names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
+    if not faults.count:
+        return f"{names}: contains no run"
+    return (
+        f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: "
+        f"{faults.first[0]}"
+    )
+
+
+def check_place(file: Path) -> None:
+    """Check that the file can be written, before the long work starts."""
+    if not file.parent.is_dir():
+        raise UnreadableError(f"{file}: cannot be written: the folder {file.parent} does not exist; create it first")
+    if not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise UnreadableError(f"{file}: cannot be written: permission denied")
+
+
+def write_file(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8", errors="replace")  # a name may contain half a surrogate pair
+    except OSError as error:
+        sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is already on stdout
+        sys.exit(2)
+    sys.stderr.write(f"{file} written\n")
+
+
+def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str, Any]:
+    used = [{"name": name, "digest": policy.digest} for name, policy in policies]
+    return {"sources": [source.name for source in sources], "policy": used[0]} | (
+        {"against_policy": used[1]} if len(used) > 1 else {}
+    )
+
+
+@contextmanager
+def _bar(sources: list[Source]) -> Iterator[Progress | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    shown = (
+        TextColumn("replaying"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
+        sizes = [source.size for source in sources]
+        known = (
+            None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
+        )
+        progress.add_task("", total=known, runs=0)
+        yield progress
+
+
+def with_progress(sources: list[Source], pieces: Iterator[_Piece]) -> Iterator[_Piece]:
+    """Show a progress bar on a terminal while the pieces are processed."""
+    runs = 0
+    with _bar(sources) as progress:
+        for piece in pieces:
+            runs += len(piece.results)
+            if progress is not None:
+                progress.update(progress.task_ids[0], advance=piece.size, runs=runs)
+            yield piece
+
+
+def run_explanation(
+    sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = ""
+) -> None:
+    """Explain one run; raise UnreadableError if there is no run of that name."""
+    with quiet():
+        recorded = _find(sources, name, model)
+        try:
+            explanation = explain(recorded, Judge(policy, to_the_end=True))
+        except Exception as error:  # an unforeseen record
+            raise UnreadableError(f"{recorded.id}: cannot be replayed: {error_text(error)}") from None
+    if as_json:
+        sys.stdout.write(
+            json.dumps(unknown_as_null(explanation.to_dict(), explanation.result.unpriced), indent=2) + "\n"
+        )
+    else:
+        print_explanation(screen.console(), explanation)
+
+
+def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
+    """Find a run by its id, its session's id or a run within it, or by a unique prefix of one of the first two."""
+    prefixed: dict[str, None] = {}
+    known: list[str] = []
+    faults = Faults()
+    for recorded in _runs(sources, model, faults):
+        if name in (recorded.id, recorded.session):
+            return _held(recorded)
+        if len(known) < _NAMED:
+            known.append(recorded.id)
+        if len(prefixed) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
+            prefixed[recorded.id] = None
+    for recorded in _runs(sources, model, Faults()):  # a trip names the run within its session
+        steps = list(_held(recorded).steps)
+        if any(type(step) is Turn and step.run == name for step in steps):
+            recorded.steps = iter(steps)
+            return recorded
+    if len(prefixed) == 1:
+        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in prefixed)
+    if prefixed:
+        raise UnreadableError(f"{name!r} matches several runs: {', '.join(prefixed)}")
+    if not known:
+        raise UnreadableError(_nothing_read(sources, faults))
+    raise UnreadableError(f"{name!r}: no run with this id. The first ones are {', '.join(known)}; --json lists all")
+
+
+def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[RecordedRun]:
+    for source in sources:
+        for piece in source.pieces():
+            try:
+                for recorded in piece.runs(faults, model):
+                    yield checked(recorded, faults)
+            except Exception as error:  # the rest of a damaged source
+                faults.add(source.name, f"cannot be read to its end: {error_text(error)}")
+
+
+def _held(recorded: RecordedRun) -> RecordedRun:
+    """Return the run with all its steps in memory, up to the first damaged one; its file closes when reading ends."""
+    steps: list[Step] = []
+    with suppress(Exception):
+        steps.extend(recorded.steps)
+    recorded.steps = iter(steps)
+    return recorded
+
+
+# ---- why a run stopped or not: the highest count of each rule, where, and what was missing
 
 _IN_JOURNALS: Final = {
     "depth": "only the journal of a RunGuard store records how agents are nested",
@@ -202,7 +414,7 @@ def _limits(judge: Judge, result: RunResult) -> list[Near]:
     return found
 
 
-# ---- Print the result of a replay: the affected runs and the totals, or one run with its explanation.
+# ---- the result on a screen
 
 ROWS: Final = 40
 _COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
@@ -230,7 +442,7 @@ class Rows:
         self.hidden = 0
 
     def add(self, results: list[RunResult]) -> None:
-        is_touched = any(run.first(action) is not None for run in results for action in ("stop", "block", "nudge"))
+        is_touched = any(_first_verdicts(run) for run in results)
         rows = self.touched if is_touched or self._every else self.others
         if len(rows) < ROWS:
             rows.append(results)
@@ -242,7 +454,7 @@ class Rows:
         return self.touched or self.others
 
 
-def print_result(out: Console, rows: Rows, totals: list[Totals], faults: "Faults") -> None:
+def print_result(out: Console, rows: Rows, totals: list[Totals], faults: Faults) -> None:
     several = len(totals) > 1
     numbers = ("calls", "tokens", "cost", "after the stop")
     stories = [f"under {printable(each.name)}" if several else "what the policy would have done" for each in totals]
@@ -275,7 +487,7 @@ def print_result(out: Console, rows: Rows, totals: list[Totals], faults: "Faults
     print_faults(out, faults)
 
 
-def print_faults(out: Console, faults: "Faults") -> None:
+def print_faults(out: Console, faults: Faults) -> None:
     if faults.count:
         out.print(f"{faults.count} records could not be read and were skipped:", style="yellow")
         for line in faults.first:
@@ -284,10 +496,13 @@ def print_faults(out: Console, faults: "Faults") -> None:
 
 def _story(run: RunResult, out: Console) -> Text:
     """Return the verdicts of a run; on one line in a pipe."""
-    verdicts = [
-        _verdict(verdict) for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None
-    ]
+    verdicts = [_verdict(verdict) for verdict in _first_verdicts(run)]
     return Text("\n" if out.is_terminal else "; ").join(verdicts) if verdicts else Text("nothing", "dim")
+
+
+def _first_verdicts(run: RunResult) -> list[Verdict]:
+    """Return the first nudge, the first refusal and the stop of a run, as far as it has them."""
+    return [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
 
 
 def _verdict(verdict: Verdict) -> Text:
@@ -361,7 +576,7 @@ def _part(saved: After, group: Group, unpriced: int) -> str:
     return text if unpriced else f"{text} ({share(saved.nano, group.nano)})"
 
 
-# ---- one run --------------------------------------------------------------------------------------------------------
+# ---- one run on a screen
 
 
 def print_explanation(out: Console, explanation: Explanation) -> None:
@@ -401,247 +616,7 @@ def print_explanation(out: Console, explanation: Explanation) -> None:
         out.print(f"{rule}: not evaluated: {why}", style="dim", soft_wrap=True)
 
 
-# ---- ``runguard replay``: read sources, print a table or JSON, write a page.
-
-_Piece = TypeVar("_Piece", Batch, PieceResult)
-_NAMED: Final = 10
-
-
-def run(
-    sources: list[Source],
-    policies: list[tuple[str, Policy]],
-    *,
-    as_json: bool = False,
-    page: Path | None = None,
-    every: bool = False,
-    workers: int | None = None,
-    model: str = "",
-) -> None:
-    """Replay all sources and print the result; raise UnreadableError if there is no run or the page is not writable."""
-    if page is not None:
-        check_place(page)
-    totals = [Totals(name) for name, _ in policies]
-    faults, rows = Faults(), Rows(every)
-    report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
-    batches = replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)
-    for batch in with_progress(sources, batches):
-        faults.merge(batch.faults)
-        for results in batch.results:
-            _add(results, totals, rows, report)
-    if not totals[0].all.runs:
-        raise UnreadableError(_nothing_read(sources, faults))
-    if report is not None:
-        report.end(totals, faults)
-    else:
-        print_result(console(), rows, totals, faults)
-    if page is not None:
-        write_file(page, page_of([source.name for source in sources], totals, rows, faults))
-
-
-class JsonReport:
-    """Writes one JSON document, run by run, so that memory does not depend on the number of runs."""
-
-    def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
-        self._out, self._first = out, True
-        # written with the first run; without any run there is an error to print instead
-        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
-
-    def add(self, results: list[RunResult]) -> None:
-        self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
-        self._first = False
-        first, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
-        for other in others:
-            first["against"] = {
-                key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
-            }
-        self._out.write(json.dumps(first))
-
-    def end(self, totals: list[Totals], faults: Faults) -> None:
-        self._out.write("\n  ],\n")
-        rest: dict[str, Any] = {"totals": unknown_as_null(totals[0].to_dict(), totals[0].unpriced)}
-        if len(totals) > 1:
-            rest["against"] = unknown_as_null(totals[1].to_dict(), totals[1].unpriced)
-        rest["skipped"] = {"count": faults.count, "first": faults.first}
-        self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
-
-
-def unknown_as_null(data: Any, unpriced: int) -> Any:
-    """Replace a ``usd`` of zero by null if calls have no price: the sum is unknown, not zero."""
-    if not unpriced:
-        return data
-    if isinstance(data, list):
-        return [unknown_as_null(entry, unpriced) for entry in data]
-    if not isinstance(data, dict):
-        return data
-    known = {key: unknown_as_null(value, unpriced) for key, value in data.items()}
-    return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
-
-
-def _nothing_read(sources: list[Source], faults: Faults) -> str:
-    """Return one line that says why there is no run."""
-    names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
-    if not faults.count:
-        return f"{names}: contains no run"
-    return (
-        f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: "
-        f"{faults.first[0]}"
-    )
-
-
-def check_place(file: Path) -> None:
-    """Check that the file can be written, before the long work starts."""
-    if not file.parent.is_dir():
-        raise UnreadableError(f"{file}: cannot be written: the folder {file.parent} does not exist; create it first")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise UnreadableError(f"{file}: cannot be written: permission denied")
-
-
-def write_file(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8", errors="replace")  # a name may contain half a surrogate pair
-    except OSError as error:
-        sys.stderr.write(f"{file}: cannot be written: {error.strerror or error}\n")  # the result is already on stdout
-        sys.exit(2)
-    sys.stderr.write(f"{file} written\n")
-
-
-def _add(results: list[RunResult], totals: list[Totals], rows: Rows, report: JsonReport | None) -> None:
-    rows.add(results)
-    for total, result in zip(totals, results, strict=True):
-        total.add(result)
-    if report is not None:
-        report.add(results)
-
-
-def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str, Any]:
-    used = [{"name": name, "digest": policy.digest} for name, policy in policies]
-    return {"sources": [source.name for source in sources], "policy": used[0]} | (
-        {"against_policy": used[1]} if len(used) > 1 else {}
-    )
-
-
-@contextmanager
-def _bar(sources: list[Source]) -> Iterator[Progress | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    shown = (
-        TextColumn("replaying"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
-        sizes = [source.size for source in sources]
-        known = (
-            None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
-        )
-        progress.add_task("", total=known, runs=0)
-        yield progress
-
-
-def with_progress(sources: list[Source], pieces: Iterator[_Piece]) -> Iterator[_Piece]:
-    """Show a progress bar on a terminal while the pieces are processed."""
-    runs = 0
-    with _bar(sources) as progress:
-        for piece in pieces:
-            runs += len(piece.results)
-            if progress is not None:
-                progress.update(progress.task_ids[0], advance=piece.size, runs=runs)
-            yield piece
-
-
-def run_explanation(
-    sources: list[Source], name: str, policy: Policy, *, as_json: bool = False, model: str = ""
-) -> None:
-    """Explain one run; raise UnreadableError if there is no run of that name."""
-    with quiet():
-        recorded = _find(sources, name, model)
-        try:
-            explanation = explain(recorded, Judge(policy, to_the_end=True))
-        except Exception as error:  # an unforeseen record
-            raise UnreadableError(f"{recorded.id}: cannot be replayed: {error_text(error)}") from None
-    if as_json:
-        sys.stdout.write(
-            json.dumps(unknown_as_null(explanation.to_dict(), explanation.result.unpriced), indent=2) + "\n"
-        )
-    else:
-        print_explanation(console(), explanation)
-
-
-def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
-    """Find a run by its id, its session's id or a run within it, or by a unique prefix of one of the first two."""
-    prefixed: dict[str, None] = {}
-    known: list[str] = []
-    faults = Faults()
-    for recorded in _runs(sources, model, faults):
-        if name in (recorded.id, recorded.session):
-            return _held(recorded)
-        if len(known) < _NAMED:
-            known.append(recorded.id)
-        if len(prefixed) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
-            prefixed[recorded.id] = None
-    for recorded in _runs(sources, model, Faults()):  # a trip names the run within its session
-        steps = list(_held(recorded).steps)
-        if any(type(step) is Turn and step.run == name for step in steps):
-            recorded.steps = iter(steps)
-            return recorded
-    if len(prefixed) == 1:
-        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in prefixed)
-    if prefixed:
-        raise UnreadableError(f"{name!r} matches several runs: {', '.join(prefixed)}")
-    if not known:
-        raise UnreadableError(_nothing_read(sources, faults))
-    raise UnreadableError(f"{name!r}: no run with this id. The first ones are {', '.join(known)}; --json lists all")
-
-
-def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[RecordedRun]:
-    for source in sources:
-        for piece in source.pieces():
-            try:
-                for recorded in piece.runs(faults, model):
-                    yield checked(recorded, faults)
-            except Exception as error:  # the rest of a damaged source
-                faults.add(source.name, f"cannot be read to its end: {error_text(error)}")
-
-
-def _held(recorded: RecordedRun) -> RecordedRun:
-    """Return the run with all its steps in memory, up to the first damaged one; its file closes when reading ends."""
-    steps: list[Step] = []
-    with suppress(Exception):
-        steps.extend(recorded.steps)
-    recorded.steps = iter(steps)
-    return recorded
-
-
-# ---- Numbers formatted for people.
-
-
-def count(number: float) -> str:
-    """1234567 -> 1.2M."""
-    for limit, divisor, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (10_000, 1e3, "k")):
-        if number >= limit:
-            return f"{number / divisor:.1f}{letter}"
-    return f"{number:g}"
-
-
-def money(nano: int) -> str:
-    usd = to_usd(nano)
-    return f"${usd:,.2f}" if usd >= 1 or not usd else f"${usd:.4f}"
-
-
-def cost(run: RunResult) -> str:
-    """Format the cost of a run; "?" if none of its calls has a price."""
-    if run.unpriced and not run.nano:
-        return "?"
-    return ("≥" if run.unpriced else "≈" if run.estimated else "") + money(run.nano)
-
-
-def share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else "–"
-
-
-# ---- The result as one self-contained page: tables and plots, no script, no request to anywhere, light and dark.
+# ---- the result as one self-contained page: tables and plots, no script, no request, light and dark
 
 _NANO: Final = 1e9
 _STYLES: Final = ("first", "second")
@@ -712,7 +687,7 @@ def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults
     return "\n".join(parts)
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
+# ---- tables of the page
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
@@ -776,7 +751,7 @@ def _runs_table(rows: Rows) -> str:
     shown = [
         [
             _cell(run.id, "id"),
-            *map(_story_page, results),
+            *map(_story_cell, results),
             *(_cell(text) for text in (count(run.model_calls), count(run.tool_calls), count(run.tokens), cost(run))),
         ]
         for results in rows.shown
@@ -796,10 +771,9 @@ def _runs_table(rows: Rows) -> str:
     return f"<h2>Runs</h2>{_table(head, shown)}{more}"
 
 
-def _story_page(run: RunResult) -> str:
-    verdicts = [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
+def _story_cell(run: RunResult) -> str:
     lines = []
-    for verdict in verdicts:
+    for verdict in _first_verdicts(run):
         spent = f"{count(verdict.after.tokens)} tokens" + (
             f", {money(verdict.after.nano)}" if run.usd is not None else ""
         )
@@ -826,7 +800,7 @@ def _skipped(faults: Faults) -> str:
     return f"<h2>Records that could not be read: {faults.count}</h2><ul>{lines}</ul>"
 
 
-# ---- plots ----------------------------------------------------------------------------------------------------------
+# ---- plots of the page
 
 
 def _turns(totals: Totals) -> int:
@@ -928,8 +902,7 @@ def _policies(totals: list[Totals]) -> str:
     )
 
 
-# ---- Plots as inline SVG: lines, bars and points. Colours are CSS variables of the page, which defines light and
-#      dark.
+# ---- a plot as inline SVG: lines, bars and points; the page defines the colours as CSS variables
 
 WIDTH: Final = 640
 HEIGHT: Final = 260
@@ -1050,3 +1023,30 @@ def key_of(*entries: tuple[str, str]) -> str:
 
 def _hint(text: str) -> str:
     return f"<title>{escape(text)}</title>" if text else ""
+
+
+# ---- numbers for people
+
+
+def count(number: float) -> str:
+    """1234567 -> 1.2M."""
+    for limit, divisor, letter in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (10_000, 1e3, "k")):
+        if number >= limit:
+            return f"{number / divisor:.1f}{letter}"
+    return f"{number:g}"
+
+
+def money(nano: int) -> str:
+    usd = to_usd(nano)
+    return f"${usd:,.2f}" if usd >= 1 or not usd else f"${usd:.4f}"
+
+
+def cost(run: RunResult) -> str:
+    """Format the cost of a run; "?" if none of its calls has a price."""
+    if run.unpriced and not run.nano:
+        return "?"
+    return ("≥" if run.unpriced else "≈" if run.estimated else "") + money(run.nano)
+
+
+def share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else "–"

@@ -1,8 +1,8 @@
 """Recorded steps -> the events that a live run makes -> the same ``Guard``, in shadow mode.
 
-Open loop: the decisions of the guard change nothing of what follows in the recording. Each recorded run meets a guard
-of its own, so budgets of a run and of its session are replayed. What runs share with others (budgets of users and
-apps, breakers) is not.
+``output``, ``calibrate`` and ``gate`` call it. Open loop: the decisions of the guard change nothing of what follows in
+the recording. Each recorded run meets a guard of its own, so budgets of a run and of its session are replayed. What
+runs share with others (budgets of users and apps, breakers) is not.
 """
 
 import gc
@@ -35,18 +35,241 @@ from runguard.engine.calls import surplus
 from runguard.engine.charges import finding_of
 from runguard.engine.guard import Conductor, EventLanes, Guard, Question, Result, UnansweredCall
 from runguard.engine.runs import LaneRules, Run
-from runguard.policy.settings import Policy
+from runguard.policy.settings import Policy, reserved_for
 from runguard.pricing.book import Pricing
-from runguard.pricing.rates import Unpriced, Usage
+from runguard.pricing.rates import Rates, Unpriced, Usage
+from runguard.providers.a2a import UNREPORTED, total_of
 from runguard.providers.messages import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay import steps
-from runguard.replay.adk import play_remote
 from runguard.replay.results import ReplayedPrices, ReplayedSwitches, RunResult, Stops, Verdicts, Waited, drive_now
 from runguard.replay.sources import Piece, Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 from runguard.reporting.alerts import AlertSettings
 from runguard.reporting.journal import Entry, read_event, read_usage
 from runguard.reporting.telemetry import Outbox
+
+# ---- every run of the sources under every policy, in one process or in several
+
+_AHEAD: Final = 3  # pieces per process that wait or are done on
+_COLLECT_EVERY: Final = (5_000, 10, 10)  # rarer ones meet memory that has left the caches
+_FEW: Final = 2  # for this number of pieces a process does not pay
+Task = Callable[[RecordedRun], Any]
+_task: list[Task] = []
+
+
+@dataclass(slots=True)
+class PieceResult:
+    """The results of one piece of a source, one per run."""
+
+    results: list[Any]
+    faults: Faults
+    size: int
+
+
+def each_run(
+    sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str
+) -> Iterator[PieceResult]:
+    """Create ``task(*given)`` once per process and call it with every recorded run; yield the results in order."""
+    pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
+    first = list(islice(pieces, _FEW + 1))
+    pieces = chain(first, pieces)
+    if workers == 1 or len(first) <= _FEW:
+        call = task(*given)
+        for piece in pieces:
+            yield _work(piece, call, model)
+        return
+    # Spawn instead of fork: the thread of a progress bar may hold locks that a fork would copy.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
+        waiting: deque[Future[PieceResult]] = deque()
+        try:
+            for piece in pieces:
+                waiting.append(pool.submit(_in_process, piece, model))
+                if len(waiting) >= workers * _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for cycles less often: a parsed run consists of many short-lived objects."""
+    before = gc.get_threshold()
+    gc.set_threshold(*_COLLECT_EVERY)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _work(piece: Piece, call: Task, model: str) -> PieceResult:
+    done = PieceResult([], Faults(), piece.size)
+    with quiet(), _rare_collections():
+        try:
+            for run in piece.runs(done.faults, model):
+                try:
+                    done.results.append(call(checked(run, done.faults)))
+                except UnreadableError as error:
+                    done.faults.add(run.id, str(error))
+                except Exception as error:  # one unforeseen record must not end the replay of the others
+                    done.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
+        except Exception as error:  # a damaged file, a connection that broke
+            done.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
+    return done
+
+
+def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
+    _task[:] = [task(*given)]
+    gc.freeze()
+
+
+def _in_process(piece: Piece, model: str) -> PieceResult:
+    return _work(piece, _task[0], model)
+
+
+@dataclass(slots=True)
+class Batch:
+    """The results of one piece of a source: for each run, one result per policy."""
+
+    results: list[list[RunResult]]
+    faults: Faults
+    size: int
+
+
+def replay(
+    sources: Iterable[Source], policies: list[Policy], *, workers: int = 1, model: str = "", to_the_end: bool = False
+) -> Iterator[Batch]:
+    """Yield results in order, for any number of processes. ``model``: the model of recordings that do not name one.
+
+    ``to_the_end``: continue after a stop, as a live guard in shadow mode does.
+    """
+    policies = [harmless(policy) for policy in policies]
+    for done in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
+        yield Batch(done.results, done.faults, done.size)
+
+
+def replay_run(run: RecordedRun, policy: Policy) -> RunResult:
+    """Replay one run in this process."""
+    with quiet():
+        return Judge(policy).play(run)
+
+
+def workers_for(policies: list[Policy], workers: int) -> int:
+    """Return the number of processes: 1 if a policy has functions that another process cannot import."""
+    if workers == 1:
+        return 1
+    try:
+        given = pickle.dumps(policies)
+        pickle.loads(given)
+    except Exception:  # a lambda or an object with a lock; each raises its own exception
+        return 1
+    return 1 if b"__main__" in given else workers  # another process cannot import what a prompt or a notebook defines
+
+
+class _Playing:
+    def __init__(self, policies: list[Policy], to_the_end: bool) -> None:
+        self._judges = [Judge(policy, to_the_end=to_the_end) for policy in policies]
+
+    def __call__(self, run: RecordedRun) -> list[RunResult]:
+        if run.unknown:
+            raise UnreadableError("a run without steps cannot be replayed; 'runguard calibrate' reads it")
+        return play(run, self._judges)
+
+
+# ---- one policy as a judge: it decides in shadow mode, with the recorded time as its clock
+
+# Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
+_HARMLESS: Final[dict[str, Any]] = {
+    "store": "memory",
+    "alerts": AlertSettings(),
+    "telemetry": False,
+    "on_trip": None,
+    "on_decision": None,
+    "clock": None,
+}
+
+
+def harmless(policy: Policy) -> Policy:
+    """Return the policy without store, alerts, telemetry, callbacks and clock."""
+    return policy.model_copy(update=_HARMLESS)
+
+
+class Clock:
+    """The time of the recording."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the guard from logging recorded runs as if they happened now."""
+    log = logging.getLogger("runguard")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+class Judge:
+    """A policy made harmless: it decides in shadow mode, keeps its accounts in memory and reports nothing."""
+
+    def __init__(self, policy: Policy, *, to_the_end: bool = False) -> None:
+        """``to_the_end``: judge also what a stopped run would not have reached, as a live guard in shadow mode does."""
+        self.original, self.to_the_end = policy, to_the_end
+        self.clock = Clock()
+        self.policy = harmless(policy).model_copy(update={"mode": "shadow", "clock": self.clock})
+        # one for all runs
+        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
+        self.lane_rules, self.outbox = LaneRules(self.policy), Outbox()
+        self.watches_context = self.policy.rungs("context") is not None
+        self._limits: dict[str, int | None] = {}
+
+    def context_limit(self, guard: Conductor, model: str, answered: int) -> int | None:
+        """``answered``: a prompt that the model took.
+
+        Where it is larger than the window in the lists, the lists are wrong.
+        """
+        if model not in self._limits:
+            if len(self._limits) > 1_000:
+                self._limits.clear()
+            self._limits[model] = guard.context_limit(model)
+        limit, policy = self._limits[model], self.policy
+        if (
+            limit is not None
+            and answered > limit + policy.context_headroom
+            and policy.max_context_tokens is None
+            and model not in policy.models
+        ):
+            limit = self._limits[model] = None
+        return limit
+
+    def play(self, run: RecordedRun) -> RunResult:
+        return play(run, [self])[0]
+
+
+def play(run: RecordedRun, judges: list[Judge]) -> list[RunResult]:
+    """One walk through a recorded run, past every judge."""
+    players = [Player(judge, run) for judge in judges]
+    if len(players) == 1:
+        feed = players[0].feed
+        for step in run.steps:
+            feed(step)
+    else:
+        for step in run.steps:
+            for player in players:
+                player.feed(step)
+    return [player.finish() for player in players]
+
+
+# ---- one recorded run, played to one judge
 
 ADK_MODEL_CALLS: Final = 500  # RunConfig.max_llm_calls, which the guard holds for the whole tree
 _PAUSED_KEPT: Final = 100
@@ -55,7 +278,7 @@ _PAUSED_KEPT: Final = 100
 class Player:
     """Plays one recorded run to one judge, step by step."""
 
-    def __init__(self, judge: "Judge", run: steps.RecordedRun, lane_rules: LaneRules | None = None) -> None:
+    def __init__(self, judge: Judge, run: RecordedRun, lane_rules: LaneRules | None = None) -> None:
         """``lane_rules``: other rules than those of the policy."""
         self.judge, self.clock, self.recorded = judge, judge.clock, run
         self.guard = Guard(
@@ -195,7 +418,7 @@ class Player:
             return
         lane = self._lanes.of(step.branch, step.scope)
         if step.reports is not None:
-            play_remote(self, step, self.run, lane, is_over=is_over)
+            self._asked_remote(step, step.reports, lane, is_over=is_over)
             return
         began = self.clock.now  # it was asked when the last thing before it had happened
         if not step.after_answer and self._active.get(lane) != step.agent:
@@ -229,6 +452,21 @@ class Player:
             self.after(result)
             if not step.goes_on:
                 self._active.pop(lane, None)
+
+    def _asked_remote(self, step: steps.Asked, reports: tuple[Usage, ...], lane: str, *, is_over: bool) -> None:
+        """Check, reserve and book the call of a remote agent. ``is_over``: only book it, the run was stopped before."""
+        rule = self.judge.policy.remote_agent(step.agent)
+        model = rule.model if reports else UNREPORTED
+        event = ModelCall(self.run, lane, step.agent, self.clock.now, model, bound=reserved_for(rule))
+        if not is_over:
+            self.check(AgentEntered(self.run, lane, step.agent, self.clock.now))
+            self.check(event)
+            self.reserve(event)
+        self.tick(step.at)
+        rates = self.judge.pricing.rates(event.model, event.at)
+        nano = sum(rates.cost(usage) for usage in reports) if isinstance(rates, Rates) else None
+        is_estimate = isinstance(rates, Rates) and rates.estimated
+        self.book(event, total_of(reports), event.model, estimated=is_estimate, nano=nano)
 
     def reserve(self, event: ModelCall) -> None:
         if self._budgets and not self.guard.reserve_now(event):
@@ -406,234 +644,14 @@ _TAKES: Final[dict[type, Callable[[Player, Any], None]]] = {
     steps.Changed: Player._changed,
 }
 
-# ---- Recorded runs past policies: each policy judges in shadow mode, with the recorded time as its clock.
 
-# Settings that a replay replaces, or that may work only in this process. The mode stays: reading a journal needs it.
-_HARMLESS: Final[dict[str, Any]] = {
-    "store": "memory",
-    "alerts": AlertSettings(),
-    "telemetry": False,
-    "on_trip": None,
-    "on_decision": None,
-    "clock": None,
-}
-
-
-def harmless(policy: Policy) -> Policy:
-    """Return the policy without store, alerts, telemetry, callbacks and clock."""
-    return policy.model_copy(update=_HARMLESS)
-
-
-class Clock:
-    """The time of the recording."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the guard from logging recorded runs as if they happened now."""
-    log = logging.getLogger("runguard")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
-
-
-class Judge:
-    """A policy made harmless: it decides in shadow mode, keeps its accounts in memory and reports nothing."""
-
-    def __init__(self, policy: Policy, *, to_the_end: bool = False) -> None:
-        """``to_the_end``: judge also what a stopped run would not have reached, as a live guard in shadow mode does."""
-        self.original, self.to_the_end = policy, to_the_end
-        self.clock = Clock()
-        self.policy = harmless(policy).model_copy(update={"mode": "shadow", "clock": self.clock})
-        # one for all runs
-        self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
-        self.lane_rules, self.outbox = LaneRules(self.policy), Outbox()
-        self.watches_context = self.policy.rungs("context") is not None
-        self._limits: dict[str, int | None] = {}
-
-    def context_limit(self, guard: Conductor, model: str, answered: int) -> int | None:
-        """``answered``: a prompt that the model took.
-
-        Where it is larger than the window in the lists, the lists are wrong.
-        """
-        if model not in self._limits:
-            if len(self._limits) > 1_000:
-                self._limits.clear()
-            self._limits[model] = guard.context_limit(model)
-        limit, policy = self._limits[model], self.policy
-        if (
-            limit is not None
-            and answered > limit + policy.context_headroom
-            and policy.max_context_tokens is None
-            and model not in policy.models
-        ):
-            limit = self._limits[model] = None
-        return limit
-
-    def play(self, run: RecordedRun) -> RunResult:
-        return play(run, [self])[0]
-
-
-def play(run: RecordedRun, judges: list[Judge]) -> list[RunResult]:
-    """One walk through a recorded run, past every judge."""
-    players = [Player(judge, run) for judge in judges]
-    if len(players) == 1:
-        feed = players[0].feed
-        for step in run.steps:
-            feed(step)
-    else:
-        for step in run.steps:
-            for player in players:
-                player.feed(step)
-    return [player.finish() for player in players]
-
-
-# ---- Replay every run of the sources under every policy, in one process or in several.
-
-_AHEAD: Final = 3  # pieces per process that wait or are done on
-_COLLECT_EVERY: Final = (5_000, 10, 10)  # rarer ones meet memory that has left the caches
-_FEW: Final = 2  # for this number of pieces a process does not pay
-Task = Callable[[RecordedRun], Any]
-_task: list[Task] = []
-
-
-@dataclass(slots=True)
-class PieceResult:
-    """The results of one piece of a source, one per run."""
-
-    results: list[Any]
-    faults: Faults
-    size: int
-
-
-def each_run(
-    sources: Iterable[Source], task: Callable[..., Task], given: tuple[Any, ...], workers: int, model: str
-) -> Iterator[PieceResult]:
-    """Create ``task(*given)`` once per process and call it with every recorded run; yield the results in order."""
-    pieces: Iterator[Piece] = (piece for source in sources for piece in source.pieces())
-    first = list(islice(pieces, _FEW + 1))
-    pieces = chain(first, pieces)
-    if workers == 1 or len(first) <= _FEW:
-        call = task(*given)
-        for piece in pieces:
-            yield _work(piece, call, model)
-        return
-    # Spawn instead of fork: the thread of a progress bar may hold locks that a fork would copy.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_prepare, initargs=(task, given)) as pool:
-        waiting: deque[Future[PieceResult]] = deque()
-        try:
-            for piece in pieces:
-                waiting.append(pool.submit(_in_process, piece, model))
-                if len(waiting) >= workers * _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Look for cycles less often: a parsed run consists of many short-lived objects."""
-    before = gc.get_threshold()
-    gc.set_threshold(*_COLLECT_EVERY)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _work(piece: Piece, call: Task, model: str) -> PieceResult:
-    done = PieceResult([], Faults(), piece.size)
-    with quiet(), _rare_collections():
-        try:
-            for run in piece.runs(done.faults, model):
-                try:
-                    done.results.append(call(checked(run, done.faults)))
-                except UnreadableError as error:
-                    done.faults.add(run.id, str(error))
-                except Exception as error:  # one unforeseen record must not end the replay of the others
-                    done.faults.add(run.id, f"cannot be replayed: {type(error).__name__}: {error}")
-        except Exception as error:  # a damaged file, a connection that broke
-            done.faults.add("a part of the source", f"cannot be read to its end: {type(error).__name__}: {error}")
-    return done
-
-
-def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
-    _task[:] = [task(*given)]
-    gc.freeze()
-
-
-def _in_process(piece: Piece, model: str) -> PieceResult:
-    return _work(piece, _task[0], model)
-
-
-@dataclass(slots=True)
-class Batch:
-    """The results of one piece of a source: for each run, one result per policy."""
-
-    results: list[list[RunResult]]
-    faults: Faults
-    size: int
-
-
-def replay(
-    sources: Iterable[Source], policies: list[Policy], *, workers: int = 1, model: str = "", to_the_end: bool = False
-) -> Iterator[Batch]:
-    """Yield results in order, for any number of processes. ``model``: the model of recordings that do not name one.
-
-    ``to_the_end``: continue after a stop, as a live guard in shadow mode does.
-    """
-    policies = [harmless(policy) for policy in policies]
-    for done in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
-        yield Batch(done.results, done.faults, done.size)
-
-
-def replay_run(run: RecordedRun, policy: Policy) -> RunResult:
-    """Replay one run in this process."""
-    with quiet():
-        return Judge(policy).play(run)
-
-
-def workers_for(policies: list[Policy], workers: int) -> int:
-    """Return the number of processes: 1 if a policy has functions that another process cannot import."""
-    if workers == 1:
-        return 1
-    try:
-        given = pickle.dumps(policies)
-        pickle.loads(given)
-    except Exception:  # a lambda or an object with a lock; each raises its own exception
-        return 1
-    return 1 if b"__main__" in given else workers  # another process cannot import what a prompt or a notebook defines
-
-
-class _Playing:
-    def __init__(self, policies: list[Policy], to_the_end: bool) -> None:
-        self._judges = [Judge(policy, to_the_end=to_the_end) for policy in policies]
-
-    def __call__(self, run: RecordedRun) -> list[RunResult]:
-        if run.unknown:
-            raise UnreadableError("a run without steps cannot be replayed; 'runguard calibrate' reads it")
-        return play(run, self._judges)
-
-
-# ---- The journal of a run, played to another policy: the guard sees the very events that it saw live, lane for lane.
+# ---- the journal of a run: the guard sees the very events that it saw live, lane for lane
 
 
 class JournalPlayer:
     """One journal on its way to one player."""
 
-    def __init__(self, player: "Player") -> None:
+    def __init__(self, player: Player) -> None:
         self._player = player
         self._asked: dict[int, ModelCall] = {}
         self._paid: set[int] = set()

@@ -1,4 +1,8 @@
-"""The result of one recorded run under one policy, as plain data that any process can return."""
+"""The result of one recorded run under one policy, and the totals of all runs: plain data for any process.
+
+``player`` fills a ``RunResult`` with ``Verdicts``, ``ReplayedPrices`` and ``ReplayedSwitches``. ``output`` sums results
+up in ``Totals``. ``calibrate`` and ``gate`` read them.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -174,7 +178,7 @@ def _text(usd: Decimal | None) -> str | None:
     return None if usd is None else f"{usd:f}"
 
 
-# ---- Totals of all runs under one policy, in constant memory.
+# ---- totals of all runs under one policy, in constant memory
 
 TURNS: Final = 200  # model calls of a run that the plots show
 BINS: Final = 20
@@ -247,18 +251,16 @@ class Totals:
         self.name = name
         self.all = Group()
         self.by_label = {"success": Group(), "failure": Group(), "unlabelled": Group()}
-        self.steps = self.tool_calls = self.prompt_tokens = self.output_tokens = self.unpriced = self.estimated = (
-            self.runs
-        ) = 0
+        self.runs = self.steps = self.tool_calls = self.prompt_tokens = self.output_tokens = 0
+        self.unpriced = self.estimated = 0
         self.rules: dict[str, RuleTotals] = {}
         self.false_stops: list[str] = []
         self.false_stop_count = 0
         self.stop_turns: Counter[int] = Counter()  # bins of twenty-five model calls
         self.stop_shares = [0] * BINS  # where in its run a stop falls
         self.prompt_sums, self.cost_sums, self.turn_counts = [0] * TURNS, [0] * TURNS, [0] * TURNS
-        self.lines: list[
-            tuple[int, str, list[tuple[int, int]], int | None]
-        ] = []  # the most expensive runs, one line each
+        # the most expensive runs: weight, id, curve and the turn of the stop
+        self.lines: list[tuple[int, str, list[tuple[int, int]], int | None]] = []
 
     def add(self, run: RunResult) -> None:
         self.all.add(run)
@@ -342,7 +344,7 @@ def wilson(hits: int, total: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + spread)), min(1.0, (middle + half) / (1 + spread))
 
 
-# ---- The verdicts on a recorded run as it is played, and what the recording spent after each of them.
+# ---- verdicts on a run as it is played, and what the recording spent after each of them
 
 
 @dataclass(slots=True)
@@ -470,7 +472,7 @@ class Verdicts:
         return any(key in covering and key in self.stops.lanes for key in self._chain(lane))
 
 
-# ---- Prices of tools in a recording, and what its model calls would have cost on a cheaper model.
+# ---- prices of tools, and what the model calls would have cost on a cheaper model
 
 
 class ReplayedPrices:

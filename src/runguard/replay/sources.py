@@ -1,4 +1,8 @@
-"""Split a SOURCE into pieces that fit into memory and can be read in another process."""
+"""Open what a user names as SOURCE: files, folders, databases and stores of recorded runs.
+
+``open_sources`` splits each into pieces that fit into memory and can be read in another process. ``calibrate``,
+``gate`` and ``cli/policy_commands`` call it; ``player`` reads the pieces. ``adk`` reads recordings of ADK.
+"""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -20,8 +24,6 @@ from runguard.pricing.rates import Usage
 from runguard.providers.messages import TRANSFER
 from runguard.providers.usage import dollars
 from runguard.replay import adk
-from runguard.replay import adk as database
-from runguard.replay.adk import Session, connect, connect_postgres
 from runguard.replay.steps import (
     DAMAGED,
     MAX_UNPACKED,
@@ -150,11 +152,11 @@ def _of_file(path: Path) -> Source:
 
 def _of_sqlite(path: Path) -> Source:
     try:
-        tables = database.sqlite_tables(path)
+        tables = adk.sqlite_tables(path)
         if {"events", "sessions"} <= tables.keys():
-            database.check_columns(tables)
-            with_size = sum(1 for _ in database.sqlite_sessions(path))
-            sessions = partial(_session_pieces, path, database.sqlite_sessions, database.sqlite_runs)
+            adk.check_columns(tables)
+            with_size = sum(1 for _ in adk.sqlite_sessions(path))
+            sessions = partial(_session_pieces, path, adk.sqlite_sessions, adk.sqlite_runs)
             return Source(word(path.name), with_size, "sessions", sessions)
     except (UnreadableError, sqlite3.Error) as error:
         raise UnreadableError(f"{path}: {error}") from None
@@ -172,10 +174,10 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
         name = _without_password(scheme, rest)
         try:
             plain = without_schema(given)[0]
-            tables = database.postgres_columns(plain)
+            tables = adk.postgres_columns(plain)
             if {"events", "sessions"} <= tables.keys():
-                database.check_columns(tables)
-                sessions = partial(_session_pieces, plain, database.postgres_sessions, database.postgres_runs)
+                adk.check_columns(tables)
+                sessions = partial(_session_pieces, plain, adk.postgres_sessions, adk.postgres_runs)
                 return Source(name, None, "sessions", sessions)
             if has_records(given):
                 return _store(name, postgres_records, given)
@@ -204,11 +206,11 @@ def _store(name: str, records: Callable[[_Where, Faults], Iterator[RecordedRun]]
 
 def _session_pieces(
     where: _Where,
-    sessions: Callable[[_Where], Iterator[Session]],
-    runs: Callable[[_Where, list[Session], Faults, str], Iterator[RecordedRun]],
+    sessions: Callable[[_Where], Iterator[adk.Session]],
+    runs: Callable[[_Where, list[adk.Session], Faults, str], Iterator[RecordedRun]],
     _: int,
 ) -> Iterator[Piece]:
-    """Sessions of an ADK database."""
+    """Sessions of an ADK adk."""
     found = sessions(where)
     while some := list(islice(found, _SESSIONS)):
         yield Piece(len(some), partial(runs, where, some))
@@ -238,7 +240,7 @@ def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
     yield Piece(packed, partial(_unpacked_runs, path.name, held, faults))
 
 
-# ---- the runs of a piece; functions of a module, because those can be sent to another process -----------------------
+# ---- the runs of a piece: functions of this module, because another process can import those
 
 
 def _part_runs(path: Path, start: int, end: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
@@ -278,16 +280,12 @@ def _of_lines(lines: Iterator[tuple[int, bytes]], name: str, faults: Faults) -> 
             return
 
 
-# ---- The neutral JSONL: one run per line, with messages, model calls, tool calls and results of any framework.
-#
-# ``{"id", "steps": [...]}``, optionally ``source, model, task, success, capped, labels, total_cost_usd, app, user,
-# session``. A step has
-# ``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``, ``args``, ``result``, ``text`` and,
-# when
-# known, ``call_id``,
-# ``error``, ``branch``, ``input_tokens``, ``output_tokens``, ``cached_tokens``, ``usd``, ``ts``, ``text_chars``,
-# ``result_chars``.
-# A line without steps is a run of a plain log: see ``plain_log``.
+# ---- the neutral JSONL: one run per line, of any framework
+# A line is ``{"id", "steps": [...]}``, optionally with ``source, model, task, success, capped, labels, total_cost_usd,
+# app, user, session``. A step has ``kind`` (message, model, tool_call, tool_result, error), ``agent``, ``tool``,
+# ``args``, ``result``, ``text`` and, when known, ``call_id``, ``error``, ``branch``, ``input_tokens``,
+# ``output_tokens``, ``cached_tokens``, ``usd``, ``ts``, ``text_chars``, ``result_chars``. A line without steps belongs
+# to a plain log.
 
 _ENOUGH: Final = 64_000_000
 _KINDS: Final = ("model", "tool_call", "tool_result", "message", "error")  # a broken kind may not be hashable
@@ -301,7 +299,7 @@ def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
         faults.add(where, f"not valid JSON: {error}")
         return None
     if isinstance(run, dict) and is_plain(run):
-        return logged_run(run, where, faults)
+        return plain_run(run, where, faults)
     if not isinstance(run, dict) or not isinstance(run.get("steps"), list):
         faults.add(where, "no run: expected an object with a list of steps, or with usd, tokens or calls")
         return None
@@ -482,11 +480,9 @@ def _count(value: Any) -> int | None:
     return int(value) if isinstance(value, float) and 0 <= value < 1e15 else None
 
 
-# ---- A plain log: one JSON object per run with what it took in all, and no steps.
-#
-# ``{"usd", "tokens", "calls"}``, at least one of them; optionally ``id``, ``ok`` (or ``success``), ``model``,
-# ``source``,
-# ``app``, ``user``, ``session``.
+# ---- a plain log: one JSON object per run with what it took in all, and no steps
+# A line is ``{"usd", "tokens", "calls"}``, at least one of them, optionally with ``id``, ``ok`` (or ``success``),
+# ``model``, ``source``, ``app``, ``user``, ``session``.
 
 TOTALS: Final = ("usd", "tokens", "calls")
 _COLUMNS: Final = {"usd": "usd", "tokens": "tokens", "calls": "model_calls"}  # what ``RecordedRun.unknown`` calls them
@@ -499,7 +495,7 @@ def is_plain(run: dict[str, Any]) -> bool:
     return "steps" not in run and any(run.get(name) is not None for name in TOTALS)
 
 
-def logged_run(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun | None:
+def plain_run(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun | None:
     """Return the run of one line; None if a field is invalid, with the reason added to ``faults``."""
     name = word(run.get("id")) or word(run.get("session")) or where
     ok = run.get("ok", run.get("success"))
@@ -508,8 +504,8 @@ def logged_run(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun |
             raise ValueError(f"ok = {shown(ok)}: expected true or false; leave it out where it is not known")
         nano, tokens, calls = (
             nano_of(run.get("usd")),
-            _logged_count(run, "tokens", _MOST_TOKENS),
-            _logged_count(run, "calls", _MOST_CALLS),
+            _total(run, "tokens", _MOST_TOKENS),
+            _total(run, "calls", _MOST_CALLS),
         )
     except ValueError as error:
         faults.add(where, str(error))
@@ -517,7 +513,7 @@ def logged_run(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun |
     unknown = _NEVER.union(_COLUMNS[total] for total in TOTALS if run.get(total) is None)
     return RecordedRun(
         name,
-        _steps(word(run.get("model")), nano, tokens, 1 if calls is None else calls),
+        _shares(word(run.get("model")), nano, tokens, 1 if calls is None else calls),
         app=word(run.get("app")),
         user=word(run.get("user")),
         session=word(run.get("session")) or name,
@@ -537,7 +533,7 @@ def nano_of(value: object) -> int | None:
     return nanos(usd, up=True)
 
 
-def _logged_count(run: dict[str, Any], name: str, most: int) -> int | None:
+def _total(run: dict[str, Any], name: str, most: int) -> int | None:
     value = run.get(name)
     if value is None:
         return None
@@ -546,7 +542,7 @@ def _logged_count(run: dict[str, Any], name: str, most: int) -> int | None:
     return int(value)
 
 
-def _steps(model: str, nano: int | None, tokens: int | None, calls: int) -> Iterator[Step]:
+def _shares(model: str, nano: int | None, tokens: int | None, calls: int) -> Iterator[Step]:
     """As many model calls as the run made, each with its share of the totals; the last one has the rest."""
     yield Turn(None)
     for n in range(calls):
@@ -556,9 +552,8 @@ def _steps(model: str, nano: int | None, tokens: int | None, calls: int) -> Iter
         yield Asked(None, "", "", model, Usage(prompt), batch=str(n), goes_on=not is_last, nano=usd, is_share=True)
 
 
-# ---- RunGuard's own records in a store: the journal of each run, from which every rule can be judged again. Of a run
-#      without one (its journal was purged) there is what each model call took: enough for money, tokens, calls,
-#      growth and time.
+# ---- RunGuard's own records in a store: the journal of each run, from which every rule can be judged again
+# If the journal was purged, what each model call took is left: enough for money, tokens, calls, growth and time.
 
 _ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run', 'steps') ORDER BY ref, seq"
 _SCHEMA: Final = "runguard"
@@ -567,8 +562,8 @@ Row = tuple[str, str, float, str]
 
 
 def sqlite_records(path: Path, faults: Faults) -> Iterator[RecordedRun]:
-    with closing(connect(path)) as db:
-        yield from _runs(db.execute(_ROWS.format("records")), path.name, faults)
+    with closing(adk.connect(path)) as db:
+        yield from _stored_runs(db.execute(_ROWS.format("records")), path.name, faults)
 
 
 def has_records(url: str) -> bool:
@@ -577,7 +572,7 @@ def has_records(url: str) -> bool:
     Asked before anything is read: connecting as a store would make one.
     """
     plain, schema = without_schema(url)
-    with connect_postgres(plain) as db:
+    with adk.connect_postgres(plain) as db:
         found = db.execute(
             "SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = 'records'", (schema,)
         ).fetchone()
@@ -588,10 +583,10 @@ def postgres_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
     plain, schema = without_schema(url)
     if not schema.replace("_", "").isalnum():
         raise UnreadableError("a schema's name has letters, digits and underscores")
-    with connect_postgres(plain) as db, db.cursor(name="runguard_records") as cursor:
+    with adk.connect_postgres(plain) as db, db.cursor(name="runguard_records") as cursor:
         cursor.itersize = _AT_ONCE
         cursor.execute(_ROWS.format(f'"{schema}".records'))
-        yield from _runs(cursor, "records", faults)
+        yield from _stored_runs(cursor, "records", faults)
 
 
 def is_redis_store(url: str) -> bool:
@@ -610,7 +605,7 @@ def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
                     "INSERT INTO records (ref, kind, at, text) VALUES (?, ?, ?, ?)",
                     _redis_rows(server, f"{prefix}r:{kind}", kind),
                 )
-        yield from _runs(spool.execute(_ROWS.format("records")), "records", faults)
+        yield from _stored_runs(spool.execute(_ROWS.format("records")), "records", faults)
 
 
 def _redis_rows(server: Any, stream: str, kind: str) -> Iterator[Row]:
@@ -653,7 +648,7 @@ def without_schema(url: str) -> tuple[str, str]:
     return urlunsplit(parts._replace(query=kept)), schema
 
 
-def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
+def _stored_runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
     for name, group in groupby(rows, lambda row: row[0]):
         calls: dict[str, tuple[float, dict[str, Any]]] = {}
         facts: dict[str, Any] = {}
@@ -683,15 +678,15 @@ def _runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
             else:  # a later record with the same id replaces the earlier
                 calls[word(record.get("id")) or str(place)] = (moment, record)
         if journal and journal[0]["k"] == "start":
-            facts, steps = journal[0], _entries(journal, f"{where} ({name})", faults)
+            facts, steps = journal[0], _journal_steps(journal, f"{where} ({name})", faults)
         else:
-            steps = _steps_of(name, list(calls.values()))
+            steps = _call_steps(name, list(calls.values()))
         yield RecordedRun(
             word(name), steps, word(facts.get("app")), word(facts.get("user")), word(facts.get("session")), source=where
         )
 
 
-def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]:
+def _journal_steps(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]:
     for entry in journal:
         try:
             check_entry(entry)
@@ -701,7 +696,7 @@ def _entries(journal: list[Entry], where: str, faults: Faults) -> Iterator[Step]
             yield Wrote(entry.get("t"), entry)
 
 
-def _steps_of(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:
+def _call_steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:
     yield Turn(calls[0][0] if calls else None, name)
     for at, record in calls:
         if record.get("kind") == "tool":
@@ -711,14 +706,14 @@ def _steps_of(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[
             yield Wrote(at, {**entry, "estimated": bool(record.get("estimated"))})
             continue
         usage = Usage(
-            input=_count_in(record.get("input")),
-            output=_count_in(record.get("output")),
-            cached=_count_in(record.get("cached")),
-            searches=_count_in(record.get("searches")),
+            input=_positive(record.get("input")),
+            output=_positive(record.get("output")),
+            cached=_positive(record.get("cached")),
+            searches=_positive(record.get("searches")),
         )
         agent, model = word(record.get("agent")), word(record.get("model"))
         yield Asked(at, agent, "", model, usage, bool(record.get("estimated")), goes_on=True)
 
 
-def _count_in(value: Any) -> int:
+def _positive(value: Any) -> int:
     return value if isinstance(value, int) and value > 0 else 0

@@ -1,4 +1,8 @@
-"""Recorded runs as streams of steps, and bounded reading of files."""
+"""Recorded runs as streams of steps, and bounded reading of files.
+
+``sources`` and ``adk`` convert every kind of recording into these steps; ``player`` plays them. Readers stop at the
+limits here and report that as they report any other damage.
+"""
 
 import gzip
 import io
@@ -15,7 +19,7 @@ from typing import Any, BinaryIO, Final, TextIO
 from runguard.core.events import Outcome
 from runguard.pricing.rates import Usage
 
-# ---- The form into which every reader converts a recorded run: its names and a stream of steps.
+# ---- steps and runs
 
 # exceptions caused by a value of the wrong type
 ODD: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
@@ -194,7 +198,7 @@ class CheckedRun(RecordedRun):
     __slots__ = ()
 
 
-# ---- values of a file -----------------------------------------------------------------------------------------------
+# ---- values of a file
 
 
 def word(value: Any) -> str:
@@ -226,7 +230,7 @@ def _short(text: str) -> str:
     return line if len(line) <= _FAULT_CHARS else f"{line[:_FAULT_CHARS]}…"
 
 
-# ---- values that the guard can handle -------------------------------------------------------------------------------
+# ---- values that the guard can handle
 
 _MOST_TOKENS: Final = 10**30  # tokens of one model call; sums and costs below this can still be printed
 _counts_of: Final = attrgetter(*(field.name for field in fields(Usage)))
@@ -275,10 +279,8 @@ def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
         yield step
 
 
-# ---- Read files of any size, plain or gzipped, within limits: line by line, or a JSON document value by value.
-#
-# A file of 13 MB can unpack to more than a gigabyte, and a line of 60 MB can hold twenty million lists. Readers stop at
-# these limits and report it as they report any other damage.
+# ---- reading files of any size, plain or gzipped: line by line, or a JSON document value by value
+# A file of 13 MB can unpack to more than a gigabyte, and a line of 60 MB can hold twenty million lists.
 
 MAX_UNPACKED: Final = 1024**3  # bytes of one compressed file, by default
 MAX_RECORD: Final = 64 * 1024**2  # bytes of one line, one event or one element of a document
