@@ -1,4 +1,4 @@
-"""Output for people: colour and wrapping on a terminal, whole lines in a pipe."""
+"""Output of commands for people: colour and wrapping on a terminal, whole lines in a pipe."""
 
 import sys
 import time

@@ -1,4 +1,7 @@
-"""Replay a recording under many settings at once, and choose the settings to try for each loop rule."""
+"""Measure recordings: what their runs used, what other settings would have done to them, and samples of the figures.
+
+``proposal`` calls it. ``Measuring`` and ``Comparing`` are the tasks of its two passes over the recordings.
+"""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -21,12 +24,7 @@ from runguard.replay.player import Judge, Player, play
 from runguard.replay.results import RunResult
 from runguard.replay.steps import RecordedRun, Turn
 
-# ---- Measure the usage of the runs of a recording with the replay engine. A run lasts from one user message to the
-#      next.
-#
-# The largest run of a recording counts. Runs of one conversation resemble each other, so only recordings are
-# independent,
-# and a limit that allows the largest run allows the recording.
+# ---- the usage of the runs of a recording, measured with the replay engine
 
 # A guard without limits: the usage of a run must not depend on where a policy would have stopped it.
 UNLIMITED: Final[dict[str, Any]] = {
@@ -44,9 +42,10 @@ _ENOUGH: Final = 1_000_000_000
 
 
 class Usages(NamedTuple):
-    """The highest of each figure among the runs of a recording.
+    """The highest of each figure among the runs of a recording; a run lasts from one user message to the next.
 
-    NaN if the recording does not contain it: no price, no times, no answers.
+    Runs of one conversation resemble each other, so only recordings are independent, and a limit that allows the
+    largest run allows the recording. NaN if the recording does not contain a figure: no price, no times, no answers.
     """
 
     usd: float = nan
@@ -71,7 +70,7 @@ def _size(answer: Answer, is_understood: bool) -> float:
 
 
 class MeasuringPlayer(Player):
-    """Plays a recording and notes what its runs usages, what was done before, and what led to nothing."""
+    """Plays a recording and notes what its runs use, what was done before, and what led to nothing."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -159,7 +158,7 @@ class MeasuringPlayer(Player):
         return result.model_calls, result.tool_calls, result.tokens, result.nano
 
 
-# ---- Replay a recording under many settings at once, and choose the settings to try for each loop rule.
+# ---- a recording under many settings at once, and the settings to try for each loop rule
 
 # these count repeated calls; the others count fruitless answers
 OF_REPETITION: Final = ("repetition", "no_news", "same_call")
@@ -344,12 +343,7 @@ class Comparing:
         return Compared(run.id, run.source, run.success, outcomes)
 
 
-# ---- The figures of all recordings, or a uniform sample of them in bounded memory, and quantiles with intervals.
-#
-# Of n independent runs the number below the true quantile is binomial, for any distribution. So the k-th smallest run
-# lies below the quantile with a probability that depends only on n, k and the share, and two of the runs enclose it
-# with
-# a known confidence.
+# ---- the figures of all recordings, or a uniform sample of them in bounded memory, and quantiles
 
 KEPT: Final = 100_000  # recordings of one label and half
 LABELS: Final = {True: "success", False: "failure", None: "unlabelled"}
@@ -466,7 +460,11 @@ def runs_needed(share: float, level: float = LEVEL) -> int:
 
 
 def ranks(runs: int, share: float, level: float = LEVEL) -> tuple[int, int] | None:
-    """Return which runs, counted from the smallest as 1, enclose the quantile; None if there are too few."""
+    """Return which runs, counted from the smallest as 1, enclose the quantile; None if there are too few.
+
+    Of n independent runs the number below the true quantile is binomial, for any distribution. So the k-th smallest run
+    lies below the quantile with a probability that depends only on n, k and the share.
+    """
     tail = (1 - level) / 2
     mean, spread = runs * share, _FAR * sqrt(runs * share * (1 - share)) + _FAR
     below, low = 0.0, max(int(mean - spread), 0)
@@ -496,15 +494,16 @@ def _binomial(hits: int, runs: int, share: float) -> float:
     return exp(ways + hits * log(share) + (runs - hits) * log1p(-share))
 
 
-# ---- Change settings of a policy, and express a policy as values of a file.
-#
-# A file cannot express functions, and limits that were switched off with ``None``.
+# ---- settings of a policy: change them, or express them as values of a file
 
 SECRET: Final = ("store", "alerts")  # their addresses may hold passwords and tokens
 
 
 def file_values(policy: Policy) -> tuple[dict[str, Any], list[str]]:
-    """Return plain values for a file without the rules, and the names of settings that a file cannot express."""
+    """Return plain values for a file without the rules, and the names of settings that a file cannot express.
+
+    A file cannot express functions, and limits that were switched off with ``None``.
+    """
     judged_by_code = [name for name, rule in policy.tools.items() if callable(rule.failed)]
     exclude: dict[str, Any] = dict.fromkeys((*SECRET, "rules", "budgets"), True)
     if judged_by_code:
@@ -525,20 +524,20 @@ def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | N
     """Return the budget as plain data, or None if no amount is left; add what is left out to ``missing``."""
     amounts = {unit: amount for unit in UNITS if (amount := getattr(budget, unit)) is not None}
     missing += [f"{name}.{unit}" for unit, amount in amounts.items() if callable(amount)]
-    values_of_budget: dict[str, Any] = {
+    values: dict[str, Any] = {
         unit: str(amount) if isinstance(amount, Decimal) else amount
         for unit, amount in amounts.items()
         if not callable(amount)
     }
-    if not values_of_budget:
+    if not values:
         return None
-    values_of_budget |= {"per": budget.per, "window": budget.window, "tz": budget.tz}
+    values |= {"per": budget.per, "window": budget.window, "tz": budget.tz}
     if budget.on_exhausted != "refuse":
-        values_of_budget["on_exhausted"] = budget.on_exhausted
+        values["on_exhausted"] = budget.on_exhausted
     if budget.burn_alert:
-        values_of_budget["burn_alert"] = True
+        values["burn_alert"] = True
     if tuple(budget.thresholds) != DEFAULT_THRESHOLDS:
-        values_of_budget["thresholds"] = [
+        values["thresholds"] = [
             {"percent": each.percent, "action": each.action, "recurring": each.recurring} for each in budget.thresholds
         ]
         missing += [
@@ -546,7 +545,7 @@ def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | N
             for number, each in enumerate(budget.thresholds)
             if each.callback is not None
         ]
-    return values_of_budget
+    return values
 
 
 def changed(policy: Policy, settings: Mapping[str, Any]) -> Policy:

@@ -1,4 +1,8 @@
-"""Make a proposal in two passes over the recordings: measure and try settings, then compare the proposal with now."""
+"""``calibrate``: propose limits and rungs from recorded runs, in two passes over the recordings.
+
+The first pass measures the recordings and tries settings, the second compares the proposal with the current policy.
+``runguard calibrate`` calls ``run``; code calls ``calibrate``.
+"""
 
 import json
 import os
@@ -41,7 +45,6 @@ from runguard.calibrate.measure import (
     scaled,
     variants,
 )
-from runguard.console import console
 from runguard.core.decision import printable
 from runguard.policy.settings import Policy
 from runguard.replay.output import check_place, count, money, print_faults, share, with_progress, write_file
@@ -50,7 +53,7 @@ from runguard.replay.results import wilson
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import Faults
 
-# ---- Limits from the usage of runs: 2.5 times the 95th percentile, or the reason why there is no proposal.
+# ---- limits from the usage of runs: 2.5 times the 95th percentile, or the reason why there is no proposal
 
 SHARE: Final = 0.95
 FACTOR: Final = 2.5
@@ -210,7 +213,7 @@ def rounded_up(value: float, is_whole: bool) -> float:
     return round(up) if is_whole else float(f"{up:.{_DIGITS}g}")
 
 
-# ---- Compare the settings of one rule by saved tokens and affected successful runs, and choose one or none.
+# ---- rungs: compare the settings of one rule by saved tokens and affected successful runs, and choose
 
 ENOUGH: Final = 5  # recordings that must end differently before a setting changes
 WORTH: Final = 0.01  # share of the tokens of failed and unlabelled recordings that a change must save
@@ -360,19 +363,19 @@ def _is_fair(point: Point, now: Point, allowed: int) -> bool:
 
 def _tightened(choice: Choice, best: tuple[Variant, Point]) -> str:
     variant, point = best
-    now = choice.before
+    now, rungs = choice.before, dict(variant.rungs or ())
     more = f"{point.tokens - now.tokens:,} more tokens in {point.saves_more} recording{'s' * (point.saves_more != 1)}"
     if point.saves_more < ENOUGH:
-        return f"{_rungs_text(variant)} would save {more}: too few to tell from chance ({ENOUGH} needed)"
+        return f"{rungs_text(rungs)} would save {more}: too few to tell from chance ({ENOUGH} needed)"
     if point.tokens - now.tokens < WORTH * point.spent:
-        return f"{_rungs_text(variant)} would save {more}: less than {WORTH:.0%} of what they spent, not worth a change"
+        return f"{rungs_text(rungs)} would save {more}: less than {WORTH:.0%} of what they spent, not worth a change"
     if point.false_stops[1] > MOST_FALSE:
         return (
-            f"{_rungs_text(variant)} would save {more}, but {point.successes} successful recordings cannot rule out "
+            f"{rungs_text(rungs)} would save {more}, but {point.successes} successful recordings cannot rule out "
             "that it stops "
             f"{MOST_FALSE:.0%} of them (at most {point.false_stops[1]:.1%})"
         )
-    choice.rungs, choice.after = dict(variant.rungs or ()), point
+    choice.rungs, choice.after = rungs, point
     return (
         f"saves {more} and stops {point.stopped} of {point.successes} successful ones (at most "
         f"{point.false_stops[1]:.1%})"
@@ -385,22 +388,19 @@ def _loosened(choice: Choice, best: tuple[Variant, Point] | None, allowed: int) 
     if best is None:
         return f"{stops}, and so does every other setting: read them with 'runguard replay --explain'"
     variant, point = best
+    rungs = dict(variant.rungs or ())
     if point.spared < ENOUGH:
         return (
-            f"{stops}; {_rungs_text(variant)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
+            f"{stops}; {rungs_text(rungs)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
             "needed); read them first"
         )
-    choice.rungs, choice.after = dict(variant.rungs or ()), point
+    choice.rungs, choice.after = rungs, point
     return (
         f"{stops}; this spares {point.spared} of them and gives up {now.tokens - point.tokens:,} tokens after the stops"
     )
 
 
-def _rungs_text(variant: Variant) -> str:
-    return " ".join(f"{name} {number}" for name, number in variant.rungs or ())
-
-
-# ---- The effects of policies on the recordings: by label, by limit, and on the half that they were not fitted to.
+# ---- effects of policies on the recordings: by label, by limit, and on the half they were not fitted to
 
 _SHOWN: Final = 5
 _SOURCES: Final = 1_000
@@ -537,8 +537,7 @@ class HeldOut:
         return {**by_label, "fitted_on_halves": self.fitted, "not_checked": self.missing}
 
 
-# ---- Make a proposal in two passes over the recordings: measure and try settings, then compare the proposal with
-#      now.
+# ---- the proposal
 
 Watch = Callable[[str, Iterator[PieceResult]], Iterable[PieceResult]]
 
@@ -646,7 +645,7 @@ def calibrate(
     for done in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
         made.faults.merge(done.faults)
         for measured in done.results:
-            _count(made, curves, tried, measured)
+            _add_measured(made, curves, tried, measured)
 
     def fitted(halves: tuple[int, ...]) -> Settings:
         needed = runs_needed(SHARE)
@@ -666,7 +665,7 @@ def calibrate(
         comparisons = _comparisons(made, parts, now)
         for done in watch("comparing", each_run(sources, Comparing, (comparisons,), workers, model)):
             for compared in done.results:
-                _compare(made, compared)
+                _add_compared(made, compared)
         if not _withhold(made, parts):
             return made
     made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut()  # no proposal is left to compare
@@ -711,7 +710,7 @@ def _curves(policy: Policy, tried: list[Variant]) -> list[Curve]:
     return found
 
 
-def _count(made: Proposal, curves: list[Curve], tried: list[Variant], measured: Measured) -> None:
+def _add_measured(made: Proposal, curves: list[Curve], tried: list[Variant], measured: Measured) -> None:
     half = half_of(measured.id)
     made.samples.add(measured.success, half, measured.usages, measured.runs)
     made.model_calls += measured.model_calls
@@ -735,7 +734,7 @@ def _count(made: Proposal, curves: list[Curve], tried: list[Variant], measured: 
         )
 
 
-def _compare(made: Proposal, compared: Compared) -> None:
+def _add_compared(made: Proposal, compared: Compared) -> None:
     now, proposed, *rest = compared.outcomes
     assert now is not None
     assert proposed is not None
@@ -749,14 +748,13 @@ def _compare(made: Proposal, compared: Compared) -> None:
     made.held_out.add(compared.success, now, held_out)
 
 
-# ---- The proposal as a ``runguard.toml``: proposed settings with their reasons, then the other settings of the
-#      policy.
+# ---- the proposal as a ``runguard.toml``: proposed settings with their reasons, then the other settings
 
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _WIDTH: Final = 130
 
 
-def toml_of(made: "Proposal") -> str:
+def toml_of(made: Proposal) -> str:
     changes = made.changes
     lines = [
         *_comment(f"Proposed by 'runguard calibrate' from {', '.join(_names(made))}."),
@@ -771,7 +769,7 @@ def toml_of(made: "Proposal") -> str:
         )
     lines += ["# Try it on the recordings first: runguard replay SOURCE --policy THIS_FILE", ""]
     for limit in made.settings.limits:
-        lines += [*_limit_line(limit, made), ""]
+        lines += [*_limit_lines(limit, made), ""]
     values, missing = file_values(made.policy)
     if values := {name: value for name, value in values.items() if name not in changes}:
         lines += ["# Unchanged:", *(f"{_key(name)} = {value_of(value)}" for name, value in values.items()), ""]
@@ -795,14 +793,14 @@ def toml_of(made: "Proposal") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _limit_line(limit: Limit, made: "Proposal") -> list[str]:
+def _limit_lines(limit: Limit, made: Proposal) -> list[str]:
     if limit.value is None or limit.quantile is None:
         return _comment(f"{limit.setting}: no proposal. {limit.why_not}.")
     text = f"{FACTOR:g} x {about_quantile(limit)}. {about_cut(limit, made.cuts[limit.setting])}."
     return [*_comment(text), f"{limit.setting} = {value_of(limit.value)}"]
 
 
-def _names(made: "Proposal") -> list[str]:
+def _names(made: Proposal) -> list[str]:
     return [*made.sources[:3], *([f"{len(made.sources) - 3} others"] if len(made.sources) > 3 else [])]
 
 
@@ -847,7 +845,7 @@ def recordings(many: int) -> str:
     return f"{many:,} recording{'s' * (many != 1)}"
 
 
-def basis_text(made: "Proposal") -> str:
+def basis_text(made: Proposal) -> str:
     basis, samples = made.settings.basis, made.samples
     in_all = sum(samples.recordings(label) for label in ("success", "failure", "unlabelled"))
     if not in_all:
@@ -901,10 +899,43 @@ def rungs_text(rungs: dict[str, int]) -> str:
     return " ".join(f"{name} {at}" for name, at in rungs.items())
 
 
-# ---- ``runguard calibrate``: make a proposal and print it with its reasons and effects, or as JSON.
+# ---- the command: print a proposal with its reasons and effects, or as JSON
 
 
-def print_proposal(out: Console, made: "Proposal") -> None:
+def run(
+    sources: list[Source],
+    policy: Policy,
+    *,
+    target: Path | None = None,
+    as_json: bool = False,
+    max_false_stops: float = 0,
+    workers: int | None = None,
+    model: str = "",
+) -> bool:
+    """Return whether there is a proposal; only then the file is written."""
+    if target is not None:
+        check_place(target)
+    made = calibrate(
+        sources,
+        policy,
+        max_false_stops=max_false_stops,
+        workers=workers or os.cpu_count() or 1,
+        model=model,
+        watch=lambda _, found: with_progress(sources, found),
+    )
+    has_advice = bool(made.changes)
+    if as_json:
+        sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
+    else:
+        print_proposal(screen.console(), printable(made))
+    if has_advice and target is not None:
+        write_file(target, made.to_toml())
+    elif has_advice and not as_json:
+        sys.stdout.write("\n" + made.to_toml())
+    return has_advice
+
+
+def print_proposal(out: Console, made: Proposal) -> None:
     out.print(basis_text(made))
     if made.estimated:
         out.print(
@@ -927,7 +958,7 @@ def _print(out: Console, title: str, shown: Table) -> None:
     screen.print_table(out, shown)
 
 
-def _print_limits(out: Console, made: "Proposal") -> None:
+def _print_limits(out: Console, made: Proposal) -> None:
     figures = ("proposed", "P95", "its 95 % interval", "recordings")
     shown = screen.table(
         "setting",
@@ -967,7 +998,7 @@ def _cut(out: Console, limit: Limit, cut: LimitEffect) -> Text:
     return text
 
 
-def _print_rules(out: Console, made: "Proposal") -> None:
+def _print_rules(out: Console, made: Proposal) -> None:
     counts = ("false stops", "at most", "refused", "nudged", "tokens saved")
     shown = screen.table("rule", "rungs", *counts, "", right=counts, whole=("rule",), sentences=("",))
     for choice in made.settings.choices:
@@ -999,7 +1030,7 @@ def _point(point: Point) -> list[str]:
     return [str(point.stopped), at_most, str(point.refused), str(point.nudged), count(point.tokens)]
 
 
-def _print_effect(out: Console, made: "Proposal") -> None:
+def _print_effect(out: Console, made: Proposal) -> None:
     figures = (
         "recordings",
         "stopped now",
@@ -1017,37 +1048,3 @@ def _print_effect(out: Console, made: "Proposal") -> None:
                 label, f"{before.recordings:,}", *stopped, count(before.tokens), count(then.tokens), money(then.nano)
             )
     _print(out, "the whole proposal", shown)
-
-
-def run(
-    sources: list[Source],
-    policy: Policy,
-    *,
-    target: Path | None = None,
-    as_json: bool = False,
-    max_false_stops: float = 0,
-    workers: int | None = None,
-    model: str = "",
-) -> bool:
-    """Return whether there is a proposal; only then the file is written."""
-    if target is not None:
-        check_place(target)
-
-    made = calibrate(
-        sources,
-        policy,
-        max_false_stops=max_false_stops,
-        workers=workers or os.cpu_count() or 1,
-        model=model,
-        watch=lambda _, found: with_progress(sources, found),
-    )
-    has_advice = bool(made.changes)
-    if as_json:
-        sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
-    else:
-        print_proposal(console(), printable(made))
-    if has_advice and target is not None:
-        write_file(target, made.to_toml())
-    elif has_advice and not as_json:
-        sys.stdout.write("\n" + made.to_toml())
-    return has_advice

@@ -1,4 +1,8 @@
-"""Judge recorded runs under a policy: no harm to successful runs, no rise of cost per success, every loop caught."""
+"""``gate``: judge recorded runs under a policy, for continuous integration; ``assert_within_budget`` for one run.
+
+Successful runs must not be harmed, the cost per success must not rise, and every known loop must be stopped.
+``runguard gate`` and code call ``gate``; ``pytest_plugin`` and tests call ``assert_within_budget``.
+"""
 
 import json
 import tempfile
@@ -23,22 +27,16 @@ from runguard.replay.results import RunResult
 from runguard.replay.sources import Source, open_sources
 from runguard.replay.steps import MAX_UNPACKED, Faults, UnreadableError
 
-# ---- Cost per success of recorded runs, and whether it rose by more than chance explains.
-#
-# The cost per success is a ratio: the cost of all runs, divided by the number of successful runs. Its logarithm is
-# close
-# to normal, also for skewed costs, and its variance follows from a few sums (the delta method). Two samples of the same
-# runs are compared run by run, so that differences between runs cancel out. ``Baseline`` keeps the figures of
-# one gate for later ones.
+# ---- the cost per success of recorded runs, and whether it rose by more than chance explains
+# It is a ratio: the cost of all runs, divided by the number of successful runs. Its logarithm is close to normal, also
+# for skewed costs, and its variance follows from a few sums (the delta method). Two samples of the same runs are
+# compared run by run, so that differences between runs cancel out.
 
 LEVEL: Final = 0.99  # of the interval, two-sided: 1 of 200 comparisons of equal samples finds a rise
 RUNS_NEEDED: Final = 20  # in each of two different samples; with fewer, skewed costs make the interval too narrow
 PAIRS_NEEDED: Final = 5  # of the same runs
 
 Cost = tuple[int, bool]  # of one run, in nano-USD or tokens, and whether the run succeeded
-FORMAT: Final = 1
-_RUNS_LISTED: Final = 10_000  # runs whose figures are kept one by one
-_UNITS: Final = ("usd", "tokens")
 
 
 @dataclass(slots=True)
@@ -137,6 +135,13 @@ def _student(share: float, freedom: float) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + sum((term / freedom**power for power, term in enumerate(terms, 1)), 0.0)
+
+
+# ---- the baseline: the figures of one gate, kept for later ones
+
+FORMAT: Final = 1
+_RUNS_LISTED: Final = 10_000  # runs whose figures are kept one by one
+_UNITS: Final = ("usd", "tokens")
 
 
 class BaselineError(RunGuardError):
@@ -241,7 +246,7 @@ def _shown(value: float | None, unit: str) -> float | None:
     return float(f"{value / 1e9:.6g}") if unit == "usd" else float(round(value))
 
 
-# ---- Judge recorded runs under a policy: no harm to successful runs, no rise of cost per success, every loop caught.
+# ---- the gate
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _LISTED: Final = 200
@@ -465,69 +470,7 @@ def _all(number: int, thing: str) -> str:
     return f"the only {thing}" if number == 1 else f"all {number} {thing}s"
 
 
-# ---- ``assert_within_budget``: what one run may cost, as an assertion.
-
-
-def assert_within_budget(
-    run: Any,
-    *,
-    usd: float | str | None = None,
-    tokens: int | None = None,
-    model_calls: int | None = None,
-    tool_calls: int | None = None,
-    policy: Policy | None = None,
-    model: str = "",
-) -> RunResult:
-    """Assert that a run stays within these limits, and return its figures.
-
-    ``run`` is a recording of ``runguard.testing.run``, an ADK session, a result of replay, or a path to recordings, in
-    which each run must stay within the limits; the most expensive one is returned. The policy's prices are used.
-    A cost that is not known fails the assertion if ``usd`` is given.
-    """
-    limits = {"usd": usd, "tokens": tokens, "model_calls": model_calls, "tool_calls": tool_calls}
-    if all(limit is None for limit in limits.values()):
-        raise ValueError("pass at least one of usd, tokens, model_calls and tool_calls")
-    results = [run] if isinstance(run, RunResult) else list(_results(run, policy or Policy.build(), model))
-    assert results, "the recording contains no run"
-    problems = [problem for result in results for problem in _problems(result, limits)]
-    assert not problems, "over budget:\n" + "\n".join(problems)
-    return max(results, key=lambda result: (result.nano, result.tokens))
-
-
-def _problems(result: RunResult, limits: dict[str, Any]) -> Iterator[str]:
-    for name, limit in limits.items():
-        if limit is None:
-            continue
-        if name == "usd":
-            if result.unpriced:
-                calls = f"{result.unpriced} of {result.model_calls} model calls"
-                yield f"{result.id}: cost unknown: {calls} have no price; pass a policy with prices, or model="
-            elif to_usd(result.nano) > (most := Decimal(str(limit))):
-                yield f"{result.id}: ${to_usd(result.nano):f}, limit ${most:f}"
-        elif getattr(result, name) > limit:
-            yield f"{result.id}: {getattr(result, name):,} {name.replace('_', ' ')}, limit {limit:,}"
-
-
-def _results(run: Any, policy: Policy, model: str) -> Iterator[RunResult]:
-    if isinstance(run, str | Path):
-        yield from _replayed(str(run), policy, model)
-        return
-    session = getattr(run, "session", run)
-    if not hasattr(session, "model_dump"):
-        raise TypeError(f"expected a recording, an ADK session, a result of replay or a path, not {type(run).__name__}")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "session.json"
-        file.write_text(json.dumps(session.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
-        yield from _replayed(str(file), policy, model)
-
-
-def _replayed(source: str, policy: Policy, model: str) -> Iterator[RunResult]:
-    faults = Faults()
-    yield from results_of(open_sources(source), policy, faults, model)
-    assert not faults.count, f"{faults.count} records cannot be read: {faults.first[0]}"
-
-
-# ---- A gate's result for people and programs: text, Markdown for a pull request, JUnit for a CI server.
+# ---- the result for people and programs: text, Markdown for a pull request, JUnit for a CI server
 
 _COLOURS: Final = {"passed": "green", "failed": "red", "skipped": "yellow"}
 _SHOWN: Final = 20
@@ -610,3 +553,65 @@ def _xml(text: str) -> str:
     """Return text without control characters and lone surrogates, which XML cannot hold."""
     clean = "".join(each if each in "\n\t" or each >= " " else " " for each in text)
     return clean.encode("utf-8", "replace").decode().replace("\ufffe", "?").replace("\uffff", "?")
+
+
+# ---- what one run may cost, as an assertion
+
+
+def assert_within_budget(
+    run: Any,
+    *,
+    usd: float | str | None = None,
+    tokens: int | None = None,
+    model_calls: int | None = None,
+    tool_calls: int | None = None,
+    policy: Policy | None = None,
+    model: str = "",
+) -> RunResult:
+    """Assert that a run stays within these limits, and return its figures.
+
+    ``run`` is a recording of ``runguard.testing.run``, an ADK session, a result of replay, or a path to recordings, in
+    which each run must stay within the limits; the most expensive one is returned. The policy's prices are used.
+    A cost that is not known fails the assertion if ``usd`` is given.
+    """
+    limits = {"usd": usd, "tokens": tokens, "model_calls": model_calls, "tool_calls": tool_calls}
+    if all(limit is None for limit in limits.values()):
+        raise ValueError("pass at least one of usd, tokens, model_calls and tool_calls")
+    results = [run] if isinstance(run, RunResult) else list(_results(run, policy or Policy.build(), model))
+    assert results, "the recording contains no run"
+    problems = [problem for result in results for problem in _problems(result, limits)]
+    assert not problems, "over budget:\n" + "\n".join(problems)
+    return max(results, key=lambda result: (result.nano, result.tokens))
+
+
+def _problems(result: RunResult, limits: dict[str, Any]) -> Iterator[str]:
+    for name, limit in limits.items():
+        if limit is None:
+            continue
+        if name == "usd":
+            if result.unpriced:
+                calls = f"{result.unpriced} of {result.model_calls} model calls"
+                yield f"{result.id}: cost unknown: {calls} have no price; pass a policy with prices, or model="
+            elif to_usd(result.nano) > (most := Decimal(str(limit))):
+                yield f"{result.id}: ${to_usd(result.nano):f}, limit ${most:f}"
+        elif getattr(result, name) > limit:
+            yield f"{result.id}: {getattr(result, name):,} {name.replace('_', ' ')}, limit {limit:,}"
+
+
+def _results(run: Any, policy: Policy, model: str) -> Iterator[RunResult]:
+    if isinstance(run, str | Path):
+        yield from _replayed(str(run), policy, model)
+        return
+    session = getattr(run, "session", run)
+    if not hasattr(session, "model_dump"):
+        raise TypeError(f"expected a recording, an ADK session, a result of replay or a path, not {type(run).__name__}")
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "session.json"
+        file.write_text(json.dumps(session.model_dump(mode="json", exclude_none=True)), encoding="utf-8")
+        yield from _replayed(str(file), policy, model)
+
+
+def _replayed(source: str, policy: Policy, model: str) -> Iterator[RunResult]:
+    faults = Faults()
+    yield from results_of(open_sources(source), policy, faults, model)
+    assert not faults.count, f"{faults.count} records cannot be read: {faults.first[0]}"

@@ -1,4 +1,4 @@
-"""``StoreView``: one read-only connection to a durable store.
+"""``StoreView``: one read-only connection to a durable store. The command line and the dashboard read through it.
 
 Its methods block; any thread may call them, one at a time is served.
 """
@@ -193,7 +193,7 @@ class StoreView:
         return self._ask(read)
 
     def daily_sums(self, first: date, last: date) -> dict[str, DaySums]:
-        """Return what calls took on each day (UTC) that has any, both ends included. ``view.bill`` groups it."""
+        """Return what calls took on each day (UTC) that has any, both ends included. ``bill_of`` groups it."""
         return self._ask(lambda session: read_sums(session, first, last))
 
     @property
@@ -386,7 +386,7 @@ def _breaker(tool: str, state: dict[str, Any]) -> BreakerRow:
     )
 
 
-# ---- A read-only SQLite store: it creates, queues and charges nothing, and read permission is enough.
+# ---- a read-only SQLite store: it creates, queues and charges nothing, and read permission is enough
 
 _BESIDE: Final = (
     "while no run has the file open, SQLite must create another file next to it to read it: get write permission for "
@@ -447,7 +447,7 @@ class SqliteLook(SqliteSession):
         pass
 
 
-# ---- The model calls of a store over time. Each refresh reads only new records.
+# ---- the calls of a store over time; each refresh reads only new records
 
 CALLS_KEPT: Final = 20_000
 BY: Final = ("app", "agent", "model", "user", "tool")
@@ -582,7 +582,7 @@ def _figures(name: str, calls: Sequence[Call]) -> Figures:
     )
 
 
-# ---- What the calls of a store cost, grouped for a bill: by day, app, user, agent, model, tool or label.
+# ---- what the calls cost, grouped for a bill: by day, app, user, agent, model, tool or label
 
 NAMES: Final = ("app", "user", "agent", "model", "tool")
 GROUPS: Final = ("day", *NAMES)
