@@ -1,5 +1,7 @@
 """``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
-``stories`` holds and runs them; nothing of Google's is loaded before ``run``.
+
+``policy_commands`` calls ``run``. ``stories`` holds and runs the agents; nothing of Google's is loaded before ``run``.
+``doctor`` uses ``load``, too.
 """
 
 import json
@@ -21,18 +23,10 @@ from rich.text import Text
 
 from runguard import console as screen
 from runguard._version import __version__
-from runguard.console import console, print_table
 from runguard.core.money import NANO
 
 if TYPE_CHECKING:
     from runguard.cli.stories import Pair, Report, SeedTable
-
-# ---- ``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
-#
-# ``stories`` holds the agents, ``play`` runs and measures them, ``show`` puts the result on a screen. ``seed_table``
-# and
-# ``seed_screen`` do the same for the table of the seed. Loading this package loads nothing of Google's; the work begins
-# with ``run``.
 
 
 class AdkMissingError(Exception):
@@ -52,12 +46,12 @@ def run(*, as_json: bool = False, seed_table: bool = False) -> int:
     return show_seed_table() if seed_table else show()
 
 
-def load(name: str = "stories") -> ModuleType:
+def load() -> ModuleType:
     """Import the module that runs the demo; it imports ADK."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return import_module(f"runguard.cli.{name}")
+            return import_module("runguard.cli.stories")
     except ImportError as error:
         name = error.name or ""
         if name.split(".")[0] != "google":
@@ -68,14 +62,14 @@ def load(name: str = "stories") -> ModuleType:
         ) from None
 
 
-# ---- Print the demo: tables that fill up while the stories run, plain lines without a terminal.
+# ---- the demo on a screen: tables that fill up while the stories run, plain lines without a terminal
 
 _WIDTH = 80  # for both tables
 _FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 def show() -> int:
-    out = console()
+    out = screen.console()
     live = out.is_terminal and not out.is_dumb_terminal and out.width >= _WIDTH
     with out.status("loading google-adk") if live else nullcontext():
         play = load()
@@ -89,7 +83,7 @@ def show() -> int:
         play.play(report, _line_by_line(out))
         for table in (_runaways(report), _healthy(report)):
             out.print()
-            print_table(out, table)
+            screen.print_table(out, table)
         out.print()
     out.print(messages(report, out.width), soft_wrap=True)
     out.print(_verdict(report))
@@ -119,7 +113,7 @@ def _line_by_line(out: Console) -> "Callable[[Pair], None]":
     return say
 
 
-# ---- tables ---------------------------------------------------------------------------------------------------------
+# ---- tables
 
 
 def tables(report: "Report") -> RenderableType:
@@ -188,7 +182,7 @@ def _last(pair: "Pair", words: str, *, good: bool) -> Text:
     return Text(_FRAMES[int(time.monotonic() * 10) % len(_FRAMES)], "cyan") if pair.started else Text("…", "dim")
 
 
-# ---- text -----------------------------------------------------------------------------------------------------------
+# ---- text
 
 
 def messages(report: "Report", width: int) -> Text:
@@ -276,9 +270,9 @@ def _verdict(report: "Report") -> RenderableType:
     return Text.assemble((words, "bold green" if report.ok else "bold red"), (f" ({report.seconds:.1f} s)", "dim"))
 
 
-# ---- The seed's table on a screen; see ``seed_table``.
+# ---- the seed's table on a screen
 
-_NAMES = {"seed_values": "seed's values", "defaults": "defaults"}
+_GUARDS = {"seed_values": "seed's values", "defaults": "defaults"}
 
 
 def show_seed_table() -> int:
@@ -310,7 +304,7 @@ def _seed_table(table: "SeedTable") -> Table:
         for position, (key, pair) in enumerate(row.pairs().items()):
             made.add_row(
                 "" if position else row.claim.story.title,
-                _NAMES[key],
+                _GUARDS[key],
                 *_measured(pair),
                 "" if position else f"{row.claim.saved}%",
             )
@@ -340,7 +334,7 @@ def _sentences(table: "SeedTable", width: int) -> Text:
         for key, pair in row.pairs().items():
             trip = pair.guarded.trip
             words.append(
-                fill_lines(f"{_NAMES[key]}: {trip.message if trip is not None else _unstopped(pair)}", width, "  ")
+                fill_lines(f"{_GUARDS[key]}: {trip.message if trip is not None else _unstopped(pair)}", width, "  ")
             )
         words.append(fill_lines(claim.differs, width, "  ") + "\n", "dim")
     return words

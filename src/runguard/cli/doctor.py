@@ -1,4 +1,7 @@
-"""The checks of ``runguard doctor``."""
+"""``runguard doctor``: check the installation and the user's app, and prove that a stop works.
+
+``policy_commands`` calls ``examine`` and prints its lines.
+"""
 
 import asyncio
 import contextlib
@@ -36,7 +39,118 @@ from runguard.policy.settings import Policy, find_policy_file
 from runguard.pricing.book import updated_table
 from runguard.view.store import StoreView
 
-# ---- Checks of the environment: Python, google-adk, the name ``runguard``, the policy, its store and prices.
+# ---- every check, with a live test that stops agents on this machine's ADK
+
+_UNSTOPPED = 30  # a model that was called this often was not stopped
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The result of one check, and what to do if something is wrong."""
+
+    check: str
+    state: Literal["ok", "warning", "problem"]
+    found: str
+    do: str = ""
+
+
+def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[CheckResult]:
+    """Run all checks; ``target`` is the app to load.
+
+    The live test runs first, before code of the app can change anything, and is reported last.
+    """
+    loader = loader_of(target) if target is not None else None
+    adk = adk_line()
+    live = self_test() if adk.state == "ok" and has_adk() else None
+    app = load_application(target, loader) if target is not None and loader is not None else Application([])
+    lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
+    try:
+        policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
+    except PolicyError as error:
+        lines.append(CheckResult("policy", "problem", str(error), "correct it, then run `runguard check`"))
+    else:
+        lines += [
+            policy_line(policy, of_app=app.policy is not None),
+            store_line(policy),
+            list_line(policy),
+            *price_lines(policy, (*models, *app.models)),
+        ]
+    return [*lines, live] if live is not None else lines
+
+
+def _with_store(policy: Policy, store: str | None) -> Policy:
+    if store is None:
+        return policy
+    check_store(store)
+    return policy.model_copy(update={"store": store})
+
+
+def self_test() -> CheckResult:
+    try:
+        play = load()
+    except AdkMissingError as error:
+        return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
+    try:
+        with play.defaults(), play.quiet():
+            found = asyncio.run(_stops())
+    except Exception as error:  # an error here would also break the first guarded run
+        return CheckResult(
+            "self-test",
+            "problem",
+            f"a stop does not work here: {type(error).__name__}: {error}",
+            "report it with the versions above",
+        )
+    return CheckResult("self-test", "ok", found)
+
+
+async def _stops() -> str:
+    from google.adk.agents import LlmAgent
+    from google.adk.sessions import InMemorySessionService
+
+    from runguard.adk.plugin import RunGuardPlugin
+    from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+
+    def look(at: str) -> dict[str, int]:
+        """Always return the same answer."""
+        return {"seen": 1}
+
+    def endless() -> tuple[LlmAgent, ScriptedModel]:
+        model = ScriptedModel(lambda n, _: call("look", at="it") if n < _UNSTOPPED else text("not stopped"))
+        return LlmAgent(name="self_test", model=model, tools=[look]), model
+
+    agent, model = endless()
+    limited = await run(agent, plugins=[RunGuardPlugin(max_model_calls=3)])
+    assert_stopped(limited, "model_calls")
+    assert_calls_answered(limited.session)
+    _need(model.calls == 3, f"3 model calls were allowed, {model.calls} were made")
+
+    agent, model = endless()
+    looping = await run(agent, plugins=[RunGuardPlugin()])
+    rule, loop_calls = assert_stopped(looping).rule, model.calls
+    assert_calls_answered(looping.session)
+
+    agent, model = endless()
+    plugin, sessions = RunGuardPlugin(max_model_calls=1), InMemorySessionService()
+    plugin.stop("all", actor="doctor", reason="self-test")
+    switched = await run(agent, plugins=[plugin], session_service=sessions)
+    assert_stopped(switched, "kill_switch")
+    _need(model.calls == 0, f"the kill switch let {model.calls} model calls through")
+    plugin.resume("all")
+    await run(agent, plugins=[plugin], session_service=sessions, session_id="s2")
+    _need(model.calls == 1, "no call runs after resume")
+    loop = f"a loop was stopped by {rule} after {loop_calls}"
+    return (
+        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
+        "calls answered"
+    )
+
+
+def _need(held: bool, otherwise: str) -> None:
+    if not held:
+        raise AssertionError(otherwise)
+
+
+# ---- the environment: Python, google-adk, the name ``runguard``, the policy, its store and prices
 
 _OURS: Final = "runguard-agents"
 _OLDEST_ADK: Final = (2, 3)
@@ -48,16 +162,6 @@ _SINCE: Final = {  # release of google-adk -> what the guard can do with it
 }
 _LOOK_S: Final = 3.0
 _CLOCK_OFF_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The result of one check, and what to do if something is wrong."""
-
-    check: str
-    state: Literal["ok", "warning", "problem"]
-    found: str
-    do: str = ""
 
 
 def python_line() -> CheckResult:
@@ -288,109 +392,7 @@ def list_line(policy: Policy) -> CheckResult:
     return CheckResult("price list", "warning", f"{found}: prices may have changed (the limit is {OLD_DAYS} days)", do)
 
 
-# ---- Run every check of ``runguard doctor``, with a live test that stops agents on this machine's ADK.
-
-_UNSTOPPED = 30  # a model that was called this often was not stopped
-
-
-def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[CheckResult]:
-    """Run all checks; ``target`` is the app to load.
-
-    The live test runs first, before code of the app can change anything, and is reported last.
-    """
-    load = loader_of(target) if target is not None else None
-    adk = adk_line()
-    live = self_test() if adk.state == "ok" and has_adk() else None
-    app = load_application(target, load) if target is not None and load is not None else Application([])
-    lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
-    try:
-        policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
-    except PolicyError as error:
-        lines.append(CheckResult("policy", "problem", str(error), "correct it, then run `runguard check`"))
-    else:
-        lines += [
-            policy_line(policy, of_app=app.policy is not None),
-            store_line(policy),
-            list_line(policy),
-            *price_lines(policy, (*models, *app.models)),
-        ]
-    return [*lines, live] if live is not None else lines
-
-
-def _with_store(policy: Policy, store: str | None) -> Policy:
-    if store is None:
-        return policy
-    check_store(store)
-    return policy.model_copy(update={"store": store})
-
-
-def self_test() -> CheckResult:
-    try:
-        play = load()
-    except AdkMissingError as error:
-        return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
-    try:
-        with play.defaults(), play.quiet():
-            found = asyncio.run(_stops())
-    except Exception as error:  # an error here would also break the first guarded run
-        return CheckResult(
-            "self-test",
-            "problem",
-            f"a stop does not work here: {type(error).__name__}: {error}",
-            "report it with the versions above",
-        )
-    return CheckResult("self-test", "ok", found)
-
-
-async def _stops() -> str:
-    from google.adk.agents import LlmAgent
-    from google.adk.sessions import InMemorySessionService
-
-    from runguard.adk.plugin import RunGuardPlugin
-    from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
-
-    def look(at: str) -> dict[str, int]:
-        """Always return the same answer."""
-        return {"seen": 1}
-
-    def endless() -> tuple[LlmAgent, ScriptedModel]:
-        model = ScriptedModel(lambda n, _: call("look", at="it") if n < _UNSTOPPED else text("not stopped"))
-        return LlmAgent(name="self_test", model=model, tools=[look]), model
-
-    agent, model = endless()
-    limited = await run(agent, plugins=[RunGuardPlugin(max_model_calls=3)])
-    assert_stopped(limited, "model_calls")
-    assert_calls_answered(limited.session)
-    _need(model.calls == 3, f"3 model calls were allowed, {model.calls} were made")
-
-    agent, model = endless()
-    looping = await run(agent, plugins=[RunGuardPlugin()])
-    rule, loop_calls = assert_stopped(looping).rule, model.calls
-    assert_calls_answered(looping.session)
-
-    agent, model = endless()
-    plugin, sessions = RunGuardPlugin(max_model_calls=1), InMemorySessionService()
-    plugin.stop("all", actor="doctor", reason="self-test")
-    switched = await run(agent, plugins=[plugin], session_service=sessions)
-    assert_stopped(switched, "kill_switch")
-    _need(model.calls == 0, f"the kill switch let {model.calls} model calls through")
-    plugin.resume("all")
-    await run(agent, plugins=[plugin], session_service=sessions, session_id="s2")
-    _need(model.calls == 1, "no call runs after resume")
-    loop = f"a loop was stopped by {rule} after {loop_calls}"
-    return (
-        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
-        "calls answered"
-    )
-
-
-def _need(held: bool, otherwise: str) -> None:
-    if not held:
-        raise AssertionError(otherwise)
-
-
-# ---- Load the user's app, and check that it and the agents it calls are guarded, the order of plugins, and its
-#      models.
+# ---- the user's app: whether it and the agents it calls are guarded, the order of its plugins, its models
 
 
 @dataclass(slots=True)
@@ -402,13 +404,13 @@ class Application:
     models: list[str] = field(default_factory=list)
 
 
-def load_application(target: str, load: Callable[[], Any]) -> Application:
+def load_application(target: str, loader: Callable[[], Any]) -> Application:
     """Import the app. Its code runs; its output goes to stderr."""
     if Path(target).exists() and (missing := _adk_missing(target)) is not None:  # ADK loads a folder
         return missing
     try:
         with contextlib.redirect_stdout(sys.stderr), _here_first():
-            loaded = load()
+            loaded = loader()
     except (Exception, SystemExit) as error:
         do = (
             "fix the error; adk web would fail as well"
@@ -494,7 +496,7 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     )
 
 
-# ---- loading --------------------------------------------------------------------------------------------------------
+# ---- loading the app
 
 
 def loader_of(target: str) -> Callable[[], Any]:
@@ -546,7 +548,7 @@ def _place(error: BaseException) -> str:
     return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
 
 
-# ---- inspecting -----------------------------------------------------------------------------------------------------
+# ---- inspecting an app of ADK
 
 
 def _plugins(loaded: Any) -> list[Any] | None:
@@ -585,8 +587,7 @@ def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield from _models(one, seen)
 
 
-# ---- Agents of LangChain, the OpenAI Agents SDK and Pydantic AI: is each guarded, and what does its framework hide?
-#
+# ---- agents of LangChain, the OpenAI Agents SDK and Pydantic AI: is each guarded, what does its framework hide?
 # A class is looked up only where the application has imported it, so this module imports no framework.
 
 _LINES: Final = 20  # of one kind
@@ -678,7 +679,7 @@ def policy_of(agents: list[FoundAgent]) -> Policy | None:
     return found
 
 
-# ---- frameworks -----------------------------------------------------------------------------------------------------
+# ---- inspecting an agent of each framework
 
 
 def _ends(one: object) -> Iterator[Any]:
@@ -815,8 +816,7 @@ def _class(module: str, name: str) -> Any:
     return found if isinstance(found, type) else ()
 
 
-# ---- What code can reach: the agents and models that a tool calls, found in its closures, globals and attributes.
-#
+# ---- what code can reach: agents and models that a tool calls, in its closures, globals and attributes
 # Nothing is called. An attribute that only exists while the code runs is not found.
 
 _OBJECTS: Final = 50_000  # an application with more is examined in part

@@ -1,6 +1,7 @@
-"""The ``runguard`` command.
+"""The ``runguard`` command: its table of commands, and what every command shares.
 
-A command's module is imported when the command runs: ``runguard --help`` loads only click.
+A command's module is imported when the command runs: ``runguard --help`` loads only click. ``policy_commands`` and
+``store_commands`` define the commands with the classes and options of this module.
 """
 
 import errno
@@ -19,9 +20,8 @@ import click
 
 from runguard._version import __version__
 
-COMMANDS: Final[
-    dict[str, dict[str, str]]
-] = {  # heading -> command -> summary; policy_commands has the first two groups, store_commands the others
+# heading -> command -> summary; policy_commands has the first two groups, store_commands the others
+COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Start": {
         "demo": "Show runaway agents being stopped and healthy ones left alone.",
         "init": "Write a commented runguard.toml.",
@@ -47,8 +47,6 @@ COMMANDS: Final[
         "store": "Show the id of a store; accept it as a replacement; repair it; delete what is old.",
     },
 }
-
-
 _AS_JSON: Final = "runguard.as_json"
 _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
@@ -61,7 +59,6 @@ def _errors_as_json(ctx: click.Context) -> Iterator[None]:
     except click.ClickException as error:
         if not ctx.meta.get(_AS_JSON):
             raise
-
         print_json({"ok": False, "error": error.format_message()})
         ctx.exit(2)
 
@@ -136,7 +133,7 @@ def main() -> None:
     """The circuit breaker for AI agents: stops a runaway run before its next paid call."""
 
 
-# ---- The base of every command: examples in its help, and one readable message instead of a traceback.
+# ---- the base of every command: examples in its help, and one readable message instead of a traceback
 
 
 class CommandError(RuntimeError):
@@ -188,7 +185,7 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, default=str))
 
 
-# ---- Options that several commands share.
+# ---- options that several commands share
 
 _SPAN: Final = re.compile(r"(\d{1,6})\s*([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}

@@ -1,4 +1,7 @@
-"""Commands around a policy: init, check, demo, doctor, replay, calibrate, gate and prices."""
+"""Commands around a policy: init, check, demo, doctor, replay, calibrate, gate and prices.
+
+``main`` imports this module for any of them, also for its help: everything heavy is imported inside of the commands.
+"""
 
 import json
 import os
@@ -27,9 +30,10 @@ if TYPE_CHECKING:
     from runguard.cli.doctor import CheckResult
     from runguard.policy.settings import Policy
 
-# ---- ``runguard init``: write a commented ``runguard.toml`` to start from.
 
-_TEXT: Final = Template("""\
+# ---- ``runguard init``: write a commented ``runguard.toml`` to start from
+
+_TEMPLATE: Final = Template("""\
 # RunGuard's policy for agents started in this folder or below; written by: runguard init --preset $preset
 # Check it with `runguard check`. Keywords in code have the same names and override this file.
 
@@ -155,13 +159,13 @@ def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
         )
     from runguard.policy.settings import RULES
 
-    text = _TEXT.substitute(PRESETS[preset], preset=preset, rules=", ".join(RULES))
+    text = _TEMPLATE.substitute(PRESETS[preset], preset=preset, rules=", ".join(RULES))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         do = f"; create the folder {file.parent} first" if not file.parent.exists() else ""
         raise CommandError(f"{file}: cannot write the file: {error.strerror or error}{do}") from None
-    notes = _notes(file)
+    notes = _why_unused(file)
     if as_json:
         print_json({"ok": True, "file": str(file), "preset": preset, "notes": notes})
         return
@@ -171,7 +175,7 @@ def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
     click.echo("  next: read it, then `runguard check` and `runguard doctor`")
 
 
-def _notes(file: Path) -> list[str]:
+def _why_unused(file: Path) -> list[str]:
     """Return why runs started here would not use the new file."""
     from runguard.policy.settings import FILE_NAME, find_policy_file
 
@@ -190,7 +194,7 @@ def _notes(file: Path) -> list[str]:
     return []
 
 
-# ---- ``runguard check``: validate a policy and show what it changes.
+# ---- ``runguard check``: validate a policy and show what it changes
 
 
 @click.command(
@@ -227,7 +231,7 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
         check_environment()
     except PolicyError as error:
         fail(ctx, str(error), file=str(path) if path else None)
-    changed, notes = _changed(policy), _check_notes()
+    changed, notes = _changed(policy), _overrides()
     sets_nothing = path is not None and not _has_table(path)
     if as_json:
         settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
@@ -240,11 +244,11 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
         }
         click.echo(json.dumps(result, indent=2))
     else:
-        _print(path, sets_nothing, changed, notes)
+        _print_policy(path, sets_nothing, changed, notes)
     sys.exit(1 if sets_nothing else 0)
 
 
-def _print(path: Path | None, sets_nothing: bool, changed: dict[str, tuple[Any, Any]], notes: list[str]) -> None:
+def _print_policy(path: Path | None, sets_nothing: bool, changed: dict[str, tuple[Any, Any]], notes: list[str]) -> None:
     if sets_nothing:
         click.echo(f"{path}: no [tool.runguard] table, so this file sets nothing")
     else:
@@ -269,7 +273,7 @@ def _has_table(path: Path) -> bool:
     return isinstance(tool, dict) and "runguard" in tool
 
 
-def _check_notes() -> list[str]:
+def _overrides() -> list[str]:
     """Return the environment variables that override the file."""
     notes = []
     if mode := os.environ.get("RUNGUARD_MODE"):
@@ -334,7 +338,7 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# ---- ``runguard demo``: stop runaways and leave healthy runs alone, on real ADK.
+# ---- ``runguard demo``: stop runaways and leave healthy runs alone, on real ADK
 
 
 @click.command("demo", cls=Command, examples="runguard demo\nrunguard demo --seed-table\nrunguard demo --json")
@@ -358,7 +362,7 @@ def demo_command(ctx: click.Context, as_json: bool, seed_table: bool) -> None:
     sys.exit(code)
 
 
-# ---- ``runguard doctor``: check the installation and prove that a stop works.
+# ---- ``runguard doctor``: check the installation and prove that a stop works
 
 
 @click.command(
@@ -430,7 +434,7 @@ def _print_checks(lines: "list[CheckResult]") -> None:
     )
 
 
-# ---- ``runguard replay``: feed recorded runs to the guard.
+# ---- ``runguard replay``: show what a policy would have done to recorded runs
 
 
 @click.command(
@@ -510,7 +514,7 @@ def replay_command(
         fail(ctx, printable(str(error)))
 
 
-# ---- ``runguard calibrate``: propose limits from recorded runs.
+# ---- ``runguard calibrate``: propose limits from recorded runs
 
 
 class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -607,9 +611,9 @@ def calibrate_command(
         ctx.exit(1)
 
 
-# ---- ``runguard gate``: fail a build that would stop good runs, cost more per success, or miss a known loop.
+# ---- ``runguard gate``: fail a build that would stop good runs, cost more per success, or miss a known loop
 
-_file = click.Path(path_type=Path, dir_okay=False)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.command(
@@ -627,7 +631,7 @@ _file = click.Path(path_type=Path, dir_okay=False)
 @click.option(
     "--loops", multiple=True, metavar="SOURCE", help="Recorded loops, each of which must be stopped. Repeatable."
 )
-@click.option("--baseline", type=_file, help="The figures to compare the cost per success with.")
+@click.option("--baseline", type=_FILE, help="The figures to compare the cost per success with.")
 @click.option("--update-baseline", is_flag=True, help="Write the file of --baseline instead of comparing with it.")
 @click.option(
     "--max-rise",
@@ -637,8 +641,8 @@ _file = click.Path(path_type=Path, dir_okay=False)
     help="By how much the cost per success may rise. Default: by what chance explains.",
 )
 @click.option("--assume-success", is_flag=True, help="Treat recordings without a label as successful.")
-@click.option("--junit", type=_file, help="Write the result as JUnit XML to this file.")
-@click.option("--markdown", type=_file, help="Write the result as Markdown to this file, for a pull request.")
+@click.option("--junit", type=_FILE, help="Write the result as JUnit XML to this file.")
+@click.option("--markdown", type=_FILE, help="Write the result as Markdown to this file, for a pull request.")
 @json_option
 @model_option
 @workers_option
@@ -672,8 +676,7 @@ def gate_command(
     from runguard.cli.screens import load_policy
     from runguard.console import console
     from runguard.core.decision import printable
-    from runguard.gate import checks as reports
-    from runguard.gate.checks import Baseline, gate
+    from runguard.gate import checks
     from runguard.policy.settings import find_policy_file
     from runguard.replay.output import check_place, write_file
     from runguard.replay.steps import UnreadableError
@@ -682,11 +685,11 @@ def gate_command(
         for place in (junit, markdown, baseline if update_baseline else None):
             if place is not None:
                 check_place(place)
-        report = gate(
+        report = checks.gate(
             source,
             load_policy(policy_file or find_policy_file()),
             loops=loops,
-            baseline=Baseline.read(baseline) if baseline is not None and not update_baseline else None,
+            baseline=checks.Baseline.read(baseline) if baseline is not None and not update_baseline else None,
             max_rise=max_rise / 100,
             assume_success=assume_success,
             model=model,
@@ -698,18 +701,18 @@ def gate_command(
     if as_json:
         print_json(report.to_dict())
     else:
-        reports.print_report(console(), report)
+        checks.print_report(console(), report)
     if junit is not None:
-        write_file(junit, reports.junit(report))
+        write_file(junit, checks.junit(report))
     if markdown is not None:
-        write_file(markdown, reports.markdown(report))
+        write_file(markdown, checks.markdown(report))
     if update_baseline and baseline is not None and report.ok:
         report.figures.write(baseline)
         sys.stderr.write(f"{baseline} written\n")
     ctx.exit(0 if report.ok else 1)
 
 
-# ---- ``runguard prices``: show what a model costs, the source of the price, and what an unknown price means.
+# ---- ``runguard prices``: show what a model costs, the source of the price, and what an unknown price means
 
 
 @click.command(

@@ -1,4 +1,7 @@
-"""What commands use and show: the policy and the store in force, and the screens of status, trips and prices."""
+"""What commands use and show: the policy and the store in force, and the screens of status, trips and prices.
+
+``policy_commands``, ``store_commands`` and ``doctor`` call it; the two former import it inside of their commands.
+"""
 
 import contextlib
 import json
@@ -58,7 +61,7 @@ from runguard.view.story import (
     why_of,
 )
 
-# ---- The store that a command reads or changes, ``--store`` or the store of the policy in force, and its scopes.
+# ---- the store that a command reads or changes, ``--store`` or the store of the policy in force
 
 _ALERTS_S: Final = 5.0
 _LOOK_S: Final = 3.0
@@ -158,7 +161,7 @@ def _scopes(row: RunningRow) -> tuple[str, ...]:
     return scopes_of(RunInfo(run=row.run, app=row.app, user=row.user, session=row.session))
 
 
-# ---- The policy that a command uses.
+# ---- the policy that a command uses
 
 
 def load_policy(path: Path | None) -> Policy:
@@ -187,7 +190,7 @@ def check_environment() -> None:
             Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")
 
 
-# ---- ``runguard status`` on a screen.
+# ---- ``runguard status`` on a screen
 
 _NAMES: Final = 15
 _RUNS: Final = 25
@@ -331,8 +334,8 @@ def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
     print_table(out, shown)
 
 
-def _count(number: int | None) -> str:
-    return "?" if number is None else f"{number:,}"
+def _count(number: int | None, unknown: str = "?") -> str:
+    return unknown if number is None else f"{number:,}"
 
 
 def budget_table(rows: Sequence[BudgetRow], now: float) -> Table:
@@ -374,7 +377,7 @@ def _budget_remarks(row: BudgetRow, now: float) -> str:
     return ", ".join(remarks)
 
 
-# ---- ``runguard trips`` on a screen.
+# ---- ``runguard trips`` on a screen
 
 _STORY_ROWS: Final = 60
 _WIDE: Final = 130
@@ -437,6 +440,7 @@ def _what(trip: dict[str, Any]) -> str:
 def print_trip(story: Story) -> None:
     story = printable(story)
     out, trip = console(), story.trip
+    counts = [_count(whole(trip.get(name))) for name in ("model_calls", "tool_calls", "tokens")]
     out.print(str(trip.get("message")), style="bold", soft_wrap=True)
     if trip["shadow"]:
         out.print("shadow: decided but not enforced; the run continued", style="cyan", soft_wrap=True)
@@ -451,11 +455,7 @@ def print_trip(story: Story) -> None:
         ),
         "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
         "model": trip.get("model") or "",
-        "so far": (
-            f"{_count_of(trip, 'model_calls')} model calls, {_count_of(trip, 'tool_calls')} tool calls, "
-            f"{_count_of(trip, 'tokens')} "
-            f"tokens, {_cost(story)}"
-        ),
+        "so far": f"{counts[0]} model calls, {counts[1]} tool calls, {counts[2]} tokens, {_cost(story)}",
         "policy": trip.get("policy_digest") or "",
     }
     out.print()
@@ -467,11 +467,6 @@ def print_trip(story: Story) -> None:
     out.print(Text.assemble("\n", heading("how to continue")))
     for line in how_to_continue(story):
         out.print(f"  {line}", soft_wrap=True)
-
-
-def _count_of(trip: dict[str, Any], name: str) -> str:
-    number = whole(trip.get(name))
-    return "?" if number is None else f"{number:,}"
 
 
 def _cost(story: Story) -> str:
@@ -562,7 +557,7 @@ def how_to_continue(story: Story) -> list[str]:
     return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]
 
 
-# ---- Model prices for people, in dollars per million tokens, and the price table that they come from.
+# ---- ``runguard prices``: dollars per million tokens, and the price table that they come from
 
 OLD_DAYS: Final = 90  # providers change prices several times a year
 REFRESH: Final = "pip install -U 'runguard-agents[prices]' && runguard prices --update"
@@ -723,8 +718,8 @@ def print_prices(result: dict[str, Any]) -> None:
             shown.add_row(
                 line["model"],
                 *_cells(line["usd_per_million"]),
-                _count_text(line["context_window"]),
-                _count_text(line["max_output_tokens"]),
+                _count(line["context_window"], "unknown"),
+                _count(line["max_output_tokens"], "unknown"),
                 source,
             )
             for tier in line["tiers"]:
@@ -760,7 +755,3 @@ def _what_follows(result: dict[str, Any]) -> str:
     if result["on_unpriced"] == "tokens":
         return 'on_unpriced = "tokens": its calls are allowed and counted in tokens; limits in dollars ignore them'
     return "its calls are refused, because the policy limits dollars"
-
-
-def _count_text(number: int | None) -> str:
-    return "unknown" if number is None else f"{number:,}"

@@ -1,4 +1,7 @@
-"""Commands on a store: status, spend, trips, dashboard, stop, resume, extend and store."""
+"""Commands on a store: status, spend, trips, dashboard, stop, resume, extend and store.
+
+``main`` imports this module for any of them, also for its help: everything heavy is imported inside of the commands.
+"""
 
 import json
 import os
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from runguard.view.store import BillRow, StoreView
     from runguard.view.story import BudgetRow
 
-# ---- ``runguard status``: show the current state of a store.
+
+# ---- ``runguard status``: show the current state of a store
 
 _ROWS: Final = 25
 
@@ -61,7 +65,7 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
     code 0 if nothing needs attention, 1 if a stop is in force, a breaker is open or a budget is used up, 2 if the store
     cannot be read.
     """
-    from runguard.cli.screens import look_at
+    from runguard.cli.screens import look_at, print_status
     from runguard.view.story import plain
 
     view, policy = look_at(store)
@@ -98,8 +102,6 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
             )
         )
     else:
-        from runguard.cli.screens import print_status
-
         print_status(view, policy, state, None if every else _ROWS, store, scope)
     sys.exit(1 if attention else 0)
 
@@ -133,7 +135,7 @@ def _is_used_up(row: "BudgetRow") -> bool:
     return row.closed or (row.spent > 0 and row.spent >= row.limit + row.granted)
 
 
-# ---- ``runguard spend``: what the calls of a store cost, grouped for a bill.
+# ---- ``runguard spend``: what the calls of a store cost, grouped for a bill
 
 _DAYS: Final = re.compile(r"([1-9]\d{0,3})([dw])")
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one of these
@@ -196,16 +198,16 @@ def spend_command(by: str, since: date, until: date, as_csv: bool, store: str | 
     unreadable = sum(sums.unreadable for sums in days.values())
     rows, total = bill_of(days, groups)
     if as_json:
-        named = [dict(zip(groups, row.names, strict=True)) | _spend_figures(row) for row in rows]
+        named = [dict(zip(groups, row.names, strict=True)) | _figures(row) for row in rows]
         facts = {"ok": True, "store": view.name, "since": str(since), "until": str(until), "by": groups}
-        print_json({**facts, "rows": named, "total": _spend_figures(total), "unreadable": unreadable})
+        print_json({**facts, "rows": named, "total": _figures(total), "unreadable": unreadable})
     elif as_csv:
         _print_csv(groups, rows)
     else:
-        _print_screen(f"{view.name}: {since} to {until} (UTC)", groups, rows, total, unreadable)
+        _print_bill(f"{view.name}: {since} to {until} (UTC)", groups, rows, total, unreadable)
 
 
-def _spend_figures(row: "BillRow") -> dict[str, Any]:
+def _figures(row: "BillRow") -> dict[str, Any]:
     from dataclasses import asdict
 
     figures = asdict(row)
@@ -220,12 +222,10 @@ def _print_csv(groups: tuple[str, ...], rows: list["BillRow"]) -> None:
     out.writerow([*groups, "calls", "tool_calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"])
     for row in rows:
         names = [f"'{name}" if name.startswith(_FORMULA) else name for name in row.names]
-        out.writerow([*names, *_spend_figures(row).values()])
+        out.writerow([*names, *_figures(row).values()])
 
 
-def _print_screen(
-    title: str, groups: tuple[str, ...], rows: list["BillRow"], total: "BillRow", unreadable: int
-) -> None:
+def _print_bill(title: str, groups: tuple[str, ...], rows: list["BillRow"], total: "BillRow", unreadable: int) -> None:
     from runguard.console import console, heading, print_table, table, usd
     from runguard.core.decision import printable
 
@@ -249,7 +249,7 @@ def _print_screen(
         out.print(f"{unreadable} records could not be read", style="yellow")
 
 
-# ---- ``runguard trips``: list the trips of a store, or show one with its story.
+# ---- ``runguard trips``: list the trips of a store, or show one with its story
 
 _READ: Final = 10_000
 _NAMED: Final = 10
@@ -295,7 +295,7 @@ def trips_command(
     """
     if ctx.invoked_subcommand is not None:
         return
-    from runguard.cli.screens import look_at
+    from runguard.cli.screens import look_at, print_trips
 
     view, _ = look_at(store)
     trips = view.trips(_READ)
@@ -318,8 +318,6 @@ def trips_command(
             }
         )
         return
-    from runguard.cli.screens import print_trips
-
     print_trips(view, found, limit, len(trips), rules)
 
 
@@ -341,14 +339,12 @@ def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> Non
     TRIP is an id from the list, a unique prefix of one, or `last`. Exit code 0, or 2 if there is no such trip or the
     store cannot be read.
     """
-    from runguard.cli.screens import look_at
+    from runguard.cli.screens import how_to_continue, look_at, print_trip
     from runguard.view.story import plain
 
     view, _ = look_at(store or (ctx.parent.params.get("store") if ctx.parent is not None else None))
-    story = view.story(_id(view, trip))
+    story = view.story(_trip_id(view, trip))
     assert story is not None
-    from runguard.cli.screens import how_to_continue, print_trip
-
     if as_json or (ctx.parent is not None and ctx.parent.params.get("as_json")):
         data: dict[str, Any] = plain(story)
         print_json({"ok": True, "store": view.name, **data, "do": how_to_continue(story)})
@@ -356,7 +352,7 @@ def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> Non
         print_trip(story)
 
 
-def _id(view: "StoreView", given: str) -> str:
+def _trip_id(view: "StoreView", given: str) -> str:
     """Return the full id of a trip; the error message names existing ones."""
     if given != "last" and view.trip(given) is not None:
         return given
@@ -373,7 +369,7 @@ def _id(view: "StoreView", given: str) -> str:
     )
 
 
-# ---- ``runguard dashboard``: serve a web page for a store, on loopback.
+# ---- ``runguard dashboard``: serve a web page for a store, on loopback
 
 _PORT = 8420
 
@@ -478,7 +474,7 @@ def _listening(ctx: click.Context, host: str, port: str) -> "socket.socket":
     return made
 
 
-# ---- ``runguard stop``: the kill switch for every worker that shares a store.
+# ---- ``runguard stop``: the kill switch for every worker that shares a store
 
 
 def _user() -> str:
@@ -554,7 +550,7 @@ def stop_command(scope: str, reason: str, actor: str, store: str | None, as_json
     click.echo(f"  lift it with: {hint('resume', scope, store)}")
 
 
-# ---- ``runguard resume``: lift a stop.
+# ---- ``runguard resume``: lift a stop
 
 
 @click.command(
@@ -619,7 +615,7 @@ def resume_command(scope: str, store: str | None, as_json: bool) -> None:
     sys.exit(0 if before is not None else 1)
 
 
-# ---- ``runguard extend``: raise the budget of a scope in its current period.
+# ---- ``runguard extend``: raise the budget of a scope in its current period
 
 
 @click.command(
@@ -698,7 +694,7 @@ def _check_dollars(usd: str | None) -> None:
     to_nano(usd, "--usd")
 
 
-# ---- ``runguard store``: show the id of a store, accept a replaced one, repair a damaged one, delete what is old.
+# ---- ``runguard store``: show the id of a store, accept a replaced one, repair it, delete what is old
 
 _TRIES: Final = 5
 

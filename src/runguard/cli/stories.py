@@ -1,4 +1,7 @@
-"""The agents of the demo, run without and with the guard, and the table of the seed."""
+"""The agents of ``runguard demo``, run without and with the guard, and the table of the seed.
+
+``demo`` loads this module, which imports ADK, and prints what it measures. ``doctor`` uses ``defaults`` and ``quiet``.
+"""
 
 import asyncio
 import json
@@ -35,8 +38,7 @@ from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.testing import Recording, ScriptedModel, assert_calls_answered, call, run, text, transfer
 
-# ---- The agents of the demo. A story is a function of a ``WorkCounter``, which counts where the work is really done.
-#
+# ---- the agents of the demo; a story is a function of a ``WorkCounter``, which counts where work is done
 # The scripted models ignore every notice, like a model that is stuck. Only the guard can end a runaway early.
 
 PRICED_AS = "gemini-2.5-flash"  # the scripted models bill what this one would, at list price
@@ -70,9 +72,7 @@ class WorkCounter:
         return self.prompt_tokens + self.output_tokens
 
     def model(self, script: Callable[[int], types.Part], *, latency_s: float = 0.0) -> ScriptedModel:
-        """A model that plays ``script`` (call number -> step) and bills what the request
-        and the answer really weigh.
-        """
+        """Return a model that plays ``script`` (call number -> step) and bills what request and answer really weigh."""
 
         def answer(number: int, request: LlmRequest) -> LlmResponse:
             content = types.Content(role="model", parts=[script(number)])
@@ -132,7 +132,7 @@ class DemoStory:
     turns: int = 1  # how often the user sends the message in one session
 
 
-# ---- runaways -------------------------------------------------------------------------------------------------------
+# ---- runaways
 
 
 def stalled_loop(counter: WorkCounter) -> BaseAgent:
@@ -293,7 +293,7 @@ STORIES = (
 )
 
 
-# ---- healthy look-alikes --------------------------------------------------------------------------------------------
+# ---- healthy look-alikes
 
 
 def polling(counter: WorkCounter) -> BaseAgent:
@@ -396,7 +396,8 @@ LOOK_ALIKES = (
     DemoStory("fan_out", "a fan-out of 30", "30 parallel branches, one call each", fan_out, "Do all parts."),
 )
 
-# ---- Run each story twice in parallel, without and with the guard, and measure both.
+
+# ---- each story run twice in parallel, without and with the guard, and both measured
 
 _CLIENTS = {"google.adk.models.anthropic_llm": "anthropic", "google.adk.models.lite_llm": "litellm"}
 
@@ -623,7 +624,7 @@ class RecentHistory(InMemorySessionService):
         return appended
 
 
-# ---- environment ----------------------------------------------------------------------------------------------------
+# ---- environment
 
 
 @contextmanager
@@ -659,11 +660,9 @@ def quiet() -> Iterator[None]:
             del sys.modules[name]
 
 
-# ---- The four failure modes of the seed, run live: without a guard, with the seed's values, and with the defaults.
-#
+# ---- the four failure modes of the seed, run live: without a guard, with the seed's values, with the defaults
 # The seed is the article that RunGuard's names come from. It ends with a table of what a breaker saves. Here each row
-# of
-# that table is an agent on real ADK, built after the words of the article, and measured.
+# of that table is an agent on real ADK, built after the words of the article, and measured.
 
 SEED_VALUES: Final = {
     "max_identical_tool_results": 3,

@@ -1,4 +1,7 @@
-"""The web application: two pages, two data endpoints, static files."""
+"""The web application of ``runguard dashboard``: two pages, two data endpoints, static files.
+
+``store_commands`` calls ``serve``. The page changes nothing and answers only GET.
+"""
 
 import asyncio
 import hmac
@@ -30,6 +33,63 @@ from runguard.core.errors import RunGuardError
 from runguard.core.identity import Newest
 from runguard.view.store import BY, StoreView
 from runguard.view.story import plain
+
+
+def serve(view: StoreView, token: str, listening: socket.socket) -> None:
+    """Serve the page until interrupted."""
+    config = uvicorn.Config(
+        make_app(view, token, listening.getsockname()[1]),
+        http=BoundedProtocol,
+        ws="none",
+        log_level="error",  # do not log refused or broken requests to the terminal
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def make_app(view: StoreView, token: str, port: int) -> Starlette:
+    looks, folder = Looks(view), files("runguard.cli.dashboard") / "static"
+
+    def page(name: str) -> Any:
+        text = (folder / name).read_text(encoding="utf-8")
+
+        async def answer(_: Request) -> Response:
+            return HTMLResponse(text)
+
+        return answer
+
+    async def overview(request: Request) -> Response:
+        by, within = request.query_params.get("by", "app"), request.query_params.get("range", "1h")
+        if by not in BY or within not in RANGES:
+            return JSONResponse({"error": f"by is one of {', '.join(BY)}; range is one of {', '.join(RANGES)}"}, 400)
+        return JSONResponse(await anyio.to_thread.run_sync(looks.overview, by, within))
+
+    async def story(request: Request) -> Response:
+        found = await anyio.to_thread.run_sync(looks.story, request.path_params["trip"])
+        if found is None:
+            return JSONResponse({"error": "no such trip in this store; it may have been purged"}, 404)
+        return JSONResponse(found)
+
+    async def away(_: Request, error: Exception) -> Response:
+        return JSONResponse({"error": str(error)}, 503)
+
+    return Starlette(
+        routes=[
+            Route("/", page("overview.html"), methods=["GET"]),
+            Route("/trips/{trip}", page("story.html"), methods=["GET"]),
+            Route("/api/overview", overview, methods=["GET"]),
+            Route("/api/trips/{trip}", story, methods=["GET"]),
+            Mount("/static", StaticFiles(packages=[("runguard.cli.dashboard", "static")])),
+        ],
+        middleware=[Middleware(Gate, token=token, port=port)],
+        exception_handlers={RunGuardError: away},
+    )
+
+
+# ---- limits of connections: a deadline for each request, and how many may be open
 
 REQUEST_SECONDS: Final = 5.0  # for a complete request
 MOST_WAITING: Final = 32  # connections without a complete request; one more closes the oldest
@@ -77,65 +137,10 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
 
-def make_app(view: StoreView, token: str, port: int) -> Starlette:
-    looks, folder = Looks(view), files("runguard.cli.dashboard") / "static"
-
-    def page(name: str) -> Any:
-        text = (folder / name).read_text(encoding="utf-8")
-
-        async def answer(_: Request) -> Response:
-            return HTMLResponse(text)
-
-        return answer
-
-    async def overview(request: Request) -> Response:
-        by, within = request.query_params.get("by", "app"), request.query_params.get("range", "1h")
-        if by not in BY or within not in RANGES:
-            return JSONResponse({"error": f"by is one of {', '.join(BY)}; range is one of {', '.join(RANGES)}"}, 400)
-        return JSONResponse(await anyio.to_thread.run_sync(looks.overview, by, within))
-
-    async def story(request: Request) -> Response:
-        found = await anyio.to_thread.run_sync(looks.story, request.path_params["trip"])
-        if found is None:
-            return JSONResponse({"error": "no such trip in this store; it may have been purged"}, 404)
-        return JSONResponse(found)
-
-    async def away(_: Request, error: Exception) -> Response:
-        return JSONResponse({"error": str(error)}, 503)
-
-    return Starlette(
-        routes=[
-            Route("/", page("overview.html"), methods=["GET"]),
-            Route("/trips/{trip}", page("story.html"), methods=["GET"]),
-            Route("/api/overview", overview, methods=["GET"]),
-            Route("/api/trips/{trip}", story, methods=["GET"]),
-            Mount("/static", StaticFiles(packages=[("runguard.cli.dashboard", "static")])),
-        ],
-        middleware=[Middleware(Gate, token=token, port=port)],
-        exception_handlers={RunGuardError: away},
-    )
-
-
-def serve(view: StoreView, token: str, listening: socket.socket) -> None:
-    """Until interrupted."""
-    config = uvicorn.Config(
-        make_app(view, token, listening.getsockname()[1]),
-        http=BoundedProtocol,
-        ws="none",
-        log_level="error",  # do not log refused or broken requests to the terminal
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-    uvicorn.Server(config).run(sockets=[listening])
-
-
-# ---- Access control of the dashboard, before everything else.
-#
-# Only the user who started the dashboard may see it: no other page in the same browser
-# (Origin and Sec-Fetch-Site), no foreign name that resolves to this machine (Host), no other user of this machine (the
-# token, which works once, then a cookie). The page changes nothing and answers only GET.
+# ---- access control, before everything else
+# Only the user who started the dashboard may see it: no other page in the same browser (Origin and Sec-Fetch-Site), no
+# foreign name that resolves to this machine (Host), no other user of this machine (the token, which works once, then a
+# cookie).
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -235,9 +240,7 @@ def _page(reason: str, status: int) -> Response:
     return HTMLResponse(_REFUSAL.format(reason=reason), status)
 
 
-# ---- The data of the page, from a view of the store.
-#
-# Blocking: call it on threads. It reads the store once for all open browsers.
+# ---- the data of the page, from a view of the store
 
 RANGES: Final = {"15m": 900.0, "1h": 3_600.0, "1d": 86_400.0, "7d": 604_800.0, "30d": 2_592_000.0}
 _FRESH_S: Final = 1.0
@@ -248,7 +251,7 @@ _ROWS: Final = 50
 
 
 class Looks:
-    """Caches results for a moment."""
+    """Reads the store once for all open browsers, and caches results for a moment. Blocking: call it on threads."""
 
     def __init__(self, view: StoreView) -> None:
         self._view = view
