@@ -1,7 +1,7 @@
 """What ``runguard replay`` prints and writes: tables, JSON, the explanation of one run, and a page with plots.
 
-``cli/policy_commands`` calls ``run`` and ``run_explanation``. ``calibrate/proposal`` and ``gate`` share the formatting
-of numbers, the progress bar and the writing of files.
+``cli/policy_commands`` calls ``run`` and ``run_explanation``, and writes files of ``gate`` as here.
+``calibrate/proposal`` shares the formatting of numbers, the progress bar and the writing of files.
 """
 
 import json
