@@ -1,4 +1,8 @@
-"""One guarded call: admit and reserve before it, book it and look for loops after it."""
+"""One call of a guarded function: admit it and reserve its cost before, book it and look for loops after.
+
+``calls/functions`` calls it. It opens a call with ``open_now`` or ``open_call``. It ends the call with one of ``done``,
+``failed``, ``never_left`` and ``drop``.
+"""
 
 import asyncio
 import logging
@@ -24,14 +28,15 @@ from runguard.providers.errors import was_unbilled
 from runguard.providers.messages import Reading, Request, ToolResult, read
 from runguard.providers.usage import tokens_in
 
-# ---- Before a guarded call: admit it, and reserve the most it may cost on every budget.
+_log: Final = logging.getLogger("runguard")
 
-_BLOCK: Final = Action.BLOCK
+# ---- Before a call: admit it, and reserve the most it may cost on every budget.
 
 
 def open_now(caller: Caller, request: Request) -> GuardedCall | None:
-    """Open a call in the common case, in which nothing has to be awaited. None: nothing has happened, use
-    ``open_call``.
+    """Open a call where nothing has to be awaited, which is the common case.
+
+    Return None if that is not possible. Then nothing has happened: use ``open_call``.
     """
     if not caller.opens_at_once:
         return None
@@ -94,7 +99,7 @@ async def open_call(
     no_loop: bool,
     no_wait: bool = False,
 ) -> GuardedCall:
-    """Permission for one call, or the error that says why not.
+    """Open a call, or raise the error that says why not.
 
     ``no_wait``: the caller blocks an event loop, and with it the calls that it would wait for.
     """
@@ -162,7 +167,7 @@ def _least_of(caller: Caller, request: Request) -> tuple[int, int]:
 
 
 async def _make_room(caller: Caller) -> None:
-    """A call that runs alone holds the whole remainder. A call that has to run alongside needs part of it."""
+    """Let the call that runs alone, and holds the whole remainder, keep only what it must hold at least."""
     ticket, ledger = caller.queue.alone(), caller.guard.accounts.ledger
     charge = ticket.charge if ticket is not None else None
     if ticket is None or charge is None or charge.hold is None:
@@ -183,7 +188,7 @@ async def _make_room(caller: Caller) -> None:
 
 
 def _obey(state: RunState, decision: Decision) -> None:
-    if decision.action < _BLOCK or not decision.enforced or decision.trip is None:
+    if decision.action < Action.BLOCK or not decision.enforced or decision.trip is None:
         return
     if decision.finding is not None:  # otherwise an earlier stop, for which ``until`` is already set
         money = decision.finding.money
@@ -203,8 +208,9 @@ def _only_held(finding: Finding) -> bool:
 
 
 async def _lift(caller: Caller, state: RunState) -> None:
-    """Lift the stop when its reason is gone: a new period began, the kill switch was taken back, the cap was raised,
-    the store answers again. Every other stop stays.
+    """Lift the stop of a run if its reason is gone.
+
+    That is so if a new period began, the kill switch was released, the cap was raised or the store answers again.
     """
     run, accounts = state.run, caller.guard.accounts
     trip = run.stopped
@@ -244,9 +250,9 @@ async def _admit(caller: Caller, state: RunState) -> Permit | None:
     permit = breaker.admit(now)
     if permit is not None:
         return permit
-    wait, failures = breaker.retry_after(now), breaker.threshold
+    wait, limit = breaker.retry_after(now), breaker.threshold
     evidence = ({"retry_after": f"{wait if wait is not None else float('inf'):.3f}"},)
-    finding = Finding("breaker", _BLOCK, failures, failures, "failures in a row", "call", name, name, "", evidence)
+    finding = Finding("breaker", Action.BLOCK, limit, limit, "failures in a row", "call", name, name, "", evidence)
     event = ModelCall(state.run.info.run, ROOT_LANE, name, now)
     with state.lock:
         trip = guard.refuse(state.run, event, finding)
@@ -255,19 +261,15 @@ async def _admit(caller: Caller, state: RunState) -> Permit | None:
     raise RunStoppedError.of(trip)
 
 
-# ---- After a guarded call: book what it cost, tell the breaker how it ended, and look for loops.
-#
-# Every call is booked, whatever happens to it. Where the cost was not reported, an estimate is booked and flagged.
+# ---- After a call: book it, whatever happened to it, and tell the breaker how it ended.
 
-_log: Final = logging.getLogger("runguard")
 _PROBLEMS_KEPT: Final = 32
-_NOTHING: Final[tuple[str, ...]] = ()
 # A bad request says nothing about the health of the provider.
 _BAD_REQUEST: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
 def done(call: GuardedCall, result: Any, reading: Reading | None = None, received: int | None = None) -> None:
-    """The call returned.
+    """Book a call that returned.
 
     ``received``: the bytes of a stream that was left, or that ended, before it reported all of them. The call is then
     booked as an estimate.
@@ -285,7 +287,7 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
         if caller.settings.breaker:
             _report(call, True)
         if caller.settings.loop:
-            watch_loops(call, answer, result)
+            _watch_loops(call, answer, result)
     except Exception as error:  # an internal error must not cost the caller the result
         drop(call, error)
     finally:
@@ -302,7 +304,7 @@ def failed(
     reading: Reading | None = None,
     last: Any = None,
 ) -> None:
-    """The call raised, was cancelled or ended early: book what it may have cost, flagged as an estimate.
+    """Book a call that raised, was cancelled or ended early: what it may have cost, flagged as an estimate.
 
     ``size``: the bytes that came. ``last``: the last piece.
     """
@@ -325,7 +327,7 @@ def failed(
 
 
 def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
-    """All of these calls were the one that raised."""
+    """Book a call that raised, in each of its layers."""
     for call in calls:
         try:
             failed(call, error)
@@ -334,7 +336,7 @@ def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
 
 
 def never_left(call: GuardedCall) -> None:
-    """The call was admitted and then not made."""
+    """Give back what a call holds that was admitted and then not made."""
     if call.over:
         return
     call.over = True
@@ -349,9 +351,7 @@ def never_left(call: GuardedCall) -> None:
 
 
 def drop(call: GuardedCall, error: Exception) -> None:
-    """After an internal error: book what is reserved for the call as an estimate, so that no other call waits for
-    it.
-    """
+    """Book what is reserved for a call as an estimate, after an internal error. No other call waits for it then."""
     call.over = True
     caller, guard, charge = call.caller, call.caller.guard, call.charge
     if charge is None or charge.over:
@@ -368,7 +368,7 @@ def drop(call: GuardedCall, error: Exception) -> None:
 
 
 def drop_all(calls: list[GuardedCall], error: Exception) -> None:
-    """After an internal error: nothing stays reserved for these calls."""
+    """Drop a call in each of its layers."""
     for call in calls:
         drop(call, error)
 
@@ -413,7 +413,8 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
     charge, caller, settings = call.charge, call.caller, call.caller.settings
     if charge is None:
         return
-    request, usage, guessed, unknown = call.request, answer.usage, False, _NOTHING
+    request, usage, guessed = call.request, answer.usage, False
+    unknown: tuple[str, ...] = ()
     if received and usage is not None:
         usage = replace(usage, output=max(usage.output, tokens_in(received)))
     if usage is not None:
@@ -540,12 +541,13 @@ def _completed(one: Usage, last: Usage, most: int | None) -> Usage:
     return Usage(input=last.input, output=output, audio=last.audio)
 
 
-# ---- Shows the loop rules what a guarded call did.
+# ---- After a call: look for loops.
 
 _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
 
 
-def watch_loops(call: GuardedCall, reading: Reading, result: Any) -> None:
+def _watch_loops(call: GuardedCall, reading: Reading, result: Any) -> None:
+    """Show the loop rules what a call did."""
     caller, run = call.caller, call.state.run
     now = caller.guard.clock()
     answers = _answers(caller, reading, result)

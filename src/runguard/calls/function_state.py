@@ -1,4 +1,9 @@
-"""The state of guarded functions: keywords, the guarded callable, its run, its costs, its queue and its progress."""
+"""What is known about a guarded function between its calls.
+
+``Caller`` is one guarded function. It has its settings, its state in each run, its costs and the queue of its calls.
+``calls/functions`` creates it, and ``calls/function_calls`` opens and books its calls. ``calls/model_calls`` uses
+``SURROUNDINGS``, and ``calls/run`` uses ``drive``.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum, auto
 from functools import partial
-from inspect import Parameter, signature
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -40,9 +44,9 @@ from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.messages import Reading, Request, ToolResult, newest_results, read_request, request_mark
 
-# ---- The keywords of ``guard``, ``guard_async`` and ``run`` -> a Policy.
-#
-# Invalid keywords are rejected here, before the first call.
+_log: Final = logging.getLogger("runguard")
+
+# ---- Settings: the keywords of ``guard``, ``guard_async`` and ``run``.
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
 _WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}
@@ -101,6 +105,7 @@ def settings_of(
     cost: Any,
     policy: Mapping[str, Any],
 ) -> GuardSettings:
+    """Build the settings from keywords. Raise ``PolicyError`` for invalid ones, before the first call."""
     for name in policy:
         if name in _PLACES:
             section, _, setting = _PLACES[name].partition(".")
@@ -206,8 +211,8 @@ def _costs(cost: Any) -> tuple[int | None, Callable[[int, int], Any] | None, Cal
     try:
         needed = [
             p
-            for p in signature(cost).parameters.values()
-            if p.default is Parameter.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            for p in inspect.signature(cost).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         ]
     except (TypeError, ValueError):  # a built-in without a signature
         return None, None, cost
@@ -248,9 +253,8 @@ def nano_of(value: Any) -> int | None:
     return nanos(value, up=True)
 
 
-# ---- What a call of a guarded function may cost, what it did cost, and the highest cost so far.
+# ---- Costs.
 
-_log: Final = logging.getLogger("runguard")
 _MOST_ROUNDS: Final = 100  # requests of one call for which a bound is computed
 ENOUGH_SEEN: Final = 64  # calls after which the highest cost so far counts as the most that one costs
 _LONGEST: Final = 10**9  # tokens, beyond every prompt and answer
@@ -258,7 +262,10 @@ _FAR_HIGHER: Final = 2  # times the highest cost so far: then the count of known
 
 
 class Costs:
-    """The costs of one callable, from its keywords, the price list and its own calls."""
+    """What calls of one callable may cost, did cost, and the highest cost so far.
+
+    The figures come from its keywords, the price list and its own calls.
+    """
 
     def __init__(self, name: str, settings: GuardSettings, pricing: Pricing, clock: Callable[[], float]) -> None:
         self._name, self._settings, self._pricing, self._clock = name, settings, pricing, clock
@@ -310,8 +317,9 @@ class Costs:
         return self.bound(request, self.highest)
 
     def of_model(self, request: Request) -> tuple[int, int] | None:
-        """The most that any call of the request's model can take: its longest answer to this prompt, or to the longest
-        that it accepts.
+        """The most that any call of the request's model can take; None: unknown.
+
+        That is its longest answer to this prompt, or to the longest prompt that it accepts.
         """
         settings = self._settings
         if (
@@ -415,10 +423,7 @@ class Costs:
             self._relied_on = self.highest if is_enough else self._unknown
 
 
-# ---- The order of calls whose cost is known only afterwards.
-#
-# The first calls run one at a time. As calls return and show what one costs, more and more run at once. The others wait
-# in a queue, first come, first served.
+# ---- The queue of calls whose cost is known only afterwards.
 
 
 class Admission(Enum):
@@ -444,8 +449,9 @@ class Ticket(Future[None]):
         self.since = 0.0
 
     def is_stuck_with(self, no_loop: bool) -> bool:
-        """Whether this call cannot end while the caller waits: the same thread or task made it and still reads its
-        answer.
+        """Whether this call cannot end while the caller waits.
+
+        That is so if the same thread or task made it and still reads its answer.
         """
         if self.thread != threading.get_ident():
             return False
@@ -458,7 +464,11 @@ class Ticket(Future[None]):
 
 
 class CallQueue:
-    """The running and the waiting calls of one callable. Safe to use from many threads and event loops."""
+    """The running and the waiting calls of one callable. Safe to use from many threads and event loops.
+
+    The first calls run one at a time. As calls return and show what one costs, more and more run at once. The others
+    wait, first come, first served.
+    """
 
     def __init__(self, width: Callable[[], int], most_seconds: float) -> None:
         """``width``: how many calls may run at once.
@@ -530,20 +540,19 @@ async def may_start(ticket: Ticket, seconds: float) -> bool:
     return ticket.done()
 
 
-# ---- Steps of a guarded function that bring nothing new: the same tools, whatever their arguments, with results that
-#      say nothing new.
-#
-# A model asks for tools, the caller runs them, and the next request holds their results. Nothing new is the same
-# failure,
-# the same empty or unfinished result, or the same request once more. Equal results that report success are a batch and
-# count as progress.
+# ---- Steps that bring nothing new.
 
 Asked = tuple[str, object]  # a tool that the model asked for, and its arguments
 _ASKED_AGAIN: Final = "the same request"
 
 
 class NoProgress:
-    """Counts rounds of such steps in one run. One step is one answer of the model with all its calls."""
+    """Counts rounds of steps in one run that call the same tools, whatever their arguments, and bring nothing new.
+
+    One step is one answer of the model with all its tool calls. The caller runs the tools, and the next request holds
+    their results. Nothing new is the same failure, the same empty or unfinished result, or the same request once more.
+    Equal results that report success are a batch and count as progress.
+    """
 
     __slots__ = ("_asked", "_cycle", "_mark", "_numbers")
 
@@ -579,13 +588,13 @@ class NoProgress:
         if results:
             return self.observe(run, agent, at, _matched(asked, results))
         return self._count(
-            run, agent, at, [Answer(name, _id(name)) for name, _ in asked], _ASKED_AGAIN if is_again else ""
+            run, agent, at, [Answer(name, digest(name)) for name, _ in asked], _ASKED_AGAIN if is_again else ""
         )
 
     def observe(self, run: str, agent: str, at: float, results: "list[tuple[ToolResult, object]]") -> Finding | None:
         """One step: its results, each with the arguments of its call."""
         stale = [_nothing_new(result, args) for result, args in results]
-        answers = [Answer(result.tool, _id(result.tool), result.value) for result, _ in results]
+        answers = [Answer(result.tool, digest(result.tool), result.value) for result, _ in results]
         return self._count(run, agent, at, answers, "\1".join(sorted(stale)) if all(stale) else "")
 
     def _count(self, run: str, agent: str, at: float, answers: list[Answer], what: str) -> Finding | None:
@@ -593,10 +602,6 @@ class NoProgress:
         step = int.from_bytes(digest(what)[:7]) if what else -1 - next(self._numbers)
         pairs = frozenset((answer.call, step) for answer in answers)
         return self._cycle.observe(ToolResults(run, "", agent, at, "", answers, pairs=pairs))
-
-
-def _id(tool: str) -> bytes:
-    return digest(tool)
 
 
 def _matched(asked: tuple[Asked, ...], results: list[ToolResult]) -> "list[tuple[ToolResult, object]]":
@@ -673,9 +678,7 @@ class Surroundings(NamedTuple):
 _NONE: Final = Surroundings()
 SURROUNDINGS: Final[ContextVar[Surroundings]] = ContextVar("runguard_surroundings", default=_NONE)
 
-# ---- One guarded callable: its guard, its state in each run, and its calls.
-#
-# ``opening`` admits a call and reserves the most it may cost. ``booking`` books what it really cost.
+# ---- One guarded callable and its calls.
 
 _NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
@@ -706,7 +709,7 @@ if hasattr(os, "register_at_fork"):  # asking for the number of the process woul
 
 
 class Caller(Controls):
-    """One wrapped callable, or the limits of one ``run``."""
+    """One wrapped callable, or the limits of one ``run``: its guard, its state in each run, and its calls."""
 
     def __init__(self, name: str, settings: GuardSettings) -> None:
         self.name, self.settings = name[:_NAME_CHARS], settings
@@ -898,11 +901,14 @@ def open_ones(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
     return tuple([charge for charge in charges if not charge.over]) if charges else charges
 
 
-# ---- Books streams that were dropped without being closed.
+# ---- Streams that were dropped without being closed.
 
 
 class Dropped:
-    """Jobs of finalizers, done on a thread of its own: where the collector runs may be inside of any of our locks."""
+    """Does the jobs of finalizers, which book dropped streams, on a thread of its own.
+
+    The collector may run inside of any of our locks.
+    """
 
     def __init__(self) -> None:
         # the one queue that may be put into while it is being used
@@ -944,7 +950,7 @@ class Dropped:
 
 DROPPED: Final = Dropped()
 
-# ---- Coroutines for callers without an event loop: run on the spot as long as nothing has to be waited for.
+# ---- Coroutines for callers without an event loop.
 
 _T = TypeVar("_T")
 
@@ -990,7 +996,3 @@ def drive(make: Callable[[], Coroutine[Any, Any, _T]], is_shared: bool, lost: Ca
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
     return _waiting.finish(lambda: job, lost)
-
-
-async def awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value

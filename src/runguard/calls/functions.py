@@ -1,10 +1,9 @@
-"""``guard`` and ``guard_async``: check any function that calls a model before every call. ``run``: the owner of the
-calls.
+"""``guard`` and ``guard_async`` check a function that calls a model before every call. ``run`` owns the calls.
 
     call = runguard.guard(call_model, budget={"max_usd": 2.0}, loop={"repeats": 3})
 
-The wrapped function returns what it returned before. Its cost, tokens and tool calls are read from that. A refused call
-raises the error that says why, and so does every later call of the same run.
+Users call them. The wrapped function returns what it returned before. Its cost, tokens and tool calls are read from
+that. A refused call raises the error that says why, and so does every later call of the same run.
 """
 
 import asyncio
@@ -26,7 +25,6 @@ from runguard.calls.function_state import (
     GuardedCall,
     GuardSettings,
     RunContext,
-    awaited,
     drive,
     may_start,
     open_ones,
@@ -41,17 +39,18 @@ from runguard.policy.settings import FunctionSettings, Policy
 from runguard.providers.messages import Reading, Request, earlier_in, read
 from runguard.providers.streams import StreamReading
 
-# ---- The type of a function that ``guard`` and ``guard_async`` return: called like the function, with controls
-#      beside.
-
 _P = ParamSpec("_P")
 _Rest = ParamSpec("_Rest")
+_R = TypeVar("_R")
 _R_co = TypeVar("_R_co", covariant=True)
 _T = TypeVar("_T")
 
 
 class GuardedFunction(Protocol[_P, _R_co]):
-    """A guarded function. Its controls are those of its ``Caller``; type checkers and editors read them here."""
+    """What ``guard`` and ``guard_async`` return: called like the function, with controls beside.
+
+    The controls are those of its ``Caller``. Type checkers and editors read them here.
+    """
 
     __name__: str
     __qualname__: str
@@ -84,10 +83,8 @@ class GuardedFunction(Protocol[_P, _R_co]):
     def reset(self) -> None: ...
 
 
-# ---- ``guard`` and ``guard_async``: check any function that calls a model before every call. ``run``: the owner of
-#      the calls.
+# ---- ``guard``, ``guard_async`` and ``run``.
 
-_R = TypeVar("_R")
 _CONTROLS: Final = ("spend", "budgets", "extend", "stop", "resume", "stops", "snapshot", "flush", "reset")
 _TYPES_KEPT: Final = 512
 _WHOLE: Final[set[type]] = {dict}  # types of results that are whole answers: not streams, coroutines or managers
@@ -184,9 +181,9 @@ def run(
     labels: Mapping[str, str] | None = None,
     **limits: Unpack[FunctionSettings],
 ) -> Iterator[RunContext]:
-    """One run: every guarded call in the block belongs to it. It has its own counters and is charged to this user and
-    session.
+    """Begin a run: every guarded call in the block belongs to it.
 
+    It has its own counters and is charged to this user and session.
     ``budget=`` and the other limits of ``guard`` apply to all guarded calls in the block together. Works the same in
     async code.
     """
@@ -217,8 +214,9 @@ def run(
 
 
 def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
-    """The history of a google-genai chat. A chat that calls functions asks again by itself, and only its history says
-    how often.
+    """The history of a google-genai chat, None for other functions.
+
+    A chat that calls functions asks again by itself, and only its history says how often.
     """
     if getattr(fn, "__name__", "") != "send_message":
         return None
@@ -304,7 +302,8 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
 
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         if caller.is_off:
-            return await awaited(fn(*args, **kwargs))
+            result = fn(*args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
         calls: list[GuardedCall] = []
         owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
@@ -378,15 +377,11 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
     return streaming
 
 
-# ---- Opens a guarded call at every layer that limits it: the runs around it, the outermost first, then the callable.
-#
-# There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_async`` awaits.
+# ---- Open a call at every layer that limits it: the runs around it, the outermost first, then the callable.
 
 
 def is_inner_call(caller: Caller) -> bool:
-    """Whether this is the call that the guard around makes. Another attempt of a retry between them is one more
-    call.
-    """
+    """Whether this is the call that the guard around makes. Another attempt of a retry between is one more call."""
     inner = SURROUNDINGS.get().inner
     return inner is not None and caller in inner and inner.pop() is caller
 
@@ -402,7 +397,8 @@ def _layers(caller: Caller) -> tuple[Caller, ...]:
     return tuple(reversed(layers))
 
 
-# Both functions below keep each call in a list before anything else can fail, so that an error takes all of them back.
+# There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_async`` awaits. Both keep each call in a
+# list before anything else can fail, so that an error takes all of them back.
 
 
 def open_layers(
@@ -521,10 +517,7 @@ async def _result_of(counted: Any) -> Any:
         return error
 
 
-# ---- An answer that comes in pieces: each piece is passed on at once, and the call is booked when the stream ends,
-#      fails or is closed early.
-#
-# Everything else that the provider's stream can do still works.
+# ---- An answer that comes in pieces.
 
 # What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail before the first piece.
 _SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")
@@ -584,7 +577,10 @@ class GuardedObject(ABC):
 
 
 class _Pieces(GuardedObject):
-    """What sync and async streams share: reading the pieces and booking the call."""
+    """What sync and async streams share: reading the pieces and booking the call.
+
+    Each piece is passed on at once. The call is booked when the stream ends, fails or is closed early.
+    """
 
     def __init__(self, inner: Any, calls: list[GuardedCall], lazy: bool) -> None:
         super().__init__(inner, calls)
@@ -601,8 +597,9 @@ class _Pieces(GuardedObject):
         return piece
 
     def _finish(self, error: BaseException | None) -> None:
-        """The stream ended, failed, or was left (None). Book the last reported usage, flagged as an estimate unless the
-        provider's report was final.
+        """Book the last reported usage: the stream ended, failed, or was left (None).
+
+        It is flagged as an estimate unless the provider's report was final.
         """
         if isinstance(error, StopIteration | StopAsyncIteration):
             unreported = self._reading.received if self._reading.ends_unreported else None
@@ -623,8 +620,9 @@ class _Pieces(GuardedObject):
                 failed(call, error, so_far.received, streaming=True, reading=reading, last=self._last)
 
     def _read_snapshot(self) -> None:
-        """Somebody may have read the provider's stream directly, as with Anthropic's ``text_stream``. Then its snapshot
-        knows more.
+        """Read what the provider's stream has put together.
+
+        Somebody may have read that stream directly, as with Anthropic's ``text_stream``. Then it knows more.
         """
         for name in () if self._reading.is_final else _SNAPSHOTS:
             try:
@@ -773,16 +771,12 @@ class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
 
 
 # ---- Streams that have to be entered: ``with client.messages.stream(...) as stream``.
-#
-# Entering makes the call. A manager that is dropped before has made none.
 
 _ENTERED_ONCE: Final = "a stream can be entered only once; make another call"
 
 
 def is_manager(result: Any) -> bool:
-    """Whether a call returned an object that has to be entered. Those of Anthropic and OpenAI ask the provider only
-    then.
-    """
+    """Whether a call returned an object that has to be entered. Anthropic's and OpenAI's ask the provider only then."""
     kind = type(result)
     return kind.__name__.endswith("StreamManager") and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__"))
 
@@ -792,7 +786,7 @@ def manage(inner: Any, calls: list[GuardedCall]) -> "_StreamManager":
 
 
 class _StreamManager(GuardedObject):
-    """What both managers share."""
+    """What both managers share. Entering makes the call. A manager that is dropped before has made none."""
 
     _stream: Any = None  # set when it is entered
 
@@ -847,9 +841,7 @@ class AsyncStreamManager(_StreamManager):
 
 
 class Pending(Coroutine[Any, Any, Any]):
-    """A call that can be awaited, or entered at once: ``async with client.messages.stream(...)`` needs no ``await``
-    either.
-    """
+    """A call that can be awaited, or entered at once as in ``async with client.messages.stream(...)``."""
 
     def __init__(self, job: Coroutine[Any, Any, Any]) -> None:
         self._job, self._manager = job, None

@@ -1,4 +1,9 @@
-"""A model call from its permission to its bill, on every guard around it; a cheaper model, and the last answer."""
+"""A model call or a tool call of an agent, from its permission to its bill, on every guard around it.
+
+``calls/run`` creates a ``Permission`` for each model call and an ``OpenCall`` for each tool call. The adapters for
+LangChain, OpenAI Agents and Pydantic AI, and ``adk/model_calls``, settle permissions. ``adk/plugin`` registers how the
+tool call around the current code is found in ADK.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -23,11 +28,8 @@ if TYPE_CHECKING:
     from runguard.calls.run import AgentRun
 
 # ---- Runs inside runs: a tool of one agent may start another agent, of the same framework or of another one.
-#
-# The inner agent belongs to the outer run. Its calls are judged and billed there first, in a lane of their own, and
-# then
-# under the settings of the inner adapter. So one limit holds for the whole tree, and every call is counted once per
-# guard.
+# The inner agent belongs to the outer run. Its calls are judged and billed there first, in a lane of their own. After
+# that they are judged under the settings of the inner adapter. So one limit holds for the whole tree.
 
 
 class Layer(NamedTuple):
@@ -136,7 +138,7 @@ def paid_around(block: InsideTool, layers: tuple[Layer, ...], key: str) -> Itera
             OWNERS.reset(token)
 
 
-# ---- A tool call of a model response, from its check to the answer that the rules see.
+# ---- Tool calls, from the check to the answer that the rules see.
 
 NOT_EXECUTED: Final = "Not executed: this turn was stopped."
 
@@ -200,7 +202,7 @@ def as_data(value: object) -> object:
     return value
 
 
-# ---- A model call from its permission to its bill, on every guard around it; a cheaper model, and the last answer.
+# ---- Model calls.
 
 _T = TypeVar("_T")
 _INSTRUCTION_TOKENS: Final = 64  # what a framework adds around the instruction
@@ -346,8 +348,9 @@ class Permission:
                 self.interrupted = self.stopped
 
     async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
-        """The pieces of a streamed answer. The kill switch ends the wait for a piece: then ``interrupted`` holds the
-        trip, and the stream is over.
+        """The pieces of a streamed answer.
+
+        The kill switch ends the wait for a piece: then ``interrupted`` holds the trip, and the stream is over.
         """
         loop, pieces = asyncio.get_running_loop(), aiter(stream)
         waiting: asyncio.Task[Any] | None = None
@@ -478,7 +481,7 @@ def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, stream
     layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=refused, error=error)
 
 
-# ---- calls that the guard chooses ------------------------------------------------------------------------------------
+# ---- Model calls that the guard chooses: a cheaper model, and the last answer of a stopped run.
 
 
 def cheaper_request(run: "AgentRun", request: ModelRequest, *, no_loop: bool) -> ModelRequest:
