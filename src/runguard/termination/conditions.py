@@ -1,5 +1,7 @@
-"""Conditions that end a run: their base, the two that combine others, those on events and on signals, and how they
-are saved.
+"""Conditions that end a run: their base, the two that combine others, those on events and on signals.
+
+Users create them. ``calls/run`` and ``adk/termination`` ask them while a run is at work. ``termination/usage`` has the
+conditions that need the engine. All of them read events and check their arguments with the functions here.
 """
 
 import copy
@@ -25,11 +27,9 @@ from runguard.core.money import to_count
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import EventUsage
 
+_log: Final = logging.getLogger("runguard")
+
 # ---- The base of every condition, and the two that combine others.
-#
-# A composite checks each of its conditions once per delta, also a condition that occurs in several places, so that it
-# counts once.
-# A condition that has fired is latched: it keeps its reason and is not checked again until it is reset.
 
 Event = Any  # an ADK event, or an object with its fields
 Unsubscribe = Callable[[], None]
@@ -58,9 +58,11 @@ _Asked = dict[int, TerminationResult]  # the result of each condition for one de
 
 
 class TerminationCondition(metaclass=CheckedABC):
-    """Base of all conditions. Your own condition implements ``judge``, ``clear`` if it counts something, and
-    ``settings`` if it should be saved. ``clear`` must create new containers instead of emptying old ones: copies for
-    other runs may use them."""
+    """Base of all conditions. One that has fired keeps its reason and is not checked again until it is reset.
+
+    Your own condition implements ``judge``, ``clear`` if it counts something, and ``settings`` if it should be saved.
+    ``clear`` must create new containers instead of emptying old ones: copies for other runs may use them.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         if (args or kwargs) and cls.__init__ is object.__init__:
@@ -239,7 +241,10 @@ class TerminationCondition(metaclass=CheckedABC):
 
 
 class _Composite(TerminationCondition):
-    """Combines several conditions into one."""
+    """Combines several conditions into one.
+
+    It checks each of them once per delta. A condition that occurs in several places counts once.
+    """
 
     _sign: ClassVar[str]
 
@@ -350,376 +355,6 @@ def _listed(events: Iterable[Event]) -> Sequence[Event]:
         raise TypeError("pass a list of events, not an event")
     return tuple(events)
 
-
-# ---- Checks of constructor arguments: an invalid value is rejected at once, with the name of the argument.
-
-
-def text_of(value: object, name: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise PolicyError(f"{name} = {value!r}: must be a non-empty string")
-    return value
-
-
-def flag_of(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise PolicyError(f"{name} = {value!r}: give True or False")
-    return value
-
-
-def seconds_of(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise PolicyError(f"{name} = {value!r}: must be a number of seconds")
-    if not math.isfinite(value) or not 0 < value <= 10**9:
-        raise PolicyError(f"{name} = {value!r}: must be greater than 0 and at most a billion seconds")
-    return value
-
-
-def names_of(value: object, name: str) -> tuple[str, ...] | None:
-    """Return the authors as a tuple; None means all."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list | tuple | set | frozenset) or not value:
-        raise PolicyError(f"{name} = {value!r}: must be the name of an author or a list of names; omit it for all")
-    ordered: Iterable[Any] = sorted(value, key=str) if isinstance(value, set | frozenset) else value
-    return tuple(dict.fromkeys(text_of(one, f"{name}.{position}") for position, one in enumerate(ordered)))
-
-
-# ---- objects named by their import path -----------------------------------------------------------------------------
-
-
-def import_path(thing: Any, name: str) -> str:
-    """Return ``module:qualname`` of an importable object."""
-    module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
-    path = f"{module}:{qualname}"
-    if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname or _found(path) is not thing:
-        raise PolicyError(
-            f"{name} = {thing!r}: cannot be saved, because it cannot be imported by name; define it at the top "
-            "of a module"
-        )
-    return path
-
-
-def imported(path: object, name: str) -> Any:
-    module, colon, qualname = path.partition(":") if isinstance(path, str) else ("", "", "")
-    if not module or not colon or not qualname:
-        raise PolicyError(f"{name} = {path!r}: give 'module:name'")
-    try:
-        found = _found(str(path))
-    except Exception as error:  # importing runs code, which may raise anything
-        raise PolicyError(
-            f"{name} = {path!r}: its module cannot be imported: {type(error).__name__}: {error}"
-        ) from None
-    if found is None:
-        raise PolicyError(f"{name} = {path!r}: the module has no such name")
-    return found
-
-
-def _found(path: str) -> Any:
-    module, _, qualname = path.partition(":")
-    found: Any = import_module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
-
-
-# ---- How the work ended by a termination condition, and how the reason is read from what a framework has stored.
-
-KEY: Final = "termination"
-# Where events of ADK, messages of LangChain and responses of Pydantic AI keep metadata; the second one is ADK's JSON.
-_FIELDS: Final = ("custom_metadata", "customMetadata", "response_metadata", "metadata")
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A condition has ended a run. This is not a trip: the run did what it was meant to do."""
-
-    reason: str
-    condition: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """The metadata of the event or message that ends the run."""
-        return {KEY: {"reason": self.reason, "condition": self.condition}}
-
-
-def termination_reason(event: Any) -> str | None:
-    """Why the work ended, from the event that ended it; None for any other event.
-
-    Takes an ADK event, a message of LangChain, a response of Pydantic AI, or the JSON of one of them.
-    """
-    for name in _FIELDS:
-        metadata = event.get(name) if isinstance(event, dict) else getattr(event, name, None)
-        own = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
-        ended = own.get(KEY) if isinstance(own, dict) else None
-        if isinstance(ended, dict) and "reason" in ended:
-            return str(ended["reason"])
-    return None
-
-
-def checked(condition: object) -> TerminationCondition:
-    if not isinstance(condition, TerminationCondition):
-        raise PolicyError(
-            f"{condition!r} is not a termination condition; give one such as MaxIterationsTermination(10) | "
-            "TimeoutTermination(60)"
-        )
-    return condition
-
-
-# ---- Read fields of events by name; an event of another version or of a test may lack any field.
-
-_MODELS_KEPT: Final = 1_024
-
-
-def whole(events: Sequence[Any]) -> Iterator[Any]:
-    """Yield events that are not chunks of a stream; the closing event repeats the text of the chunks."""
-    return (event for event in events if not getattr(event, "partial", None))
-
-
-def author_of(event: Any) -> str:
-    return getattr(event, "author", None) or ""
-
-
-def branch_of(event: Any) -> str:
-    return getattr(event, "branch", None) or ""
-
-
-def scope_of(event: Any) -> str:
-    """Return the id of the call that delegated the task to which the event belongs."""
-    return getattr(event, "isolation_scope", None) or ""
-
-
-def parts_of(event: Any) -> Sequence[Any]:
-    return getattr(getattr(event, "content", None), "parts", None) or ()
-
-
-def visible_text(event: Any) -> str:
-    """Return the visible text of an event without thoughts, with its parts joined."""
-    texts = (getattr(part, "text", None) for part in parts_of(event) if not getattr(part, "thought", None))
-    return "".join(text for text in texts if isinstance(text, str))
-
-
-def calls_of(event: Any) -> list[Any]:
-    return [call for part in parts_of(event) if (call := getattr(part, "function_call", None)) is not None]
-
-
-def answers_of(event: Any) -> list[Any]:
-    """Return the function responses, without requests for a confirmation or a sign-in."""
-    actions = getattr(event, "actions", None)
-    waiting = {
-        *(getattr(actions, "requested_tool_confirmations", None) or ()),
-        *(getattr(actions, "requested_auth_configs", None) or ()),
-    }
-    answers = [answer for part in parts_of(event) if (answer := getattr(part, "function_response", None)) is not None]
-    return [answer for answer in answers if getattr(answer, "id", None) not in waiting] if waiting else answers
-
-
-def transfer_of(event: Any) -> str:
-    return getattr(getattr(event, "actions", None), "transfer_to_agent", None) or ""
-
-
-def state_delta_of(event: Any) -> dict[str, Any]:
-    return getattr(getattr(event, "actions", None), "state_delta", None) or {}
-
-
-# ---- model calls ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CallTaken:
-    """The usage of one model call. ``before``: the amount already counted for the same call, which this replaces."""
-
-    usage: Usage
-    model: str
-    at: float | None  # unix seconds
-    before: Usage | None = None
-
-
-class ModelCallReader:
-    """Yield usage and model once per model call."""
-
-    __slots__ = ("_models", "_usage")
-
-    def __init__(self) -> None:
-        self._usage = EventUsage()
-        self._models: dict[tuple[str, str], str] = {}  # by the ids of the chunks of a stream
-
-    def read(self, events: Sequence[Any]) -> list[CallTaken]:
-        return [taken for event in events if (taken := self._read(event)) is not None]
-
-    def _read(self, event: Any) -> CallTaken | None:
-        key, model = (author_of(event), branch_of(event)), getattr(event, "model_version", None) or ""
-        if getattr(event, "partial", None):
-            if model and (len(self._models) < _MODELS_KEPT or key in self._models):
-                self._models[key] = model
-        else:
-            model = model or self._models.get(key, "")
-        taken = self._usage.read(event)
-        if taken is None:
-            return None
-        return CallTaken(taken.usage, model, getattr(event, "timestamp", None), taken.before)
-
-
-# ---- Convert conditions to plain data and back: ``{"version": 1, "type": "TextMentionTermination", "text":
-#      "DONE"}``.
-
-VERSION: Final = 1
-_DEEPEST: Final = 100  # nesting of composites; real conditions are flatter
-_HEAD: Final = ("version", "type")
-
-
-def save(condition: TerminationCondition) -> dict[str, Any]:
-    kind = type(condition)
-    name = kind.__name__ if _built_in().get(kind.__name__) is kind else import_path(kind, "type")
-    data: dict[str, Any] = {"version": VERSION, "type": name}
-    if isinstance(condition, OrTerminationCondition | AndTerminationCondition):
-        parts = [inner.to_dict() for inner in condition.conditions]
-        data["conditions"] = [{key: value for key, value in part.items() if key != "version"} for part in parts]
-    else:
-        data.update(condition.settings())
-    return data
-
-
-def load(data: Mapping[str, Any]) -> TerminationCondition:
-    if isinstance(data, Mapping) and "version" not in data:
-        raise PolicyError(f"version: missing; this release writes {VERSION}")
-    return _load(data, "", 0)
-
-
-def _load(data: Any, path: str, depth: int) -> TerminationCondition:
-    if not isinstance(data, Mapping):
-        raise PolicyError(f"{path.rstrip('.') or 'condition'} = {data!r}: must be a mapping with a type")
-    if depth > _DEEPEST:
-        raise PolicyError(f"{path.rstrip('.')}: nested too deeply")
-    if (version := data.get("version", VERSION)) != VERSION or isinstance(version, bool):
-        raise PolicyError(f"{path}version = {version!r}: this release reads version {VERSION}")
-    kind = _class_of(data.get("type"), path)
-    given = {key: value for key, value in data.items() if key not in _HEAD}
-    required, known = _keys_of(kind)
-    for key in given:
-        if key not in known:
-            raise PolicyError(f"{path}{key}: no such setting of {kind.__name__}; {nearest(str(key), known)}")
-    for key in required:
-        if key not in given:
-            raise PolicyError(f"{path}{key}: missing")
-    if issubclass(kind, OrTerminationCondition | AndTerminationCondition):
-        return kind(*_load_all(given["conditions"], path, depth))
-    make = getattr(kind, "from_settings", kind)
-    try:
-        return make(**given)
-    except PolicyError as error:  # with its path
-        raise PolicyError(f"{path}{error}") from None
-
-
-def _load_all(conditions: Any, path: str, depth: int) -> Iterator[TerminationCondition]:
-    if not isinstance(conditions, list | tuple) or not conditions:
-        raise PolicyError(f"{path}conditions = {conditions!r}: must be a list of conditions")
-    for position, inner in enumerate(conditions):
-        yield _load(inner, f"{path}conditions.{position}.", depth + 1)
-
-
-def _class_of(name: Any, path: str) -> type[TerminationCondition]:
-    if name is None:
-        raise PolicyError(f"{path}type: missing")
-    known = _built_in()
-    if isinstance(name, str) and ":" in name:
-        kind = imported(name, f"{path}type")
-        if isinstance(kind, type) and issubclass(kind, TerminationCondition) and not inspect.isabstract(kind):
-            return kind
-        raise PolicyError(f"{path}type = {name!r}: is not a termination condition")
-    if not isinstance(name, str) or name not in known:
-        raise PolicyError(f"{path}type = {name!r}: no such condition; {nearest(str(name), known)}")
-    return known[name]
-
-
-def _built_in() -> dict[str, type[TerminationCondition]]:
-    found = {name: getattr(termination, name) for name in termination.__all__}
-    return {
-        name: kind
-        for name, kind in found.items()
-        if issubclass(kind, TerminationCondition) and not inspect.isabstract(kind)
-    }
-
-
-def _keys_of(kind: type[TerminationCondition]) -> tuple[list[str], list[str]]:
-    """Return the required keys, and all allowed keys."""
-    if issubclass(kind, OrTerminationCondition | AndTerminationCondition):
-        return ["conditions"], ["conditions"]
-    named = [
-        p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    ]
-    return [p.name for p in named if p.default is p.empty], [*(p.name for p in named), *getattr(kind, "saved_keys", ())]
-
-
-# ---- The keyword ``termination_condition`` of ADK's LoopAgent: ``runguard.install()`` adds it; without that, its
-#      error says what to do.
-#
-# LoopAgent forbids unknown keywords, and pydantic builds its error without asking the value. So the only place for a
-# hint
-# is LoopAgent's constructor. It is wrapped when the first condition is made and ADK is loaded. The wrapper changes
-# nothing but calls with that keyword, which fail without it. Before the first condition is made, the error is
-# pydantic's.
-
-KEYWORD: Final = "termination_condition"
-_MODULE: Final = "google.adk.agents.loop_agent"
-_INIT: Final = "__init__"
-
-
-class NotInstalledError(PolicyError, ValueError):
-    """The keyword was used without ``runguard.install()``.
-
-    A ValueError, like ADK's own error for unknown keywords.
-    """
-
-
-class LoopKeyword:
-    """``accept`` receives the agent and its condition; None while no guard is installed."""
-
-    def __init__(self) -> None:
-        self.accept: Callable[[Any, Any], object] | None = None
-        self._kind: Any = None
-        self._original: Any = None
-
-    def put_on(self) -> None:
-        """Wrap LoopAgent's constructor, if ADK is loaded and does not have this keyword."""
-        if self._kind is not None:
-            return
-        kind = getattr(sys.modules.get(_MODULE), "LoopAgent", None)
-        if kind is None or KEYWORD in kind.model_fields:
-            return
-        original, keyword = getattr(kind, _INIT), self
-
-        @wraps(original)
-        def begin(self: Any, *args: Any, **kwargs: Any) -> None:
-            if KEYWORD not in kwargs or KEYWORD in type(self).model_fields:  # a subclass may have a field of this name
-                original(self, *args, **kwargs)
-                return
-            condition = kwargs.pop(KEYWORD)
-            if condition is not None and keyword.accept is None:
-                raise NotInstalledError(
-                    f"LoopAgent({KEYWORD}=…): google-adk has no such keyword; call runguard.install() before "
-                    "building the agent, "
-                    "or leave the keyword out and wrap the agent: runguard.adk.terminate(loop_agent, condition)"
-                )
-            original(self, *args, **kwargs)
-            if condition is not None and keyword.accept is not None:
-                keyword.accept(self, condition)
-
-        self._kind, self._original = kind, original
-        setattr(kind, _INIT, begin)
-
-    def take_off(self) -> None:
-        """Unwrap the constructor, unless other code has wrapped it since.
-
-        The next condition adds the hint again.
-        """
-        self.accept = None
-        if self._kind is not None and getattr(getattr(self._kind, _INIT), "__wrapped__", None) is self._original:
-            setattr(self._kind, _INIT, self._original)
-            self._kind = self._original = None
-
-
-LOOP_KEYWORD: Final = LoopKeyword()
 
 # ---- Conditions on events: counts, texts, tool answers, hand-offs, state.
 
@@ -893,8 +528,6 @@ def _survives_json(value: Any) -> bool:
 
 # ---- Conditions that other code decides: an external signal, or a user's function.
 
-_log: Final = logging.getLogger("runguard")
-
 
 class _Signal:
     """Counts how often the signal was set, and its listeners. Shared by all copies of one condition."""
@@ -1016,3 +649,371 @@ class FunctionalTermination(TerminationCondition):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({getattr(self._func, '__qualname__', None) or repr(self._func)})"
+
+
+# ---- How a condition ended a run, and how the reason is read from what a framework has stored.
+
+KEY: Final = "termination"
+# Where events of ADK, messages of LangChain and responses of Pydantic AI keep metadata; the second one is ADK's JSON.
+_FIELDS: Final = ("custom_metadata", "customMetadata", "response_metadata", "metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A condition has ended a run. This is not a trip: the run did what it was meant to do."""
+
+    reason: str
+    condition: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metadata of the event or message that ends the run."""
+        return {KEY: {"reason": self.reason, "condition": self.condition}}
+
+
+def termination_reason(event: Any) -> str | None:
+    """Why the work ended, from the event that ended it; None for any other event.
+
+    Takes an ADK event, a message of LangChain, a response of Pydantic AI, or the JSON of one of them.
+    """
+    for name in _FIELDS:
+        metadata = event.get(name) if isinstance(event, dict) else getattr(event, name, None)
+        own = metadata.get(METADATA_KEY) if isinstance(metadata, dict) else None
+        ended = own.get(KEY) if isinstance(own, dict) else None
+        if isinstance(ended, dict) and "reason" in ended:
+            return str(ended["reason"])
+    return None
+
+
+def checked(condition: object) -> TerminationCondition:
+    if not isinstance(condition, TerminationCondition):
+        raise PolicyError(
+            f"{condition!r} is not a termination condition; give one such as MaxIterationsTermination(10) | "
+            "TimeoutTermination(60)"
+        )
+    return condition
+
+
+# ---- Checks of constructor arguments: an invalid value is rejected at once, with the name of the argument.
+
+
+def text_of(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise PolicyError(f"{name} = {value!r}: must be a non-empty string")
+    return value
+
+
+def flag_of(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise PolicyError(f"{name} = {value!r}: give True or False")
+    return value
+
+
+def seconds_of(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise PolicyError(f"{name} = {value!r}: must be a number of seconds")
+    if not math.isfinite(value) or not 0 < value <= 10**9:
+        raise PolicyError(f"{name} = {value!r}: must be greater than 0 and at most a billion seconds")
+    return value
+
+
+def names_of(value: object, name: str) -> tuple[str, ...] | None:
+    """Return the authors as a tuple; None means all."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list | tuple | set | frozenset) or not value:
+        raise PolicyError(f"{name} = {value!r}: must be the name of an author or a list of names; omit it for all")
+    ordered: Iterable[Any] = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+    return tuple(dict.fromkeys(text_of(one, f"{name}.{position}") for position, one in enumerate(ordered)))
+
+
+# ---- Fields of events. An event of another version or of a test may lack any of them.
+
+_MODELS_KEPT: Final = 1_024
+
+
+def whole(events: Sequence[Any]) -> Iterator[Any]:
+    """Yield events that are not chunks of a stream; the closing event repeats the text of the chunks."""
+    return (event for event in events if not getattr(event, "partial", None))
+
+
+def author_of(event: Any) -> str:
+    return getattr(event, "author", None) or ""
+
+
+def branch_of(event: Any) -> str:
+    return getattr(event, "branch", None) or ""
+
+
+def scope_of(event: Any) -> str:
+    """Return the id of the call that delegated the task to which the event belongs."""
+    return getattr(event, "isolation_scope", None) or ""
+
+
+def parts_of(event: Any) -> Sequence[Any]:
+    return getattr(getattr(event, "content", None), "parts", None) or ()
+
+
+def visible_text(event: Any) -> str:
+    """Return the visible text of an event without thoughts, with its parts joined."""
+    texts = (getattr(part, "text", None) for part in parts_of(event) if not getattr(part, "thought", None))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def calls_of(event: Any) -> list[Any]:
+    return [call for part in parts_of(event) if (call := getattr(part, "function_call", None)) is not None]
+
+
+def answers_of(event: Any) -> list[Any]:
+    """Return the function responses, without requests for a confirmation or a sign-in."""
+    actions = getattr(event, "actions", None)
+    waiting = {
+        *(getattr(actions, "requested_tool_confirmations", None) or ()),
+        *(getattr(actions, "requested_auth_configs", None) or ()),
+    }
+    answers = [answer for part in parts_of(event) if (answer := getattr(part, "function_response", None)) is not None]
+    return [answer for answer in answers if getattr(answer, "id", None) not in waiting] if waiting else answers
+
+
+def transfer_of(event: Any) -> str:
+    return getattr(getattr(event, "actions", None), "transfer_to_agent", None) or ""
+
+
+def state_delta_of(event: Any) -> dict[str, Any]:
+    return getattr(getattr(event, "actions", None), "state_delta", None) or {}
+
+
+# ---- model calls ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CallTaken:
+    """The usage of one model call. ``before``: the amount already counted for the same call, which this replaces."""
+
+    usage: Usage
+    model: str
+    at: float | None  # unix seconds
+    before: Usage | None = None
+
+
+class ModelCallReader:
+    """Yield usage and model once per model call."""
+
+    __slots__ = ("_models", "_usage")
+
+    def __init__(self) -> None:
+        self._usage = EventUsage()
+        self._models: dict[tuple[str, str], str] = {}  # by the ids of the chunks of a stream
+
+    def read(self, events: Sequence[Any]) -> list[CallTaken]:
+        return [taken for event in events if (taken := self._read(event)) is not None]
+
+    def _read(self, event: Any) -> CallTaken | None:
+        key, model = (author_of(event), branch_of(event)), getattr(event, "model_version", None) or ""
+        if getattr(event, "partial", None):
+            if model and (len(self._models) < _MODELS_KEPT or key in self._models):
+                self._models[key] = model
+        else:
+            model = model or self._models.get(key, "")
+        taken = self._usage.read(event)
+        if taken is None:
+            return None
+        return CallTaken(taken.usage, model, getattr(event, "timestamp", None), taken.before)
+
+
+# ---- Conditions as plain data: ``{"version": 1, "type": "TextMentionTermination", "text": "DONE"}``.
+
+VERSION: Final = 1
+_DEEPEST: Final = 100  # nesting of composites; real conditions are flatter
+_HEAD: Final = ("version", "type")
+
+
+def save(condition: TerminationCondition) -> dict[str, Any]:
+    kind = type(condition)
+    name = kind.__name__ if _built_in().get(kind.__name__) is kind else import_path(kind, "type")
+    data: dict[str, Any] = {"version": VERSION, "type": name}
+    if isinstance(condition, OrTerminationCondition | AndTerminationCondition):
+        parts = [inner.to_dict() for inner in condition.conditions]
+        data["conditions"] = [{key: value for key, value in part.items() if key != "version"} for part in parts]
+    else:
+        data.update(condition.settings())
+    return data
+
+
+def load(data: Mapping[str, Any]) -> TerminationCondition:
+    if isinstance(data, Mapping) and "version" not in data:
+        raise PolicyError(f"version: missing; this release writes {VERSION}")
+    return _load(data, "", 0)
+
+
+def _load(data: Any, path: str, depth: int) -> TerminationCondition:
+    if not isinstance(data, Mapping):
+        raise PolicyError(f"{path.rstrip('.') or 'condition'} = {data!r}: must be a mapping with a type")
+    if depth > _DEEPEST:
+        raise PolicyError(f"{path.rstrip('.')}: nested too deeply")
+    if (version := data.get("version", VERSION)) != VERSION or isinstance(version, bool):
+        raise PolicyError(f"{path}version = {version!r}: this release reads version {VERSION}")
+    kind = _class_of(data.get("type"), path)
+    given = {key: value for key, value in data.items() if key not in _HEAD}
+    required, known = _keys_of(kind)
+    for key in given:
+        if key not in known:
+            raise PolicyError(f"{path}{key}: no such setting of {kind.__name__}; {nearest(str(key), known)}")
+    for key in required:
+        if key not in given:
+            raise PolicyError(f"{path}{key}: missing")
+    if issubclass(kind, OrTerminationCondition | AndTerminationCondition):
+        return kind(*_load_all(given["conditions"], path, depth))
+    make = getattr(kind, "from_settings", kind)
+    try:
+        return make(**given)
+    except PolicyError as error:  # with its path
+        raise PolicyError(f"{path}{error}") from None
+
+
+def _load_all(conditions: Any, path: str, depth: int) -> Iterator[TerminationCondition]:
+    if not isinstance(conditions, list | tuple) or not conditions:
+        raise PolicyError(f"{path}conditions = {conditions!r}: must be a list of conditions")
+    for position, inner in enumerate(conditions):
+        yield _load(inner, f"{path}conditions.{position}.", depth + 1)
+
+
+def _class_of(name: Any, path: str) -> type[TerminationCondition]:
+    if name is None:
+        raise PolicyError(f"{path}type: missing")
+    known = _built_in()
+    if isinstance(name, str) and ":" in name:
+        kind = imported(name, f"{path}type")
+        if isinstance(kind, type) and issubclass(kind, TerminationCondition) and not inspect.isabstract(kind):
+            return kind
+        raise PolicyError(f"{path}type = {name!r}: is not a termination condition")
+    if not isinstance(name, str) or name not in known:
+        raise PolicyError(f"{path}type = {name!r}: no such condition; {nearest(str(name), known)}")
+    return known[name]
+
+
+def _built_in() -> dict[str, type[TerminationCondition]]:
+    found = {name: getattr(termination, name) for name in termination.__all__}
+    return {
+        name: kind
+        for name, kind in found.items()
+        if issubclass(kind, TerminationCondition) and not inspect.isabstract(kind)
+    }
+
+
+def _keys_of(kind: type[TerminationCondition]) -> tuple[list[str], list[str]]:
+    """Return the required keys, and all allowed keys."""
+    if issubclass(kind, OrTerminationCondition | AndTerminationCondition):
+        return ["conditions"], ["conditions"]
+    named = [
+        p for p in inspect.signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    return [p.name for p in named if p.default is p.empty], [*(p.name for p in named), *getattr(kind, "saved_keys", ())]
+
+
+def import_path(thing: Any, name: str) -> str:
+    """Return ``module:qualname`` of an importable object."""
+    module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    path = f"{module}:{qualname}"
+    if not isinstance(module, str) or not isinstance(qualname, str) or "<" in qualname or _found(path) is not thing:
+        raise PolicyError(
+            f"{name} = {thing!r}: cannot be saved, because it cannot be imported by name; define it at the top "
+            "of a module"
+        )
+    return path
+
+
+def imported(path: object, name: str) -> Any:
+    module, colon, qualname = path.partition(":") if isinstance(path, str) else ("", "", "")
+    if not module or not colon or not qualname:
+        raise PolicyError(f"{name} = {path!r}: give 'module:name'")
+    try:
+        found = _found(str(path))
+    except Exception as error:  # importing runs code, which may raise anything
+        raise PolicyError(
+            f"{name} = {path!r}: its module cannot be imported: {type(error).__name__}: {error}"
+        ) from None
+    if found is None:
+        raise PolicyError(f"{name} = {path!r}: the module has no such name")
+    return found
+
+
+def _found(path: str) -> Any:
+    module, _, qualname = path.partition(":")
+    found: Any = import_module(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+# ---- The keyword ``termination_condition`` of ADK's LoopAgent.
+
+KEYWORD: Final = "termination_condition"
+_MODULE: Final = "google.adk.agents.loop_agent"
+_INIT: Final = "__init__"
+
+
+class NotInstalledError(PolicyError, ValueError):
+    """The keyword was used without ``runguard.install()``.
+
+    A ValueError, like ADK's own error for unknown keywords.
+    """
+
+
+class LoopKeyword:
+    """The keyword that ``runguard.install()`` adds to LoopAgent. Without that, its error says what to do.
+
+    LoopAgent forbids unknown keywords, and pydantic builds its error without asking the value. So the only place for a
+    hint is LoopAgent's constructor. It is wrapped when the first condition is made and ADK is loaded. The wrapper
+    changes nothing but calls with that keyword, which fail without it. Before the first condition is made, the error is
+    pydantic's.
+
+    ``accept`` receives the agent and its condition; None while no guard is installed.
+    """
+
+    def __init__(self) -> None:
+        self.accept: Callable[[Any, Any], object] | None = None
+        self._kind: Any = None
+        self._original: Any = None
+
+    def put_on(self) -> None:
+        """Wrap LoopAgent's constructor, if ADK is loaded and does not have this keyword."""
+        if self._kind is not None:
+            return
+        kind = getattr(sys.modules.get(_MODULE), "LoopAgent", None)
+        if kind is None or KEYWORD in kind.model_fields:
+            return
+        original, keyword = getattr(kind, _INIT), self
+
+        @wraps(original)
+        def begin(self: Any, *args: Any, **kwargs: Any) -> None:
+            if KEYWORD not in kwargs or KEYWORD in type(self).model_fields:  # a subclass may have a field of this name
+                original(self, *args, **kwargs)
+                return
+            condition = kwargs.pop(KEYWORD)
+            if condition is not None and keyword.accept is None:
+                raise NotInstalledError(
+                    f"LoopAgent({KEYWORD}=…): google-adk has no such keyword; call runguard.install() before "
+                    "building the agent, "
+                    "or leave the keyword out and wrap the agent: runguard.adk.terminate(loop_agent, condition)"
+                )
+            original(self, *args, **kwargs)
+            if condition is not None and keyword.accept is not None:
+                keyword.accept(self, condition)
+
+        self._kind, self._original = kind, original
+        setattr(kind, _INIT, begin)
+
+    def take_off(self) -> None:
+        """Unwrap the constructor, unless other code has wrapped it since.
+
+        The next condition adds the hint again.
+        """
+        self.accept = None
+        if self._kind is not None and getattr(getattr(self._kind, _INIT), "__wrapped__", None) is self._original:
+            setattr(self._kind, _INIT, self._original)
+            self._kind = self._original = None
+
+
+LOOP_KEYWORD: Final = LoopKeyword()

@@ -1,5 +1,6 @@
-"""Conditions on the usage of a run, and RunGuard's own rules as conditions. They load the engine; the others do
-not.
+"""Conditions on the usage of a run, and RunGuard's own rules as conditions.
+
+Users create them. They load the engine, which those in ``termination/conditions`` do not.
 """
 
 import time
@@ -64,8 +65,9 @@ class TimeoutTermination(TerminationCondition):
 
 
 class TokenUsageTermination(TerminationCondition):
-    """Fires at a number of tokens of all model calls: in total, of prompts (tool prompts included), or of completions
-    (thinking included).
+    """Fires at a number of tokens of all model calls: in total, of prompts, or of completions.
+
+    Tool prompts count as prompts, and thinking counts as completion.
     """
 
     knows_early = True
@@ -199,8 +201,7 @@ def _plain(price: Price) -> dict[str, Any]:
     return price.model_dump(mode="json", exclude_defaults=True)
 
 
-# ---- RunGuard's own rules as conditions: a guard in shadow mode sees the events, and the condition fires where the
-#      guard would stop.
+# ---- RunGuard's own rules as conditions.
 
 # What events can show. The others look at prompts, at tools declared as polling, or at the context window.
 _SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
@@ -267,7 +268,7 @@ def _key(call: Any, branch: str) -> str:
 
 
 class _Watched(TerminationCondition):
-    """Fires where one of its rules would stop."""
+    """Fires where one of its rules would stop: a guard in shadow mode sees the events."""
 
     _policy: Policy
     _watch: _Watch | None = None
@@ -306,9 +307,9 @@ def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:
 
 
 class RuleTermination(_Watched):
-    """One of RunGuard's rules:
+    """One of RunGuard's rules: ``RuleTermination("repetition", stop=4)``.
 
-    ``RuleTermination("repetition", stop=4)``. Without rungs, those that the guard has by default.
+    Without rungs, those that the guard has by default.
     """
 
     saved_keys: ClassVar[tuple[str, ...]] = ("warn", "nudge", "block", "stop")
@@ -333,8 +334,9 @@ class RuleTermination(_Watched):
 
 
 class NoProgressTermination(_Watched):
-    """Any of RunGuard's loop rules at its measured default: repetition, circles, stalls, failures in a row, hand-off
-    circles.
+    """Any of RunGuard's loop rules at its measured default.
+
+    These are repetition, circles, stalls, failures in a row and hand-off circles.
     """
 
     def __init__(self) -> None:
