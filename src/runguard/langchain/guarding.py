@@ -1,4 +1,8 @@
-"""``RunGuardMiddleware``: guards every agent that takes middleware (``create_agent``, deepagents)."""
+"""RunGuard for LangChain: ``RunGuardMiddleware`` for agents, ``GuardedChatModel`` for graphs of your own.
+
+LangChain calls their hooks. They ask ``calls/run`` before every model call and tool call. The last section translates
+between LangChain's messages and RunGuard's terms.
+"""
 
 import threading
 from collections import OrderedDict
@@ -18,7 +22,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 from pydantic import BaseModel, PrivateAttr
 
-from runguard.calls.model_calls import ModelRequest as AskedModel
+from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission, ToolUse
 from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import METADATA_KEY, Trip
@@ -29,9 +33,10 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
+# ---- ``RunGuardMiddleware``: guards every agent that takes middleware (``create_agent``, deepagents).
+
 _RUN: Final = "runguard_run"
 _RESUMED_KEPT: Final = 1_024
-_TOOLS_KEPT: Final = 256
 
 
 class _State(AgentState[Any]):
@@ -202,7 +207,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         return _answered(run, use, result)
 
 
-def _asked(request: ModelRequest[Any], switches: bool) -> Any:
+def _asked(request: ModelRequest[Any], switches: bool) -> Asked:
     tools = [_declared(tool) for tool in request.tools]
     system = request.system_message.content if request.system_message is not None else ""
     asked = request_of(request.model, request.messages, [system, tools], request.model_settings)
@@ -215,11 +220,12 @@ def _obstacle(model: Any, name: str) -> str:
     return "" if renamed(model, name) is not None else f"{type(model).__name__} has no field for the name of its model"
 
 
+_TOOLS_KEPT: Final = 256
 _declarations: Final[OrderedDict[int, tuple[Any, Any]]] = OrderedDict()  # by identity of the tool, which is kept alive
 
 
 def _declared(tool: Any) -> Any:
-    """What a request says of a tool. LangChain builds the schema anew each time it is asked, which takes long."""
+    """Return what a request says of a tool. LangChain builds the schema anew each time, which takes long."""
     if isinstance(tool, dict):
         return tool
     known = _declarations.get(id(tool))
@@ -452,9 +458,12 @@ class GuardedChatModel(Controls, BaseChatModel):
             return
         calls = calls_of(message)
         permission.settle(
-            usage_of(message), model=answered_by(message) or model_name(self._model), calls=calls,
-            text=str(message.text), size=answer_size(message),
-        )  # fmt: skip
+            usage_of(message),
+            model=answered_by(message) or model_name(self._model),
+            calls=calls,
+            text=str(message.text),
+            size=answer_size(message),
+        )
         if not calls:
             self._end(key)
 
@@ -568,7 +577,7 @@ def output_limit(model: Any, settings: dict[str, Any]) -> int | None:
     return None
 
 
-def request_of(model: Any, messages: Sequence[BaseMessage], others: Any, settings: dict[str, Any]) -> AskedModel:
+def request_of(model: Any, messages: Sequence[BaseMessage], others: Any, settings: dict[str, Any]) -> Asked:
     """``others``: what the request holds besides messages, such as the system message and the tools."""
     prompt = [others]
     for message in messages:
@@ -576,7 +585,7 @@ def request_of(model: Any, messages: Sequence[BaseMessage], others: Any, setting
         prompt.append(held["content"])
         if calls := held.get("tool_calls"):
             prompt.append(calls)
-    return AskedModel.of(model_name(model), prompt, output_limit(model, settings), len(messages) * _MESSAGE)
+    return Asked.of(model_name(model), prompt, output_limit(model, settings), len(messages) * _MESSAGE)
 
 
 def usage_of(message: AIMessage) -> Usage | None:

@@ -1,4 +1,7 @@
-"""``guarded``: a copy of an agent, and of all agents that it can reach, with a guard around models and tools."""
+"""``guarded``: a copy of an agent, and of all agents that it can reach, with a guard around models and tools.
+
+Users call it. The SDK calls the guarded models, tools and hooks, which ask ``calls/run``.
+"""
 
 import copy
 import logging
@@ -35,10 +38,170 @@ from runguard.providers.usage import fields, size_of
 from runguard.termination.conditions import KEY as _ENDED
 from runguard.termination.conditions import Ended, TerminationCondition
 
-# ---- Which guarded run a hook, a model call or a tool call of the SDK belongs to.
-#
-# Hooks and tools see the run's context. A model sees only its request: the hook that the SDK calls right before it sees
-# the same list of input items, and that list connects the two.
+_log: Final = logging.getLogger("runguard")
+_PARTS: Final = ("model", "hooks", "tools", "handoffs")  # of an agent, which the guard is put around
+
+
+class AgentGuard(Controls):
+    """The guard behind a guarded agent, which has it as ``agent.runguard``. Trips, spend, the kill switch."""
+
+    def __init__(
+        self,
+        *,
+        app: str = "",
+        user: str = "",
+        session: str = "",
+        termination_condition: TerminationCondition | None = None,
+        model_provider: ModelProvider | None = None,
+        **policy: Unpack[PolicySettings],
+    ) -> None:
+        """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for.
+
+        ``termination_condition`` ends a run when it fires. ``model_provider``: finds models that agents name by a text,
+        as that of ``RunConfig`` does for agents without a guard.
+        """
+        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
+        self.guard.check_store()
+        condition = fitting(termination_condition, "OpenAI Agents", has_hand_offs=True)
+        self._runs = Runs(self.guard, {"app": app, "user": user, "session": session, "condition": condition})
+        # by identity of the original, which is kept alive
+        self._copies: dict[int, tuple[Agent[Any], GuardedAgent[Any]]] = {}
+        self._provider = model_provider if model_provider is not None else MultiProvider()
+
+    def guarded(self, agent: Agent[TContext]) -> "GuardedAgent[TContext]":
+        """A guarded copy of ``agent``. Agents that hand off to each other are copied once."""
+        known = self._copies.get(id(agent))
+        if known is not None:
+            return known[1]
+        if isinstance(agent, GuardedAgent):
+            return agent
+        kind: Any = type(f"Guarded{type(agent).__name__}", (GuardedAgent, type(agent)), {})
+        made: Any = kind.__new__(kind)
+        vars(made).update(vars(agent))
+        self._copies[id(agent)] = (agent, made)
+        copied: GuardedAgent[TContext] = self.around(made)
+        return copied
+
+    def around(self, made: Any) -> Any:
+        """Put this guard around the parts of a guarded agent that have none yet."""
+        made.runguard = self
+        for part in _PARTS:
+            setattr(made, part, getattr(made, part))
+        return made
+
+    def part(self, name: str, value: Any) -> Any:
+        """The value of an attribute of a guarded agent, with this guard around it."""
+        if name == "model":
+            return self._model(value)
+        if name == "hooks":
+            return value if isinstance(value, _Hooks) else _Hooks(self._runs, value)
+        return [self.tool(one) if name == "tools" else self._handoff(one) for one in value]
+
+    def _model(self, model: str | Model | None) -> Model:
+        if isinstance(model, GuardedModel) and model.is_of(self._runs):
+            return model
+        inner = model if isinstance(model, Model) else self._provider.get_model(model)
+        return GuardedModel(inner, model, self.guard, self._runs)
+
+    def _handoff(self, target: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
+        if isinstance(target, Agent):
+            return self.guarded(target)
+        made, invoke = copy.copy(target), target.on_invoke_handoff
+
+        async def guarded_target(context: Any, args: str) -> Any:
+            return self.guarded(await invoke(context, args))
+
+        made.on_invoke_handoff = guarded_target
+        return made
+
+    def tool(self, tool: Any) -> Any:
+        """A tool with a guard around it. Tools that OpenAI hosts are executed elsewhere and stay as they are."""
+        if not isinstance(tool, FunctionTool) or getattr(tool, "runguard", None) is self:
+            return tool
+        made: Any = copy.copy(tool)
+        inner = tool.on_invoke_tool
+        if (agent := getattr(tool, "_agent_instance", None)) is not None:
+            inner = self._with_agent(tool.name, inner, agent)
+        made.on_invoke_tool = _GuardedInvoker(tool.name, inner, self._runs)
+        made.runguard = self
+        return made
+
+    def _with_agent(self, name: str, invoker: Any, agent: Agent[Any]) -> Any:
+        """The invoker of an agent used as a tool, with the guarded copy of that agent. It is held by a closure."""
+        made = copy.copy(invoker)
+        for key, value in vars(invoker).items():
+            if isinstance(value, FunctionType) and (bound := _rebound(value, agent, self.guarded(agent))) is not None:
+                setattr(made, key, bound)
+                return made
+        _log.warning(
+            "runguard.unguarded: the agent behind the tool '%s' cannot be guarded in this version of openai-agents; "
+            "use guarded(agent).as_tool(...) for it",
+            name,
+        )
+        return invoker
+
+
+class GuardedAgent(Agent[TContext]):
+    """What ``guarded`` returns: an agent of the SDK whose ``runguard`` has the trips, the spend and the kill switch."""
+
+    runguard: AgentGuard
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A model, hooks, tools or hand-offs that are assigned later are guarded, too."""
+        if name in _PARTS and (guard := vars(self).get("runguard")) is not None:
+            value = guard.part(name, value)
+        super().__setattr__(name, value)
+
+    async def get_mcp_tools(self, run_context: Any) -> list[Any]:
+        """The tools of MCP servers exist only during a run. They are guarded here."""
+        return [self.runguard.tool(tool) for tool in await super().get_mcp_tools(run_context)]
+
+    def clone(self, **changes: Any) -> "GuardedAgent[TContext]":
+        """A copy with changes, under the same guard."""
+        made: GuardedAgent[TContext] = self.runguard.around(super().clone(**changes))
+        return made
+
+
+class AgentSettings(PolicySettings, total=False):
+    """The keywords of ``guarded``."""
+
+    app: str
+    user: str
+    session: str
+    termination_condition: TerminationCondition | None
+    model_provider: ModelProvider | None
+
+
+def guarded(agent: Agent[TContext], **settings: Unpack[AgentSettings]) -> GuardedAgent[TContext]:
+    """``Runner.run(guarded(agent, max_usd=1.50), "…")``: a guarded copy of the agent and of all it can reach.
+
+    The keywords are those of ``RunGuardPlugin``, and ``app``, ``user`` and ``session`` for budgets per app, user or
+    session. A stop ends the run with a text as its output; with structured output, or with ``on_stop="raise"``, the
+    typed error is raised. ``guarded_agent.runguard`` has the trips, the spend and the kill switch.
+    """
+    if not isinstance(agent, Agent):
+        raise PolicyError(f"guarded({agent!r}): give an agents.Agent")
+    return AgentGuard(**settings).guarded(agent)
+
+
+def _rebound(function: FunctionType, old: object, new: object) -> FunctionType | None:
+    """The function with ``new`` where its closure holds ``old``, also in functions that it holds; None: nowhere."""
+    cells, found = [], False
+    for cell in function.__closure__ or ():
+        value = cell.cell_contents
+        inner = _rebound(value, old, new) if isinstance(value, FunctionType) else None
+        if value is old or inner is not None:
+            found = True
+            cell = CellType(new if value is old else inner)
+        cells.append(cell)
+    if not found:
+        return None
+    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+# ---- Which run a hook, a model call or a tool call belongs to.
 
 _REQUESTS_KEPT: Final = 4_096
 
@@ -58,7 +221,11 @@ class PastTheGuard(NamedTuple):
 
 
 class Runs:
-    """The runs of one guard."""
+    """The runs of one guard.
+
+    Hooks and tools see the run's context. A model sees only its request: the hook that the SDK calls right before it
+    sees the same list of input items, and that list connects the two.
+    """
 
     def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
         self._guard, self._whom = guard, whom
@@ -68,8 +235,9 @@ class Runs:
         self._lock = threading.Lock()
 
     def of(self, context: Any, agent: str) -> AgentRun:
-        """The run of a context, begun with its first agent. An agent used as a tool shares the usage of its caller's
-        context, and is identified by the tool call that it runs in.
+        """The run of a context, begun with its first agent.
+
+        An agent used as a tool shares the usage of its caller's context. The tool call that it runs in identifies it.
         """
         usage = context.usage
         key = (id(usage), current_place().call)
@@ -124,7 +292,7 @@ class Runs:
             return PastTheGuard(past.items, is_first)
 
 
-# ---- A model of the OpenAI Agents SDK with a guard around it.
+# ---- Models.
 
 
 class GuardedModel(Model):
@@ -347,195 +515,7 @@ def _completed(message: ResponseOutputMessage, model: str) -> ResponseCompletedE
     return ResponseCompletedEvent(response=response, sequence_number=0, type="response.completed")
 
 
-# ---- ``RunConfig(model=…)`` replaces the model of every agent in a run. Here the replacement gets the guard of the
-#      agent.
-#
-# The SDK shows the ``RunConfig`` of a run to no hook and to no agent. Its run loop finds the model of each call with
-# the
-# function ``get_model``, and the settings for it with ``get_model_settings``. ``watch`` puts a function around both.
-# They
-# change nothing for agents without a guard, nor for runs without ``RunConfig.model``. They do not change ``RunConfig``.
-# In a version of the SDK without these functions, ``report`` sees the call when the model has answered: it books the
-# call and ends the run. In shadow mode the run goes on.
-
-_log: Final = logging.getLogger("runguard")
-_MESSAGE: Final = (
-    "agent '%s' called a model past its guard: RunConfig(model=...) has replaced the guarded model, and RunGuard "
-    "cannot guard the replacement in this version of openai-agents. The call is booked at the price of '%s'. Do this "
-    "instead: set the model on the agent, then call guarded(agent, ...)"
-)
-
-
-def watch() -> None:
-    """Guard what replaces the model of a guarded agent, from now on."""
-    for name, around in (("get_model", _guarded_choice), ("get_model_settings", _fitting_settings)):
-        found = getattr(run_loop, name, None)
-        if callable(found):
-            setattr(run_loop, name, around(found))
-
-
-def _guarded_choice(get_model: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(get_model)
-    def guarded_choice(agent: Any, run_config: Any, *args: Any, **kwargs: Any) -> Any:
-        chosen, own = get_model(agent, run_config, *args, **kwargs), agent.model
-        return chosen if chosen is own or not isinstance(own, GuardedModel) else own.guard_instead(chosen, run_config)
-
-    return guarded_choice
-
-
-def _fitting_settings(get_model_settings: Callable[..., Any]) -> Callable[..., Any]:
-    """The SDK replaces default settings that belong to the name of the agent's model. It must see that name."""
-
-    @wraps(get_model_settings)
-    def fitting_settings(agent: Any, run_config: Any, *args: Any, **kwargs: Any) -> Any:
-        if run_config.model is not None and isinstance(own := agent.model, GuardedModel):
-            agent = SimpleNamespace(model=own.given, model_settings=agent.model_settings)
-        return get_model_settings(agent, run_config, *args, **kwargs)
-
-    return fitting_settings
-
-
-async def report(run: AgentRun, agent: Any, items: Any, response: Any, *, is_first: bool) -> RunGuardError | None:
-    """Book the call, log the first one of a guard, and return the error that must end the run."""
-    mode = run.guard.policy.mode
-    if mode == "off":
-        return None
-    name = name_of(agent.model)
-    if is_first:
-        _log.warning("runguard.unguarded: %s", _MESSAGE % (agent.name, name))
-    permission = await run.ask(lambda: ModelRequest.of(name, items))
-    if isinstance(permission, Permission):
-        permission.read(lambda one, answer: settle_answer(one, answer, ()), response)
-    elif isinstance(permission, Trip):
-        return error_of(permission)
-    return RunGuardError(_MESSAGE % (agent.name, name)) if mode == "enforce" else None
-
-
-# ---- ``guarded``: a copy of an agent, and of all agents that it can reach, with a guard around models and tools.
-
-_PARTS: Final = ("model", "hooks", "tools", "handoffs")  # of an agent, which the guard is put around
-watch()
-
-
-class AgentGuard(Controls):
-    """The guard behind a guarded agent, which has it as ``agent.runguard``. Trips, spend, the kill switch."""
-
-    def __init__(
-        self,
-        *,
-        app: str = "",
-        user: str = "",
-        session: str = "",
-        termination_condition: TerminationCondition | None = None,
-        model_provider: ModelProvider | None = None,
-        **policy: Unpack[PolicySettings],
-    ) -> None:
-        """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for.
-
-        ``termination_condition`` ends a run when it fires. ``model_provider``: finds models that agents name by a text,
-        as that of ``RunConfig`` does for agents without a guard.
-        """
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
-        self.guard.check_store()
-        condition = fitting(termination_condition, "OpenAI Agents", has_hand_offs=True)
-        self._runs = Runs(self.guard, {"app": app, "user": user, "session": session, "condition": condition})
-        self._copies: dict[
-            int, tuple[Agent[Any], GuardedAgent[Any]]
-        ] = {}  # by identity of the original, which is kept alive
-        self._provider = model_provider if model_provider is not None else MultiProvider()
-
-    def guarded(self, agent: Agent[TContext]) -> "GuardedAgent[TContext]":
-        """A guarded copy of ``agent``. Agents that hand off to each other are copied once."""
-        known = self._copies.get(id(agent))
-        if known is not None:
-            return known[1]
-        if isinstance(agent, GuardedAgent):
-            return agent
-        kind: Any = type(f"Guarded{type(agent).__name__}", (GuardedAgent, type(agent)), {})
-        made: Any = kind.__new__(kind)
-        vars(made).update(vars(agent))
-        self._copies[id(agent)] = (agent, made)
-        copied: GuardedAgent[TContext] = self.around(made)
-        return copied
-
-    def around(self, made: Any) -> Any:
-        """Put this guard around the parts of a guarded agent that have none yet."""
-        made.runguard = self
-        for part in _PARTS:
-            setattr(made, part, getattr(made, part))
-        return made
-
-    def part(self, name: str, value: Any) -> Any:
-        """The value of an attribute of a guarded agent, with this guard around it."""
-        if name == "model":
-            return self._model(value)
-        if name == "hooks":
-            return value if isinstance(value, _Hooks) else _Hooks(self._runs, value)
-        return [self.tool(one) if name == "tools" else self._handoff(one) for one in value]
-
-    def _model(self, model: str | Model | None) -> Model:
-        if isinstance(model, GuardedModel) and model.is_of(self._runs):
-            return model
-        inner = model if isinstance(model, Model) else self._provider.get_model(model)
-        return GuardedModel(inner, model, self.guard, self._runs)
-
-    def _handoff(self, target: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
-        if isinstance(target, Agent):
-            return self.guarded(target)
-        made, invoke = copy.copy(target), target.on_invoke_handoff
-
-        async def guarded_target(context: Any, args: str) -> Any:
-            return self.guarded(await invoke(context, args))
-
-        made.on_invoke_handoff = guarded_target
-        return made
-
-    def tool(self, tool: Any) -> Any:
-        """A tool with a guard around it. Tools that OpenAI hosts are executed elsewhere and stay as they are."""
-        if not isinstance(tool, FunctionTool) or getattr(tool, "runguard", None) is self:
-            return tool
-        made: Any = copy.copy(tool)
-        inner = tool.on_invoke_tool
-        if (agent := getattr(tool, "_agent_instance", None)) is not None:
-            inner = self._with_agent(tool.name, inner, agent)
-        made.on_invoke_tool = _GuardedInvoker(tool.name, inner, self._runs)
-        made.runguard = self
-        return made
-
-    def _with_agent(self, name: str, invoker: Any, agent: Agent[Any]) -> Any:
-        """The invoker of an agent used as a tool, with the guarded copy of that agent. It is held by a closure."""
-        made = copy.copy(invoker)
-        for key, value in vars(invoker).items():
-            if isinstance(value, FunctionType) and (bound := _rebound(value, agent, self.guarded(agent))) is not None:
-                setattr(made, key, bound)
-                return made
-        _log.warning(
-            "runguard.unguarded: the agent behind the tool '%s' cannot be guarded in this version of openai-agents; "
-            "use guarded(agent).as_tool(...) for it",
-            name,
-        )
-        return invoker
-
-
-class GuardedAgent(Agent[TContext]):
-    """What ``guarded`` returns: an agent of the SDK whose ``runguard`` has the trips, the spend and the kill switch."""
-
-    runguard: AgentGuard
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """A model, hooks, tools or hand-offs that are assigned later are guarded, too."""
-        if name in _PARTS and (guard := vars(self).get("runguard")) is not None:
-            value = guard.part(name, value)
-        super().__setattr__(name, value)
-
-    async def get_mcp_tools(self, run_context: Any) -> list[Any]:
-        """The tools of MCP servers exist only during a run. They are guarded here."""
-        return [self.runguard.tool(tool) for tool in await super().get_mcp_tools(run_context)]
-
-    def clone(self, **changes: Any) -> "GuardedAgent[TContext]":
-        """A copy with changes, under the same guard."""
-        made: GuardedAgent[TContext] = self.runguard.around(super().clone(**changes))
-        return made
+# ---- Tools and hooks.
 
 
 class _GuardedInvoker:
@@ -598,40 +578,66 @@ class _Hooks(AgentHooks[Any]):
         await self._inner.on_tool_end(context, agent, tool, result)
 
 
-class AgentSettings(PolicySettings, total=False):
-    """The keywords of ``guarded``."""
+# ---- ``RunConfig(model=…)`` replaces the model of every agent in a run. The replacement gets the guard of the agent.
 
-    app: str
-    user: str
-    session: str
-    termination_condition: TerminationCondition | None
-    model_provider: ModelProvider | None
+_MESSAGE: Final = (
+    "agent '%s' called a model past its guard: RunConfig(model=...) has replaced the guarded model, and RunGuard "
+    "cannot guard the replacement in this version of openai-agents. The call is booked at the price of '%s'. Do this "
+    "instead: set the model on the agent, then call guarded(agent, ...)"
+)
 
 
-def guarded(agent: Agent[TContext], **settings: Unpack[AgentSettings]) -> GuardedAgent[TContext]:
-    """``Runner.run(guarded(agent, max_usd=1.50), "…")``: a guarded copy of the agent and of all it can reach.
+def watch() -> None:
+    """Guard what replaces the model of a guarded agent, from now on.
 
-    The keywords are those of ``RunGuardPlugin``, and ``app``, ``user`` and ``session`` for budgets per app, user or
-    session. A stop ends the run with a text as its output; with structured output, or with ``on_stop="raise"``, the
-    typed error is raised. ``guarded_agent.runguard`` has the trips, the spend and the kill switch.
+    The SDK shows the ``RunConfig`` of a run to no hook and to no agent. Its run loop finds the model of each call with
+    the function ``get_model``, and the settings for it with ``get_model_settings``. The functions around both change
+    nothing for agents without a guard, nor for runs without ``RunConfig.model``. They do not change ``RunConfig``.
     """
-    if not isinstance(agent, Agent):
-        raise PolicyError(f"guarded({agent!r}): give an agents.Agent")
-    return AgentGuard(**settings).guarded(agent)
+    for name, around in (("get_model", _guarded_choice), ("get_model_settings", _fitting_settings)):
+        found = getattr(run_loop, name, None)
+        if callable(found):
+            setattr(run_loop, name, around(found))
 
 
-def _rebound(function: FunctionType, old: object, new: object) -> FunctionType | None:
-    """The function with ``new`` where its closure holds ``old``, also in functions that it holds; None: nowhere."""
-    cells, found = [], False
-    for cell in function.__closure__ or ():
-        value = cell.cell_contents
-        inner = _rebound(value, old, new) if isinstance(value, FunctionType) else None
-        if value is old or inner is not None:
-            found = True
-            cell = CellType(new if value is old else inner)
-        cells.append(cell)
-    if not found:
+def _guarded_choice(get_model: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(get_model)
+    def guarded_choice(agent: Any, run_config: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen, own = get_model(agent, run_config, *args, **kwargs), agent.model
+        return chosen if chosen is own or not isinstance(own, GuardedModel) else own.guard_instead(chosen, run_config)
+
+    return guarded_choice
+
+
+def _fitting_settings(get_model_settings: Callable[..., Any]) -> Callable[..., Any]:
+    """The SDK replaces default settings that belong to the name of the agent's model. It must see that name."""
+
+    @wraps(get_model_settings)
+    def fitting_settings(agent: Any, run_config: Any, *args: Any, **kwargs: Any) -> Any:
+        if run_config.model is not None and isinstance(own := agent.model, GuardedModel):
+            agent = SimpleNamespace(model=own.given, model_settings=agent.model_settings)
+        return get_model_settings(agent, run_config, *args, **kwargs)
+
+    return fitting_settings
+
+
+async def report(run: AgentRun, agent: Any, items: Any, response: Any, *, is_first: bool) -> RunGuardError | None:
+    """Book a call past the guard, log the first one of a guard, and return the error that must end the run.
+
+    This happens in a version of the SDK without the functions that ``watch`` looks for. In shadow mode the run goes on.
+    """
+    mode = run.guard.policy.mode
+    if mode == "off":
         return None
-    made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made
+    name = name_of(agent.model)
+    if is_first:
+        _log.warning("runguard.unguarded: %s", _MESSAGE % (agent.name, name))
+    permission = await run.ask(lambda: ModelRequest.of(name, items))
+    if isinstance(permission, Permission):
+        permission.read(lambda one, answer: settle_answer(one, answer, ()), response)
+    elif isinstance(permission, Trip):
+        return error_of(permission)
+    return RunGuardError(_MESSAGE % (agent.name, name)) if mode == "enforce" else None
+
+
+watch()

@@ -1,4 +1,7 @@
-"""``RunGuard``: a capability that guards the runs of a Pydantic AI agent."""
+"""``RunGuard``: a capability that guards the runs of a Pydantic AI agent.
+
+Pydantic AI calls its hooks. They ask ``calls/run`` before every model call and tool call.
+"""
 
 from copy import copy
 from dataclasses import replace

@@ -1,7 +1,9 @@
 """Test your own policy: a scripted model for real ADK, a clock you move by hand, and assertions about stops.
 
-model = ScriptedModel(lambda n, request: call("get_user", uid=1) if n < 5 else text("done")) agent = LlmAgent(name="a",
-model=model, tools=[get_user])
+    model = ScriptedModel(lambda n, request: call("get_user", uid=1) if n < 5 else text("done"))
+    agent = LlmAgent(name="a", model=model, tools=[get_user])
+
+Users write tests with it. ``cli/doctor`` and ``cli/stories`` play their runs with it.
 """
 
 import asyncio
@@ -239,8 +241,9 @@ def assert_stopped(events: Iterable[Event] | Recording, rule: str | None = None)
 
 
 def assert_calls_answered(session: Any, *, open_calls: int = 0) -> int:
-    """Every function call in the session has its answer (but ``open_calls`` that ADK keeps open); returns how many were
-    answered.
+    """Assert that every function call in the session has its answer; return how many were answered.
+
+    ``open_calls``: how many ADK keeps open.
     """
     asked: dict[str, str] = {}
     answered: set[str] = set()

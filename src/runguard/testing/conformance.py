@@ -24,8 +24,7 @@ from runguard.termination.conditions import MaxIterationsTermination
 
 __all__ = ["SCENARIOS", "AgentSpec", "Harness", "Reply", "Session", "TurnResult", "check", "matrix"]
 
-# ---- What a framework's adapter provides so that the conformance scenarios can play on it.
-#
+# ---- What an adapter provides so that the scenarios can play on it.
 # A scenario describes agents without any framework: a script in place of the model, plain functions as tools. A
 # ``Harness`` builds them with the real framework and a scripted model of the framework's own base class.
 
@@ -104,6 +103,27 @@ class Harness(ABC):
         """A new conversation, guarded by ``guard`` or by nothing."""
 
 
+# ---- The scenarios.
+
+_PRICES: Final = {MODEL: {"input": 0.0, "output": 1.0}}  # dollars per million tokens
+_LIMITS: Final = {MODEL: {"max_output_tokens": 100_000}}
+_DIME: Final = 100_000  # output tokens that cost ten cents
+_CAP: Final = 60  # model calls after which a scripted run ends by itself: the guard did not stop it
+
+
+def _script(step: Callable[[int], Reply]) -> Callable[[int, str], Reply]:
+    return lambda n, _: step(n) if n <= _CAP else Reply("gave up")
+
+
+def _looping(args: Callable[[int], dict[str, Any]]) -> AgentSpec:
+    """An agent that calls a tool again and again, and a tool that fails in its words only."""
+
+    def parse(**_: Any) -> dict[str, str]:
+        return {"status": "partial_parse_error"}
+
+    return AgentSpec(_script(lambda n: Reply(calls=[("parse", args(n))])), tools={"parse": parse})
+
+
 async def stopped(guard: Any, result: TurnResult, rules: set[str]) -> None:
     trips = guard.trips
     assert len(trips) == 1, f"expected one trip, got {[trip.rule for trip in trips]}"
@@ -141,28 +161,6 @@ async def nothing_left(guard: Any) -> None:
     reserved = guard.spend()["reserved_usd"]
     assert not reserved, f"{reserved} dollars stay reserved"
     assert not guard.guard.runs, "a run was not ended"
-
-
-# ---- The scenarios that every framework adapter has to pass: ``await check(harness, name)`` for each of
-#      ``SCENARIOS``.
-
-_PRICES: Final = {MODEL: {"input": 0.0, "output": 1.0}}  # dollars per million tokens
-_LIMITS: Final = {MODEL: {"max_output_tokens": 100_000}}
-_DIME: Final = 100_000  # output tokens that cost ten cents
-_CAP: Final = 60  # model calls after which a scripted run ends by itself: the guard did not stop it
-
-
-def _script(step: Callable[[int], Reply]) -> Callable[[int, str], Reply]:
-    return lambda n, _: step(n) if n <= _CAP else Reply("gave up")
-
-
-def _looping(args: Callable[[int], dict[str, Any]]) -> AgentSpec:
-    """An agent that calls a tool again and again, and a tool that fails in its words only."""
-
-    def parse(**_: Any) -> dict[str, str]:
-        return {"status": "partial_parse_error"}
-
-    return AgentSpec(_script(lambda n: Reply(calls=[("parse", args(n))])), tools={"parse": parse})
 
 
 async def stubborn_loop(harness: Harness) -> None:
