@@ -7,20 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from runguard import Budget
 from runguard.core.money import NOTHING
 from runguard.errors import GuardFailedError
 
 from .injection import Place, broken, places, reached
-from .reference_runs import TURNS, Play, Reference, SpinningError, budget_for
+from .reference_runs import CALL_USD, HELD_USD, TURNS, Play, Reference, SpinningError, budget_for
 
 # Telemetry, and what it asks, logs its first failure; what makes log lines cannot log.
 _SAID_ONCE: Final = (
-    "outlets.telemetry:",
-    "outlets.callbacks:",
-    "background:BackgroundQueue",  # which the callbacks use
+    "reporting.telemetry:",
+    "background:",  # which the callbacks and the log use
     "core.decision:Action.word",
-    "log_lines:",
-    "core.printable:",
+    "core.decision:printable",
 )
 _NOT_COUNTED: Final = (
     "providers.",
@@ -128,7 +127,9 @@ async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
         return outcome
     outcome.harm += [f"leaked: {leak}" for leak in leaks(play)]
     outcome.stopped = any(trip.rule == "guard_error" for guard in play.guards for trip in guard.trips)
-    if not outcome.harm and not base.reference.stops and not base.blocks:
+    # where not even the ledger can be asked, a clean stop is what a budget asks for
+    is_refused = outcome.stopped and when == "every"
+    if not outcome.harm and not base.reference.stops and not base.blocks and not is_refused:
         outcome.harm += ["changed"] if seen[0] != base.seen[0] else []
         outcome.harm += ["changed afterwards"] if seen[1] != base.seen[1] else []
     try:
@@ -143,6 +144,19 @@ async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
     if not any(code in line for line in heard.lines for code in _CODES) and not place.name.startswith(_SAID_ONCE):
         outcome.harm.append("unlogged")
     return outcome
+
+
+async def paid_past_cap(base: Baseline, place: Place, when: str) -> str:
+    """Play a reference on a budget for about two calls, with a fault that stays. Return what went past it, or ""."""
+    cap = HELD_USD + CALL_USD
+    outcome = Outcome(base.reference.name, place.name, when)
+    with broken(place, when) as fault:
+        budgets = [Budget(usd=cap, per="app")]
+        play = base.reference.make({"budgets": budgets, "max_wait_seconds": 1, **base.policy})
+        for _ in range(2 * TURNS):
+            await _turn(play, outcome, fault.arm)
+    paid = play.calls() * CALL_USD
+    return f"{outcome.reference} · {place.name} · {when}: paid {paid:.3f} of {cap:.3f}" if paid > cap + 1e-9 else ""
 
 
 def told(guard: Any) -> int:

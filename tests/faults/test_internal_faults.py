@@ -10,8 +10,8 @@ import random
 import pytest
 
 from .injection import Place
-from .playing import Outcome, baseline, play_with_fault, table
-from .reference_runs import REFERENCES, Reference
+from .playing import Outcome, baseline, paid_past_cap, play_with_fault, table
+from .reference_runs import REFERENCES, Reference, budget_for
 
 SAMPLE = 6  # faults per reference run, of about 500
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
@@ -57,6 +57,18 @@ async def test_a_fault_of_our_own_harms_no_run(reference: Reference, is_long: bo
     assert outcomes
     harmed = [str(outcome) for outcome in outcomes if outcome.harm]
     assert not harmed, "\n".join(harmed)
+
+
+@pytest.mark.timeout(3_600)
+@everywhere
+async def test_no_fault_of_our_own_lets_money_past_a_cap(reference: Reference, is_long: bool) -> None:
+    """Between the question and the bill, a fault leads to a plain reservation or to no call."""
+    base = await baseline(reference)
+    if not reference.make(budget_for(1, tight=True)).guards:
+        pytest.skip("has no budget on a ledger")
+    chosen = sample(base.places, is_long, f"{SEED} {reference.name} money")
+    past = [why for place, when in chosen if (why := await paid_past_cap(base, place, when))]
+    assert not past, "\n".join(past)
 
 
 @pytest.mark.timeout(3_600)

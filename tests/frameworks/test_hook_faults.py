@@ -1,6 +1,7 @@
 """A fault of the guard in any hook of any adapter: the run goes on as without a guard, or makes no call."""
 
 import asyncio
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ HARNESSES = [
     pytest.param(PydanticAIHarness(), id="pydantic"),
 ]
 # What the adapters call on the guard: before a call is made, and after it.
-BEFORE = ["start", "check", "reserve", "fingerprint"]
-AFTER = ["settle", "after", "end", "close_lane", "report_failure", "clock", "release", "unspent"]
+BEFORE = ["check", "reserve", "fingerprint"]
+AFTER = ["settle", "after", "end", "close_lane", "report_failure", "release", "unspent"]
 PRICES: Any = {MODEL: {"input": 1.0, "output": 1.0}}
 
 
@@ -50,7 +51,39 @@ async def test_a_broken_guard_does_not_change_the_run(harness: Harness, method: 
 
 
 @pytest.mark.parametrize("harness", HARNESSES)
-@pytest.mark.parametrize("method", BEFORE)
+@pytest.mark.parametrize("method", ["start", "clock"])
+async def test_a_run_that_cannot_begin_makes_no_call_past_a_budget(harness: Harness, method: str) -> None:
+    guard = harness.guard(max_usd=1, prices=PRICES)
+    setattr(guard.guard, method, _broken)
+    session = harness.session(AgentSpec(_script, tools={"look": lambda n: f"page {n}"}), guard)
+    result = await session.turn("go")
+    assert session.model_calls == 0
+    assert result.error is None or isinstance(result.error, RunStoppedError)
+    assert {trip.rule for trip in guard.trips} == {"guard_error"}
+    unlimited = harness.guard()
+    setattr(unlimited.guard, method, _broken)
+    session = harness.session(AgentSpec(_script, tools={"look": lambda n: f"page {n}"}), unlimited)
+    assert (await session.turn("go")).text == "done"
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+@pytest.mark.parametrize("method", ["check", "reserve", "context_limit"])
+async def test_a_fault_before_the_hold_is_no_free_pass(harness: Harness, method: str) -> None:
+    """Calls of $0.01 without end on a budget of $0.05: those that fit are made, and booked."""
+    spec = AgentSpec(lambda n, _: Reply(calls=[("look", {"n": n})]), tools={"look": lambda n: f"page {n}"})
+    prices: Any = {MODEL: {"input": 0, "output": 100}}
+    guard = harness.guard(max_usd=0.05, prices=prices, models={MODEL: {"max_output_tokens": 100}})
+    setattr(guard.guard, method, _broken)
+    session = harness.session(spec, guard)
+    await session.turn("go")
+    assert 0 < session.model_calls <= 5
+    assert guard.spend()["calls"] == session.model_calls
+    assert guard.spend()["usd"] <= Decimal("0.05")
+    assert guard.spend()["reserved_usd"] == 0
+
+
+@pytest.mark.parametrize("harness", HARNESSES)
+@pytest.mark.parametrize("method", ["start", *BEFORE])
 async def test_with_block_a_broken_guard_lets_no_call_through(harness: Harness, method: str) -> None:
     executed: list[int] = []
 

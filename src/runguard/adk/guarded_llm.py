@@ -116,7 +116,9 @@ class GuardedLlm(Controls, BaseLlm):
             state.sees_tools = sees_tools
             stop = self._learn(guarded.invocation, state, lane, agent, llm_request) if sees_tools else None
         except Exception as fault:
-            stop = self._guard.give_up("guarded model", fault, run)
+            # without its layer, nobody reserves for the call
+            give_up = self._guard.give_up if mine else self._guard.give_up_call
+            stop = give_up("guarded model", fault, run)
         if stop is None:
             token = HERE.set(HERE.get()._replace(layers=(*HERE.get().layers, *mine)))
             try:

@@ -36,7 +36,7 @@ from runguard.calls.model_calls import ModelRequest, Permission, is_inside_tool
 from runguard.calls.run import AgentRun
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip, text_for_user
 from runguard.core.errors import RunStoppedError
-from runguard.core.events import AgentEntered, ModelCall, ModelResult
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
@@ -299,7 +299,7 @@ async def _guarded(
         if stop is None:
             passing = PassingCall(llm, accounts)
     except Exception as fault:
-        stop = _fault(fault, accounts)
+        stop = await _recover_all(fault, request, accounts)
     except BaseException:  # cancelled while the next guard was asked
         call_off(accounts)
         raise
@@ -397,6 +397,22 @@ def _fault(fault: Exception, accounts: list[CallAccount]) -> Stop | None:
 
     Returns a stop where the policy of one of them says stop.
     """
+    guards, runs = _guards_of_call(accounts)
+    if not guards:
+        _log.error(
+            "runguard.guard_error: the model wrapper failed with %s; the call goes on",
+            type(fault).__name__,
+            exc_info=fault,
+        )
+    stop = None
+    for guard in guards:
+        trip = guard.fault("border", fault, runs.get(guard.accounts, ""))
+        stop = stop or ((trip, guard) if trip is not None else None)
+    return stop
+
+
+def _guards_of_call(accounts: list[CallAccount]) -> tuple[set[Guard], dict[Any, str]]:
+    """Return the guards around this call, and the run of each by its ``Accounts``, as far as they are known."""
     guards = (
         {account.guard for account in accounts}
         | {guard for guard, _, _ in ANNOUNCED.get()}
@@ -410,17 +426,7 @@ def _fault(fault: Exception, accounts: list[CallAccount]) -> Stop | None:
         with suppress(Exception):  # a fault in here leaves the run unknown
             found = (stream.registry.find(one) for one in stream.invocation_ids)
             runs.setdefault(stream.registry.guard.accounts, next(one.run.info.run for one in found if one is not None))
-    if not guards:
-        _log.error(
-            "runguard.guard_error: the model wrapper failed with %s; the call goes on",
-            type(fault).__name__,
-            exc_info=fault,
-        )
-    stop = None
-    for guard in guards:
-        trip = guard.fault("border", fault, runs.get(guard.accounts, ""))
-        stop = stop or ((trip, guard) if trip is not None else None)
-    return stop
+    return guards, runs
 
 
 async def _open_accounts(outer: PassingCall | None, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
@@ -448,16 +454,59 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
             stop = await _ask(
                 guard, invocation, lane, agent, tool, request, accounts, is_layer=is_layer, slot=bool(tool)
             )
-        except Exception as error:  # the guard itself failed: its policy decides
-            trip = guard.fault("border", error, invocation.run.info.run, agent)
-            if trip is None:
-                continue
-            return trip, guard
+        except Exception as error:
+            stop = await _recover(guard, invocation.run.info.run, lane, agent, tool, request, accounts, error)
         finally:
             OWNERS.reset(owners)
         if stop is not None:
             return stop
+    stream = here.stream
+    if outer is None and stream is not None and stream.registry is not None and not stream.invocation_ids:
+        guard = stream.registry.guard
+        if guard not in mine and guard.must_hold():  # its run could not begin
+            return guard.own_faults.refuse("border", LookupError("no run")), guard
     return None
+
+
+async def _recover(
+    guard: Guard,
+    run_id: str,
+    lane: str,
+    agent: str,
+    tool: str,
+    request: LlmRequest,
+    accounts: list[CallAccount],
+    error: Exception,
+) -> Stop | None:
+    """After a fault of ``guard``, add an account that is reserved without its rules. Returns a stop if that fails."""
+
+    def describe(at: float) -> ModelCall:
+        sizes, limit = project(request, None), request.config.max_output_tokens
+        sized = (request.model or "", sizes.upper, sizes.audio, limit)
+        return ModelCall(run_id, lane, agent, at, *sized, candidates=request.config.candidate_count or 1)
+
+    decision, event = await guard.recover("border", error, run_id, agent, describe)
+    if decision.action is Action.STOP and decision.enforced:
+        return decision.trip, guard
+    if event is not None:
+        accounts.append(CallAccount(guard, event.charge))
+    return None
+
+
+async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
+    """After a fault before the call is sent, reserve it for every guard around it that has no account of it yet.
+
+    A guard that cannot do so refuses the call: see ``Guard.recover``.
+    """
+    guards, runs = _guards_of_call(accounts)
+    mine = {account.guard for account in accounts}
+    mine |= {guard for guard, _, flight in ANNOUNCED.get() if flight.charge is not None and not flight.charge.over}
+    stop = _fault(fault, accounts)
+    for guard in guards - mine if stop is None else ():
+        stop = await _recover(guard, runs.get(guard.accounts, ""), ROOT_LANE, "", "", request, accounts, fault)
+        if stop is not None:
+            return stop
+    return stop
 
 
 async def _attempt(account: CallAccount, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:

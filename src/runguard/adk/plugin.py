@@ -48,7 +48,7 @@ from runguard.adk.runs import (
     lane_of,
     project,
 )
-from runguard.adk.stops import Stopper
+from runguard.adk.stops import Stopper, is_asked_again
 from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import Layer, Place, register
 from runguard.core.decision import ALLOW, Action, Trip
@@ -415,11 +415,35 @@ class ModelHooks:
                     self._admit(invocation, event, flight, llm_request, task)
                     return None
             except Exception as error:
-                trip = self._stopper.fault("before_model", error, ic)
+                trip = self._stopper.fault("before_model", error, ic, recovers=True)
                 self._take_back(event)
+                if trip is None and not is_asked_again(self._guard):
+                    trip = await self._recover(ic, llm_request, lane, error)
         if trip is None:
             return None
         return await self._stopper.at_model(callback_context, trip, self._invocations.find(ic.invocation_id), lane)
+
+    async def _recover(self, ic: InvocationContext, request: LlmRequest, lane: str, error: Exception) -> Trip | None:
+        """After a fault, reserve the call on the ledger alone. Returns why it must not be made, or None."""
+        guard, invocation = self._guard, self._invocations.find(ic.invocation_id)
+        run, agent = invocation.run.info.run if invocation is not None else "", getattr(ic.agent, "name", "")
+
+        def describe(at: float) -> ModelCall:
+            sizes, limit = project(request, None), request.config.max_output_tokens
+            sized = (request.model or "", sizes.upper, sizes.audio, limit)
+            return ModelCall(run, lane, agent, at, *sized, candidates=request.config.candidate_count or 1)
+
+        decision, event = await guard.recover("before_model", error, run, agent, describe)
+        if decision.action is _STOP and decision.enforced:
+            return decision.trip
+        if event is None or invocation is None:
+            return None
+        try:
+            self._admit(invocation, event, ModelInFlight(agent, ic.branch, lane), request, asyncio.current_task())
+        except Exception as second:
+            guard.release(event.charge)
+            return guard.own_faults.refuse("before_model", second, run, agent)
+        return None
 
     def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
         """What the call may take: the size of its prompt, and the largest answer."""

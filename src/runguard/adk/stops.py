@@ -18,7 +18,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.genai import types
 
-from runguard.adk.runs import Invocation, Invocations, Skips
+from runguard.adk.runs import HERE, Invocation, Invocations, Skips
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, STOPPED, Trip
 from runguard.core.errors import LimitExceededError, RunStoppedError
 from runguard.core.identity import Newest
@@ -161,13 +161,16 @@ class Stopper:
             self._guard.faults.note(hook, second)
             return None
 
-    def fault(self, hook: str, error: Exception, ic: InvocationContext) -> Trip | None:
+    def fault(self, hook: str, error: Exception, ic: InvocationContext, *, recovers: bool = False) -> Trip | None:
         """Record a failure of the guard itself.
 
-        Returns the trip to stop with where the policy says stop. None lets the run go on.
+        Returns the trip to stop with where the policy says stop, or where a model call would get past a budget. None
+        lets the run go on. ``recovers``: the caller reserves for the call in another way.
         """
         self._guard.faults.note(hook, error)
-        if self._guard.goes_on_after(error):
+        has_run = self._invocations.find(ic.invocation_id) is not None
+        is_paid = hook != "before_model" or (has_run and (recovers or is_asked_again(self._guard)))
+        if self._guard.goes_on_after(error) and (is_paid or not self._guard.must_hold(error)):
             return None
         return self._invocations.gave_up.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
 
@@ -192,8 +195,14 @@ class Stopper:
                 reason, ic.invocation_id, guard.policy, guard.clock(), invocation_id=ic.invocation_id, **facts
             )
             guard.trips.append(trip)
-        self._invocations.give_up(ic.invocation_id, trip)
+        guard.faults.attempt("stopping", self._invocations.give_up, ic.invocation_id, trip)
         return trip
+
+
+def is_asked_again(guard: Guard) -> bool:
+    """Return whether ``model_calls`` asks this guard about a model call that its hook has not announced."""
+    stream = HERE.get().stream
+    return stream is not None and stream.registry is not None and stream.registry.guard is guard
 
 
 def _one_more(skips: Skips, key: tuple[str, str | None], made: int) -> int:

@@ -7,13 +7,14 @@
 import asyncio
 import logging
 import re
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 
-from runguard.calls.function_state import WAITED_FOR, Admission, Caller, GuardedCall, RunState, Ticket
+from runguard.calls.function_state import NO_REQUEST, WAITED_FOR, Admission, Caller, GuardedCall, RunState, Ticket
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -114,7 +115,7 @@ async def open_call(
             except Exception as error:  # an internal error: the policy says what follows
                 if call.state.run.info.run in caller.guard.runs:
                     caller.give_back(ticket)
-                    caller.fault(error, call.state.run)
+                    await _recover(call, error)
                     break
                 call.state = caller.state()  # its run has ended meanwhile: it belongs to the next one
     except BaseException:
@@ -124,6 +125,43 @@ async def open_call(
         ticket.charge = WAITED_FOR[id(call.charge)] = call.charge
         ticket.known = caller.guard.faults.attempt("functions", _least_of, caller, request) or (0, 0)
     return call
+
+
+async def recover_calls(layers: Iterable[Caller], error: Exception) -> list[GuardedCall]:
+    """Open a call at each layer after a fault: on its ledger alone. Raises where that is refused or fails."""
+    calls: list[GuardedCall] = []
+    try:
+        for layer in layers:
+            try:
+                calls.append(GuardedCall(layer, layer.state(), None, NO_REQUEST))
+            except Exception as second:
+                layer.give_up_call(second)
+            else:
+                await _recover(calls[-1], error)
+    except BaseException:
+        for call in calls:
+            never_left(call)
+        raise
+    return calls
+
+
+async def _recover(call: GuardedCall, error: Exception) -> None:
+    caller, run, request = call.caller, call.state.run, call.request
+
+    def describe(at: float) -> ModelCall:
+        sized = (request.model, request.input_tokens or 0, request.audio_tokens, request.max_output_tokens)
+        event = ModelCall(run.info.run, ROOT_LANE, caller.name, at, *sized)
+        # a cost that cannot be worked out is unknown: the call takes what is left
+        event.bound = caller.guard.faults.attempt("functions", caller.costs.expected, request) or (None, None)
+        usd, tokens = caller.costs.highest
+        event.least = usd or 0, tokens or 0
+        return event
+
+    decision, event = await caller.guard.recover("functions", error, run.info.run, caller.name, describe)
+    if decision.action is Action.STOP and decision.enforced and decision.trip is not None:
+        raise RunStoppedError.of(decision.trip)
+    if event is not None:
+        call.charge = event.charge
 
 
 async def _open(call: GuardedCall, no_loop: bool, no_wait: bool) -> None:
@@ -422,6 +460,9 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
             usage, guessed = _with_input(usage, answer, request)
     elif request.input_tokens is not None or answer.size:
         output = tokens_in(answer.size) if answer.size else 0
+        if not output and settings.cost_of_result is None and settings.fixed_cost is None:
+            # an answer that cannot be read is not a short one
+            output = caller.guard.accounts.expectations.typical(charge.model, request.max_output_tokens)
         usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
     costs, model = caller.costs, answer.model or request.model
     nano = costs.of(answer, usage, result)

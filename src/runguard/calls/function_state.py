@@ -680,7 +680,7 @@ SURROUNDINGS: Final[ContextVar[Surroundings]] = ContextVar("runguard_surrounding
 
 # ---- One guarded callable and its calls.
 
-_NO_REQUEST: Final = Request()
+NO_REQUEST: Final = Request()
 _NAME_CHARS: Final = 120
 _START_AGAIN: Final = "reset() or a new run starts again from zero"
 _ADVICE: Final = {
@@ -802,10 +802,10 @@ class Caller(Controls):
             except Exception as error:
                 self.fault(error)
         try:
-            return read_request(args, kwargs) if self._reads_request and (args or kwargs) else _NO_REQUEST
+            return read_request(args, kwargs) if self._reads_request and (args or kwargs) else NO_REQUEST
         except Exception as error:
             self.fault(error)
-            return _NO_REQUEST
+            return NO_REQUEST
 
     def _check_progress(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         state = self.state()
@@ -873,6 +873,12 @@ class Caller(Controls):
     def fault(self, error: Exception, run: Run | None = None) -> None:
         """Count an internal error before a call. Raises where the policy says that it stops the run."""
         trip = self.guard.give_up("functions", error, run.info.run if run is not None else "", self.name)
+        if trip is not None:
+            raise RunStoppedError.of(trip)
+
+    def give_up_call(self, error: Exception) -> None:
+        """Count an internal error that leaves a call without a run. Raises where the call would get past a budget."""
+        trip = self.guard.give_up_call("functions", error, "", self.name)
         if trip is not None:
             raise RunStoppedError.of(trip)
 

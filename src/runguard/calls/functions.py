@@ -16,7 +16,16 @@ from functools import partial, update_wrapper
 from types import CoroutineType, TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
-from runguard.calls.function_calls import done, drop_all, fail_all, failed, never_left, open_call, open_now
+from runguard.calls.function_calls import (
+    done,
+    drop_all,
+    fail_all,
+    failed,
+    never_left,
+    open_call,
+    open_now,
+    recover_calls,
+)
 from runguard.calls.function_state import (
     DROPPED,
     SURROUNDINGS,
@@ -261,7 +270,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
-            caller.fault(fault)
+            calls = drive(partial(_recovered, caller, fault), True, take_back)
         token = OWNERS.set(owners)
         if inner is not None or around.inner:  # what is guarded itself need not ask the runs again
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
@@ -312,7 +321,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
-            caller.fault(fault)
+            calls = await _recovered(caller, fault)
         token = OWNERS.set(owners)
         if inner is not None or around.inner:
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
@@ -371,7 +380,7 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
         try:
             return AsyncGuardedStream(pieces, caller=caller, opener=opened)
         except Exception as fault:
-            caller.fault(fault)
+            caller.give_up_call(fault)
             return pieces
 
     return streaming
@@ -463,6 +472,17 @@ async def open_layers_async(
             with suppress(ValueError):  # a coroutine that is thrown away ends in another context
                 OWNERS.reset(token)
     return calls, owners
+
+
+async def _recovered(caller: Caller, fault: Exception) -> list[GuardedCall]:
+    """The calls of all layers after a fault of ours. Raises where one of them must not be made."""
+    try:
+        return await recover_calls(_layers(caller), fault)
+    except (RunStoppedError, PolicyError):
+        raise
+    except Exception as second:
+        caller.give_up_call(second)
+        return []
 
 
 def take_back(calls: list[GuardedCall]) -> None:
@@ -730,7 +750,7 @@ class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
                 raise
             except Exception as fault:
                 if self._caller is not None:
-                    self._caller.fault(fault)
+                    self._calls = await _recovered(self._caller, fault)
             finally:
                 self._opening = False
             self._opener = None

@@ -242,10 +242,10 @@ class ModelRequest:
 class Permission:
     """Permission for one model call. One of ``settle``, ``fail`` and ``release`` ends it; a second one is ignored."""
 
-    __slots__ = ("_charged", "_is_over", "_run", "_task", "interrupted", "last_after", "notice", "request")
+    __slots__ = ("_charged", "_is_over", "_run", "interrupted", "last_after", "notice", "request", "task")
 
     def __init__(self, run: "AgentRun", task: "asyncio.Task[Any] | None") -> None:
-        self._run, self._task = run, task
+        self._run, self.task = run, task
         self._charged: list[tuple[Layer, ModelCall]] = []
         self._is_over = False
         self.request = ModelRequest()
@@ -453,9 +453,9 @@ class Permission:
 
     def _close(self) -> bool:
         over, self._is_over = self._is_over, True
-        if not over and self._task is not None:
+        if not over and self.task is not None:
             for layer, _ in self._charged:
-                layer.guard.faults.attempt("adapter", layer.run.slots.give_back, self._task)
+                layer.guard.faults.attempt("adapter", layer.run.slots.give_back, self.task)
         return over
 
 

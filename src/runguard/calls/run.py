@@ -55,7 +55,7 @@ from runguard.calls.model_calls import (
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
-from runguard.engine.charges import OWNERS
+from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
 from runguard.termination.conditions import (
@@ -103,8 +103,8 @@ class AgentRun:
     ) -> "AgentRun":
         """Begin a run, or join the run in whose tool call this code is executed.
 
-        ``whom``: the app, user and session that budgets are for. ``condition`` ends a run that begins here. A layer
-        that cannot begin is left out, or refuses every call: ``on_guard_error`` decides.
+        ``whom``: the app, user and session that budgets are for. ``condition`` ends a run that begins here. A run
+        that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides.
         """
         layers: list[Layer] = []
         place, owns, refused = OUTERMOST, False, None
@@ -117,13 +117,14 @@ class AgentRun:
                 layers.append(child_layer(outer, place, agent))
             except Exception as error:
                 refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
+                layers.append(outer)  # without a lane of its own
         if all(outer.guard is not guard for outer in place.layers):
             try:
                 info = RunInfo(secrets.token_hex(8), at=guard.clock(), **whom)
                 layers.append(Layer(guard, guard.start(info), ROOT_LANE))
                 owns = True
             except Exception as error:
-                refused = refused or guard.give_up("adapter", error, "", agent)
+                refused = refused or guard.give_up_call("adapter", error, "", agent)
         ending = EndingConditions(place.conditions, condition if owns else None)
         return cls(guard, tuple(layers), agent, place.depth, owns=owns, refused=refused, ending=ending)
 
@@ -171,7 +172,7 @@ class AgentRun:
     async def ask(self, read: Callable[[], ModelRequest]) -> Reply:
         """Ask for one model call. Waits while calls in flight hold the rest of a budget.
 
-        ``read`` describes the request. ``on_guard_error`` decides about a request that it cannot read.
+        ``read`` describes the request. A request that it cannot read is refused where it would get past a budget.
         """
         return await self._ask(read, asyncio.current_task())
 
@@ -183,55 +184,75 @@ class AgentRun:
         )
 
     async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Reply:
-        permission = Permission(self, task)
+        permission, owners = Permission(self, task), OWNERS.get()
         try:
             request = read()
         except Exception as error:
-            trip = self.guard.give_up("adapter", error, self._name, self.agent)
-            if trip is not None:
-                return trip
+            for guard, run, _ in self.layers:
+                if (trip := guard.give_up_call("adapter", error, run.info.run, self.agent)) is not None:
+                    return trip
             request = ModelRequest()
         permission.request = request
         try:
-            notices = self._report_answers()
+            notices: list[str] = self.guard.faults.attempt("adapter", self._report_answers) or []
             if (trip := self.stopped) is not None:
-                return await last_permission(self, request, trip, task) or trip
+                return await self._last(request, trip, task)
             if self.ending.all and (ended := await self.ending.ask()) is not None:
                 return ended
             if self.guard.downgrades is not None:
                 permission.request = request = cheaper_request(self, request, no_loop=task is None)
             for layer in self.layers:
                 try:
-                    event = self.model_call(layer, request, no_loop=task is None)
-                    decision = await self._reserve(layer, event, permission)
+                    decision = await self._reserve(layer, request, permission, owners)
                 except Exception as error:
-                    trip = layer.guard.give_up("adapter", error, layer.run.info.run, self.agent)
-                    decision = ALLOW if trip is None else Decision(Action.STOP, None, trip)
+                    decision = await self._recover(layer, request, permission, error)
                 if (trip := self.stop_of(decision)) is not None:
                     permission.release()
-                    return await last_permission(self, request, trip, task) or trip
+                    return await self._last(request, trip, task)
                 if decision.action is Action.NUDGE and decision.enforced:
                     notices.append(decision.for_model)
-                notices.append(notice_kept(layer))
+                notices.append(layer.guard.faults.attempt("adapter", notice_kept, layer) or "")
         except BaseException:
             permission.release()
             raise
         permission.notice = next((notice for notice in notices if notice), "")
         return permission
 
-    async def _reserve(self, layer: Layer, event: ModelCall, permission: Permission) -> Decision:
-        guard = layer.guard
+    async def _last(self, request: ModelRequest, trip: Trip, task: "asyncio.Task[Any] | None") -> Permission | Trip:
+        """The permission for the last answer of a run that ``trip`` has stopped, or the trip."""
+        try:
+            return await last_permission(self, request, trip, task) or trip
+        except Exception as error:
+            self.guard.faults.note("adapter", error)
+            return trip
+
+    async def _reserve(
+        self, layer: Layer, request: ModelRequest, permission: Permission, owners: tuple[Charge, ...]
+    ) -> Decision:
+        """Ask the guard of one layer. ``owners``: the charges around the call, so that one store holds it once."""
+        guard, event = layer.guard, self.model_call(layer, request, no_loop=permission.task is None)
+        # an argument and not a context variable: what has to wait goes on in another thread
+        event.around = (*owners, *permission.charges)
         with self._lock:
             decision = guard.check(event)
         if self.stop_of(decision) is not None:
             return decision
-        token = OWNERS.set((*OWNERS.get(), *permission.charges))  # layers with one store hold its money once
-        try:
-            reserved = await guard.reserve(event, slot=not event.no_loop)
-        finally:
-            OWNERS.reset(token)
+        reserved = await guard.reserve(event, slot=not event.no_loop)
         permission.add(layer, event)
         return reserved if reserved.action > decision.action else decision
+
+    async def _recover(self, layer: Layer, request: ModelRequest, permission: Permission, error: Exception) -> Decision:
+        """Ask the ledger of one layer alone, after a fault of its guard."""
+        guard, run, lane = layer
+
+        def describe(at: float) -> ModelCall:
+            sized = (request.model, request.input_tokens, request.audio_tokens, request.max_output_tokens)
+            return ModelCall(run.info.run, lane, self.agent, at, *sized)
+
+        decision, event = await guard.recover("adapter", error, run.info.run, self.agent, describe)
+        if event is not None:
+            permission.add(layer, event)
+        return decision
 
     def model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
         guard, run, lane = layer

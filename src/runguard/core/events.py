@@ -65,6 +65,7 @@ class ModelCall:
     context_limit: int | None = None  # its highest size; None: unknown
     tool: str = ""  # the tool call it is made in
     charge: Any = None  # its account, once leave was given
+    around: Any = None  # the charges of guards around it; None: as the context of the running code says
     after_answer: bool = False  # the run has given its answer: a refusal of this call does not stop the run
     # nano-USD and tokens that it may take; None: unknown
     bound: tuple[int | None, int | None] | None = None

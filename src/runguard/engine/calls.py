@@ -28,6 +28,7 @@ from runguard.engine.money import Accounts, StepOut
 from runguard.engine.runs import Lane, Run
 from runguard.engine.spending import Earlier, record_of, usd_of
 from runguard.engine.waiting import Opening, Visit
+from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage, normalise
 from runguard.providers.errors import retry_after
@@ -50,12 +51,14 @@ class Reserving:
         runs: dict[str, Run],
         accounts: Accounts,
         deciding: Deciding,
+        faults: OwnFaults,
         release: Callable[[Charge], None],
         last_answers: LastAnswers | None,
         provider: "ProviderWaits",
     ) -> None:
         self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
         self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
+        self._faults = faults
         self._last_answers, self._provider = last_answers, provider
 
     def reserve_now(self, event: ModelCall) -> bool:
@@ -132,6 +135,56 @@ class Reserving:
             if task is not None:
                 run.slots.give_back(task)
             raise
+
+    async def recover(
+        self, where: str, error: Exception, run_id: str, agent: str, describe: Callable[[float], ModelCall]
+    ) -> tuple[Decision, ModelCall | None]:
+        """Answer for a model call that a fault of the guard has left without a hold.
+
+        Under a budget, the call is reserved on the ledger alone, without rules; ``describe`` makes its event, given the
+        time. If that is refused or fails, the call must not be made. After an outage of the store ``on_outage``
+        decides, and without a budget ``on_guard_error``. Returns the event where it has a charge.
+        """
+        trip = self._faults.give_up(where, error, run_id, agent)
+        if trip is not None:
+            return Decision(_STOP, None, trip), None
+        run = self._runs.get(run_id)
+        if not self.must_hold(error, run):
+            return ALLOW, None
+        try:
+            if run is None:
+                raise LookupError(f"no run {run_id!r}")
+            event = describe(self._faults.attempt("the clock", self._clock) or run.info.at)
+            charge, denied = await self._accounts.open_plain(run.run_costs, event)
+            if denied is not None:
+                finding = finding_of(denied, event, self._accounts.ledger.name)
+                return self._deciding.decide(run, run.lane(event.lane), event, finding), None
+        except Exception as second:
+            trip = self._faults.give_up(where, second, run_id, agent)
+            if trip is None and not _is_outage(second):
+                trip = self._faults.refuse(where, second, run_id, agent)
+            return (ALLOW if trip is None else Decision(_STOP, None, trip)), None
+        run.spend.model_calls += 1  # a reservation that failed has taken it back
+        if charge is None:
+            return ALLOW, None
+        event.charge, charge.number, charge.journal = charge, event.number, run.journal
+        return ALLOW, event
+
+    def give_up_call(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Return why a model call must not be made that cannot even be described or has no run. None: make it.
+
+        Under a budget it is never made; else ``on_guard_error`` decides, and ``on_outage`` after an outage.
+        """
+        trip = self._faults.give_up(where, error, run_id, agent)
+        if trip is None and self.must_hold(error, self._runs.get(run_id)):
+            trip = self._faults.refuse(where, error, run_id, agent)
+        return trip
+
+    def must_hold(self, error: Exception | None = None, run: Run | None = None) -> bool:
+        """Return whether a call without a hold would get past a budget. ``error``: a fault, which may be an outage."""
+        if not self._enforces or _is_outage(error):
+            return False
+        return self._accounts.has_budgets(run.info if run is not None else None)
 
     def _send_probe(self, event: ModelCall) -> None:
         if event.charge is None:
@@ -220,6 +273,10 @@ class Reserving:
         if decision.enforced:
             self.unspent(event.run, event)
         return decision
+
+
+def _is_outage(error: Exception | None) -> bool:
+    return isinstance(error, StoreError | StoreOutage)
 
 
 def _stop_meanwhile(run: Run, lane: Lane) -> Trip | None:

@@ -499,14 +499,19 @@ OWNERS: Final[ContextVar[tuple[Charge, ...]]] = ContextVar("runguard_owners", de
 _covering: Final = threading.Lock()
 
 
-def layers_around(home: Any) -> tuple[Charge, ...]:
+def owners_of(event: ModelCall) -> tuple[Charge, ...]:
+    """Return the charges around a call, the outermost first."""
+    return OWNERS.get() if event.around is None else event.around
+
+
+def layers_around(home: Any, owners: tuple[Charge, ...]) -> tuple[Charge, ...]:
     """What other guards with the same ledger have opened for the call that is being made.
 
     ``home``: the Accounts that ask. When a retry between the guards makes another call, nothing around covers it.
     """
     return tuple(
         charge
-        for charge in OWNERS.get()
+        for charge in owners
         if not charge.over
         and not charge.is_tool
         and charge.home is not home
@@ -515,10 +520,10 @@ def layers_around(home: Any) -> tuple[Charge, ...]:
     )
 
 
-def cover(home: Any) -> tuple[Charge, ...]:
+def cover(home: Any, owners: tuple[Charge, ...]) -> tuple[Charge, ...]:
     """Let what is held around the call cover it, and no further call of ``home``."""
     with _covering:
-        around = layers_around(home)
+        around = layers_around(home, owners)
         for charge in around:
             charge.covers |= {home}
     return around
@@ -567,14 +572,14 @@ def stricter_than(around: tuple[Charge, ...], lines: AccountLines, event: ModelC
     return None
 
 
-def held_for_long(refusal: Refusal, ledger: Ledger, standing: Iterable[Charge]) -> int:
+def held_for_long(refusal: Refusal, ledger: Ledger, owners: Iterable[Charge], standing: Iterable[Charge]) -> int:
     """What is held on the account that refuses and does not come back while a call waits: by the calls around it, and
     by ``standing`` charges.
     """
     unit, key = refusal.unit, refusal.account.key
     holds = [
         charge.hold
-        for charge in (*OWNERS.get(), *standing)
+        for charge in (*owners, *standing)
         if not charge.over and charge.hold is not None and charge.home is not None and charge.home.ledger is ledger
     ]
     return sum(hold.amount[unit] for hold in holds if any(account.key == key for account in hold.accounts))

@@ -304,14 +304,17 @@ class OwnFaults:
         """Like ``fault``, for a call that is about to be made. It returns a reason to refuse the call even where the
         run could not begin.
         """
-        trip = self.fault(where, error, run_id, agent)
-        if trip is None and not self.goes_on_after(error):
-            try:
-                at = self._clock()
-            except Exception as second:  # the call is refused all the same
-                self._faults.note("the clock", second)
-                at = 0.0
-            trip = guard_error_trip(f"{where}: {type(error).__name__}", run_id, self._policy, at)
+        self._faults.note(where, error)
+        return None if self.goes_on_after(error) else self.refuse(where, error, run_id, agent)
+
+    def refuse(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip:
+        """Stop a run after a fault, whatever ``on_guard_error`` says. Return the trip, also where no run is known."""
+        reason = f"{where}: {type(error).__name__}"
+        trip: Trip | None = self._faults.attempt("stopping", self.fail, run_id, "guard_error", reason, agent)
+        if trip is None:
+            # a clock that fails does not prevent the refusal
+            at = self._faults.attempt("the clock", self._clock) or 0.0
+            trip = guard_error_trip(reason, run_id, self._policy, at)
             self._trips.append(trip)
         return trip
 

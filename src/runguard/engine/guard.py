@@ -172,6 +172,13 @@ class Conductor(Protocol):
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without waiting, for callers without an event loop. False: use ``reserve``."""
 
+    async def recover(
+        self, where: str, error: Exception, run_id: str, agent: str, describe: Callable[[float], ModelCall]
+    ) -> tuple[Decision, ModelCall | None]:
+        """Answer after an exception before the permission: the call is reserved on the ledger alone, or must not be
+        made. An event comes back where the call has a charge: close it.
+        """
+
     def settle(
         self,
         charge: Charge,
@@ -362,7 +369,7 @@ class Guard:
             if policy.mode == "shadow":
                 self.sink.on_decided("a last answer", last.would_answer)
         reserving = Reserving(
-            policy, clock, self.runs, accounts, deciding, settling.release, self.last_answers, provider
+            policy, clock, self.runs, accounts, deciding, own_faults, settling.release, self.last_answers, provider
         )
         gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)
         self.lanes, self.settling, self.reserving, self.tool_gate = lanes, settling, reserving, gate
@@ -376,7 +383,9 @@ class Guard:
         # The interface of ``Conductor``: each method is that of the part that does the work.
         self.open_lane, self.close_lane = lanes.open_lane, lanes.close_lane
         self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
-        self.unspent, self.context_limit = reserving.unspent, accounts.expectations.context_limit
+        self.recover, self.give_up_call, self.must_hold = reserving.recover, reserving.give_up_call, reserving.must_hold
+        self.unspent = reserving.unspent
+        self.context_limit = accounts.expectations.context_limit
         self.settle, self.release, self.abandon = settling.settle, settling.release, settling.abandon
         self.close = settling.close
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
@@ -406,7 +415,13 @@ class Guard:
         watches_orders = self.lanes.rules.watches_orders
         costs, growth = self.accounts.begin(info), self.growth.of(info)
         run = Run(info, self.policy, self.tools, costs, growth, watches_orders=watches_orders)
-        self.lanes.open_root(run)
+        try:
+            self.lanes.open_root(run)
+        except Exception as error:  # where a fault stops nothing, the run goes on without rules: its budgets hold
+            if not self.goes_on_after(error):
+                raise
+            self.faults.note("the rules of a run", error)
+            run.lanes[ROOT_LANE] = Lane(ROOT_LANE, None, [], concurrent=False)
         if self.last_answers is not None and run.model_calls is not None and run.model_calls.limit > 1:
             run.model_calls.kept = 1
         if self.accounts.ledger.is_shared and self.policy.journal:

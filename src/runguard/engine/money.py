@@ -28,7 +28,6 @@ from runguard.core.money import (
 )
 from runguard.engine.charges import (
     NO_LIMIT,
-    OWNERS,
     AccountFinder,
     AccountLines,
     BudgetGroup,
@@ -39,9 +38,11 @@ from runguard.engine.charges import (
     RunCosts,
     UnknownCap,
     cover,
+    flat_limits,
     held_for_long,
     layers_around,
     not_held_by,
+    owners_of,
     scopes_of,
     status_of,
     statuses_of,
@@ -261,15 +262,11 @@ class Settlement:
         return "call", charge.run_costs.info.run, json.dumps(record_of(charge, before))
 
     def _close_hold(self, hold: Hold, amount: Amount, record: Record | None = None) -> None:
-        """After a fault: settle once more, or give it back when the ledger cannot settle.
-
-        A hold that stays would keep every later call waiting.
+        """After a fault: settle once more. A hold that the ledger cannot settle stays, and is charged when it expires:
+        the call was sent, so its money is never given back.
         """
         if hold.is_open:
-            try:
-                self.ledger.settle(hold, amount, None, record)
-            except Exception:
-                self.ledger.release(hold)
+            self.ledger.settle(hold, amount, None, record)
 
     def close(self, charge: Charge, usage: Usage | None = None) -> None:
         """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
@@ -417,7 +414,9 @@ class Accounts(Settlement):
     def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
         """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
         ledger, bound = self.ledger, event.bound
-        if self.switch.stops or ledger.is_shared or (OWNERS.get() and layers_around(self)):
+        if self.switch.stops or ledger.is_shared:
+            return None
+        if (owners := owners_of(event)) and layers_around(self, owners):
             return None
         lines = self._finder.of_call(run_costs, event)
         if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
@@ -447,7 +446,7 @@ class Accounts(Settlement):
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
         refusal is only reported.
         """
-        if OWNERS.get():
+        if owners_of(event):
             return self._open_inside(run_costs, event, enforce, stopped)
         return self._open(run_costs, event, enforce, stopped, ())
 
@@ -455,7 +454,7 @@ class Accounts(Settlement):
         self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
     ) -> tuple[Charge | None, Denied | None]:
         """``open`` inside of another guarded call, whose hold may cover this one."""
-        around, charge = cover(self), None
+        around, charge = cover(self, owners_of(event)), None
         try:
             charge, denied = await self._open(run_costs, event, enforce, stopped, around)
         finally:
@@ -509,6 +508,41 @@ class Accounts(Settlement):
         if reserved[0] is not None:
             run_costs.open.add(charge)
         return reserved
+
+    async def open_plain(self, run_costs: RunCosts, event: ModelCall) -> tuple[Charge | None, Denied | None]:
+        """Reserve a call on the ledger alone: no waiting for other calls, no shorter answer, no guards around it.
+
+        It is for calls that a fault of the guard has left without a reservation, and shares as little code with
+        ``open`` as it can. Raises what the ledger raises.
+        """
+        lines = self._finder.of_call(run_costs, event)
+        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), 0, self)
+        if (stop := self.switch.of(scopes_of(run_costs.info)) if self.switch.stops else None) is not None:
+            return None, Denied(stop=stop)
+        if lines.unknown is not None:
+            return None, Denied(unknown=lines.unknown)
+        if lines.accounts:
+            if (unpriced := refused_as_unpriced(charge, self.policy)) is not None:
+                return None, Denied(unpriced=unpriced)
+            charge.max_output, ttl = self._output_of(event, lines), self.policy.hold_seconds
+            held = await self.ledger.reserve(lines.accounts, worst_of(charge), ttl=ttl)
+            if isinstance(held, Refusal) and charge.bound is not None and take_the_rest(charge, event, held):
+                held = await self.ledger.reserve(lines.accounts, worst_of(charge), ttl=ttl)
+            if isinstance(held, Refusal):
+                denied = Denied(held)
+                denied.group = _group_of(charge, denied)
+                return None, denied
+            if isinstance(held, Stale):
+                raise StoreOutage(f"{self.ledger.name}: the period of a budget has just ended")
+            charge.hold, charge.held = held, held.amount[0]
+        run_costs.open.add(charge)
+        return charge, None
+
+    def has_budgets(self, info: RunInfo | None = None) -> bool:
+        """Return whether calls are reserved on a ledger: a budget of the policy, or of this run."""
+        if any(group.budgets for group in self._finder.groups):
+            return True
+        return info is not None and (flat_limits(info) is not None or info.ceiling != (None, None))
 
     def _hold_now(self, charge: Charge) -> bool:
         """Hold the worst case of a call in memory, where it fits and its price is known."""
@@ -681,15 +715,9 @@ class Reserver:
         self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
     ) -> tuple[Charge | None, Denied | None]:
         """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
-        lines, rates = charge.lines, charge.rates
-        denied = None
-        if (
-            isinstance(rates, Unpriced)
-            and lines.in_usd
-            and charge.bound is None
-            and self._policy.on_unpriced == "refuse"
-        ):
-            denied = Denied(unpriced=rates)
+        lines, denied = charge.lines, None
+        if (unpriced := refused_as_unpriced(charge, self._policy)) is not None:
+            denied = Denied(unpriced=unpriced)
         elif lines.may_stop and not self._ledger.is_shared:  # what a shared one says comes with the reservation
             denied = over_threshold(lines)
         if denied is not None and enforce:
@@ -809,7 +837,8 @@ class Reserver:
             elif (
                 refusal.wait_helps
                 and left > 0
-                and refusal.held[refusal.unit] > held_for_long(refusal, ledger, list(self.standing.values()))
+                and refusal.held[refusal.unit]
+                > held_for_long(refusal, ledger, owners_of(event), list(self.standing.values()))
             ):
                 await ledger.changed(refusal, min(left, _LOOKS_S))
                 if stopped():
@@ -889,6 +918,14 @@ def _group_of(charge: Charge, denied: Denied) -> BudgetGroup:
     assert denied.refusal is not None
     lines = charge.lines
     return next(group for a, group in zip(lines.accounts, lines.groups, strict=True) if a is denied.refusal.account)
+
+
+def refused_as_unpriced(charge: Charge, policy: Policy) -> Unpriced | None:
+    """Return why the price is unknown, where a budget in dollars refuses the call for it."""
+    rates = charge.rates
+    if not isinstance(rates, Unpriced) or charge.bound is not None or not charge.lines.in_usd:
+        return None
+    return rates if policy.on_unpriced == "refuse" else None
 
 
 # ---- A call that does not fit
