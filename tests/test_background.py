@@ -13,8 +13,8 @@ import pytest
 
 from runguard import background
 from runguard.alerts import Alert, AlertSettings
-from runguard.background import start_thread
-from runguard.calls.function_state import Dropped, drive
+from runguard.background import FinalizerQueue, start_thread
+from runguard.calls.function_state import drive
 from runguard.ledger import sqlite as writer_queue
 from runguard.ledger.ledger import StoreOutage
 from runguard.reporting.delivery import Alerts
@@ -162,26 +162,26 @@ def _alert(key: str) -> Alert:
 
 @unforeseen
 def test_dropped_streams_are_booked_after_one_that_could_not_be(error: type[BaseException]) -> None:
-    jobs, booked = Dropped(), []
+    jobs, booked = FinalizerQueue(), []
     jobs.ready()
 
     def broken() -> None:
         raise error("unforeseen")
 
     for job in (broken, lambda: booked.append(1)):
-        jobs.take(job)
+        jobs.put(job)
     assert jobs.flush(LONG)
     assert booked == [1]
 
 
 def test_a_thread_for_dropped_streams_that_is_gone_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs, booked = Dropped(), []
+    jobs, booked = FinalizerQueue(), []
     with monkeypatch.context() as patch:
-        patch.setattr(Dropped, "_work", lambda *_: None)
+        patch.setattr(FinalizerQueue, "_work", lambda *_: None)
         jobs.ready()
         assert jobs._thread is not None
         jobs._thread.join(LONG)
-        jobs.take(lambda: booked.append(1))
+        jobs.put(lambda: booked.append(1))
     assert jobs.flush(LONG)
     assert booked == [1]
 

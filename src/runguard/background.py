@@ -15,6 +15,8 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -148,6 +150,58 @@ def _restart_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_restart_all)
+
+
+# ---- Work that finalizers leave behind
+
+
+class FinalizerQueue:
+    """Jobs of finalizers, done on a thread of their own.
+
+    The collector runs finalizers in the middle of any other code, also while the same thread holds one of our locks. So
+    a finalizer, a ``__del__`` and what follows a ``GeneratorExit`` take no lock and do no work: they put a job here.
+    """
+
+    def __init__(self) -> None:
+        # the one queue that a finalizer may put into while the same thread is using it
+        self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._pid = self._faults = 0
+        self._thread: threading.Thread | None = None
+
+    def ready(self) -> None:
+        """Start the thread. Call this when something with a finalizer is made: a finalizer cannot start one."""
+        if self._pid != os.getpid():  # a fork takes no threads along
+            self._pid, self._jobs, self._thread = os.getpid(), SimpleQueue(), None
+        if self._thread is None or not self._thread.is_alive():
+            # no thread available: the next call or flush tries again
+            with contextlib.suppress(RuntimeError, MemoryError):
+                self._thread = start_thread("runguard-finalized", partial(self._work, self._jobs))
+
+    def put(self, job: Callable[[], object]) -> None:
+        """Have a job done soon. Safe in a finalizer."""
+        self._jobs.put(job)
+
+    def flush(self, seconds: float) -> bool:
+        """Wait, bounded, until every job put in so far is done."""
+        if self._pid != os.getpid():
+            return True
+        self.ready()
+        done = threading.Event()
+        self._jobs.put(done.set)
+        return done.wait(seconds)
+
+    def _work(self, jobs: "SimpleQueue[Callable[[], object]]") -> None:
+        while True:
+            job = jobs.get()
+            try:
+                job()
+            except BaseException:
+                self._faults += 1
+                log_fault("a job of a finalizer failed", self._faults)
+            del job  # the next one may take long to come
+
+
+FINALIZED: Final = FinalizerQueue()
 
 
 async def finish(result: Awaitable[Any]) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import logging
 import os
-import queue
 import re
 import secrets
 import threading
@@ -23,11 +22,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum, auto
-from functools import partial
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
 
-from runguard.background import log_fault, start_thread
+from runguard.background import FINALIZED, start_thread
 from runguard.core.breaker import Permit
 from runguard.core.decision import Finding, Rungs, Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
@@ -790,7 +788,7 @@ class Caller(Controls):
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait, at most this long, until everything handed over has left and dropped streams are booked."""
-        return DROPPED.flush(seconds) and super().flush(seconds)
+        return FINALIZED.flush(seconds) and super().flush(seconds)
 
     # ---- a request --------------------------------------------------------------------------------------------------
 
@@ -907,98 +905,83 @@ def open_ones(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
     return tuple([charge for charge in charges if not charge.over]) if charges else charges
 
 
-# ---- Streams that were dropped without being closed.
-
-
-class Dropped:
-    """Does the jobs of finalizers, which book dropped streams, on a thread of its own.
-
-    The collector may run inside of any of our locks.
-    """
-
-    def __init__(self) -> None:
-        # the one queue that may be put into while it is being used
-        self._jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._pid = self._faults = 0
-        self._thread: threading.Thread | None = None
-
-    def ready(self) -> None:
-        """Called when something is made that may be dropped: a thread cannot be started where the collector runs."""
-        if self._pid != os.getpid():  # a fork takes no threads along
-            self._pid, self._jobs, self._thread = os.getpid(), queue.SimpleQueue(), None
-        if self._thread is None or not self._thread.is_alive():
-            # no thread available: the next stream or flush tries again
-            with contextlib.suppress(RuntimeError, MemoryError):
-                self._thread = start_thread("runguard-dropped", partial(self._work, self._jobs))
-
-    def take(self, job: Callable[[], object]) -> None:
-        self._jobs.put(job)
-
-    def flush(self, seconds: float) -> bool:
-        """Wait, bounded, until everything dropped so far is booked."""
-        if self._pid != os.getpid():
-            return True
-        self.ready()
-        done = threading.Event()
-        self._jobs.put(done.set)
-        return done.wait(seconds)
-
-    def _work(self, jobs: "queue.SimpleQueue[Callable[[], object]]") -> None:
-        while True:
-            job = jobs.get()
-            try:
-                job()
-            except BaseException:
-                self._faults += 1
-                log_fault("a dropped stream could not be booked", self._faults)
-            del job  # the next one may take long to come
-
-
-DROPPED: Final = Dropped()
-
 # ---- Coroutines for callers without an event loop.
 
 _T = TypeVar("_T")
+_IDLE_HELPERS: Final = 8
 
 
-class _WaitingLoop:
-    """One event loop in a thread of its own, for calls that have to wait and have no loop to do it on."""
+class _Helper:
+    """A thread with an event loop."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self.loop = asyncio.new_event_loop()
+        self.thread = start_thread("runguard-waiting", self._work)
+
+    def _work(self) -> None:
+        self.loop.run_forever()  # which a SystemExit in a job ends: then it is run again
+        self.loop.close()
+
+    def retire(self) -> None:
+        """End the thread once it has nothing to do."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class _Helpers:
+    """Runs coroutines for callers that have to wait and have no event loop to do it on.
+
+    A helper works for one caller at a time. So user code in a coroutine, such as a termination condition or a cap
+    function, keeps no other caller waiting, and may itself make guarded calls.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[_Helper] = deque()
 
     def finish(self, make: Callable[[], Coroutine[Any, Any, _T]], lost: Callable[[_T], None]) -> _T:
-        with self._lock:
-            # nor does a fork take threads along
-            if self._loop is None or self._thread is None or not self._thread.is_alive():
-                self._loop = asyncio.new_event_loop()
-                # which a SystemExit in a job ends: it is run again
-                self._thread = start_thread("runguard-waiting", self._loop.run_forever)
-            future = asyncio.run_coroutine_threadsafe(make(), self._loop)
+        helper = self._take()
+        future = asyncio.run_coroutine_threadsafe(make(), helper.loop)
         try:
-            return future.result()
+            result = future.result()
         except BaseException:
+            is_done = future.done()
             if not future.cancel() and not future.cancelled() and future.exception() is None:
                 lost(future.result())  # interrupted in the moment in which it came
+            self._give_back(helper, is_done=is_done)
             raise
+        self._give_back(helper, is_done=True)
+        return result
+
+    def _take(self) -> _Helper:
+        while True:
+            try:
+                helper = self._idle.pop()
+            except IndexError:
+                return _Helper()
+            if helper.thread.is_alive():  # a fork takes no threads along
+                return helper
+
+    def _give_back(self, helper: _Helper, *, is_done: bool) -> None:
+        if is_done and len(self._idle) < _IDLE_HELPERS:
+            self._idle.append(helper)
+        else:
+            helper.retire()
 
 
-_waiting: Final = _WaitingLoop()
+_helpers: Final = _Helpers()
 
 
 def drive(make: Callable[[], Coroutine[Any, Any, _T]], is_shared: bool, lost: Callable[[_T], None]) -> _T:
-    """Run a coroutine for a caller without an event loop: here, as long as it need not wait, else on a loop of our own.
+    """Run a coroutine for a caller without an event loop: here while it need not wait, else on a helper's loop.
 
-    ``make`` makes it when it can be run at once: one that is never run would be warned about. ``lost``: takes a result
-    that came when its caller had been interrupted.
+    ``make`` makes the coroutine when it can be run at once, because one that is never run would be warned about.
+    ``is_shared``: it certainly waits. ``lost`` gets a result that came when its caller had been interrupted.
     """
     if is_shared:
-        return _waiting.finish(make, lost)
+        return _helpers.finish(make, lost)
     job = make()
     try:
         job.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]
-    return _waiting.finish(lambda: job, lost)
+    return _helpers.finish(lambda: job, lost)

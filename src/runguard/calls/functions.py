@@ -16,6 +16,7 @@ from functools import partial, update_wrapper
 from types import CoroutineType, TracebackType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
+from runguard.background import FINALIZED
 from runguard.calls.function_calls import (
     done,
     drop_all,
@@ -27,7 +28,6 @@ from runguard.calls.function_calls import (
     recover_calls,
 )
 from runguard.calls.function_state import (
-    DROPPED,
     SURROUNDINGS,
     Admission,
     Caller,
@@ -210,16 +210,28 @@ def run(
     if here.caller is not None:
         here.caller.context = here
     token = SURROUNDINGS.set(around._replace(run=here))
+    FINALIZED.ready()
     try:
         yield here
+    except GeneratorExit:  # the block is in a generator that is closed, perhaps by the collector
+        FINALIZED.put(partial(_end_run, here))
+        raise
+    except BaseException:
+        _end_run(here)
+        raise
+    else:
+        _end_run(here)
     finally:
-        try:
-            here.end()
-        except Exception as fault:
-            for caller in list(here.states):
-                caller.guard.faults.note("end of run", fault)
         with suppress(ValueError):  # the block ends in another context, which has no such value
             SURROUNDINGS.reset(token)
+
+
+def _end_run(context: RunContext) -> None:
+    try:
+        context.end()
+    except Exception as fault:
+        for caller in list(context.states):
+            caller.guard.faults.note("end of run", fault)
 
 
 def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
@@ -562,7 +574,7 @@ class GuardedObject(ABC):
 
     def __init__(self, inner: Any, calls: list[GuardedCall]) -> None:
         self._inner, self._calls = inner, calls
-        DROPPED.ready()
+        FINALIZED.ready()
 
     def __getattr__(self, name: str) -> Any:
         if name == "_inner":  # not set yet
@@ -657,7 +669,7 @@ class _Pieces(GuardedObject):
 
     def __del__(self) -> None:
         if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without being closed
-            DROPPED.take(partial(self._finish, None))
+            FINALIZED.put(partial(self._finish, None))
 
 
 class GuardedStream(_Pieces, Iterator[Any]):
@@ -827,7 +839,7 @@ class _StreamManager(GuardedObject):
     def __del__(self) -> None:
         if self._stream is None:
             for call in self.__dict__.get("_calls", ()):
-                DROPPED.take(partial(never_left, call))
+                FINALIZED.put(partial(never_left, call))
 
 
 class StreamManager(_StreamManager):

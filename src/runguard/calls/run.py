@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from runguard.background import FINALIZED
 from runguard.calls.function_state import drive
 from runguard.calls.model_calls import (
     NOT_EXECUTED,
@@ -94,8 +95,10 @@ class AgentRun:
         self.ending = ending or EndingConditions()
         self.tools = RunTools(guard, layers, agent, depth, self.ending, refused is not None)
         self._lock, self._ended = self.tools.lock, False
-        # Where a framework calls no hook after an error, the run ends with the last reference to it.
-        weakref.finalize(self, end_layers, layers, owns).atexit = False
+        # Where a framework calls no hook after an error, the run ends soon after the last reference to it is gone.
+        FINALIZED.ready()
+        self._finalizer = weakref.finalize(self, FINALIZED.put, partial(end_layers, layers, owns))
+        self._finalizer.atexit = False
 
     @classmethod
     def start(
@@ -287,6 +290,7 @@ class AgentRun:
             if self._ended:
                 return
             self._ended = True
+            self._finalizer.detach()
             self.guard.faults.attempt("adapter", self._report_answers)
         end_layers(self.layers, self._owns)
 

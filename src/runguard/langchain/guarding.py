@@ -22,6 +22,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
 from pydantic import BaseModel, PrivateAttr
 
+from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission, ToolUse
 from runguard.calls.run import AgentRun, error_of, fitting
@@ -395,8 +396,11 @@ class GuardedChatModel(Controls, BaseChatModel):
             for piece in permission.pieces_now(self._inner.stream(asked, _QUIET, stop=stop, **options)):
                 whole = piece if whole is None else whole + piece
                 yield ChatGenerationChunk(message=piece)
+        except GeneratorExit:  # closed by its reader, or by the collector
+            FINALIZED.put(lambda: permission.fail(None, _size_of(whole), streaming=True))
+            raise
         except BaseException as error:
-            permission.fail(error, answer_size(whole) if whole is not None else 0, streaming=True)
+            permission.fail(error, _size_of(whole), streaming=True)
             raise
         permission.read(lambda one, answer: self._settle(one, answer, key), whole)
 
@@ -415,11 +419,11 @@ class GuardedChatModel(Controls, BaseChatModel):
                 whole = piece if whole is None else whole + piece
                 yield ChatGenerationChunk(message=piece)
             if (trip := permission.interrupted) is not None:
-                permission.fail(None, answer_size(whole) if whole is not None else 0, streaming=True)
+                permission.fail(None, _size_of(whole), streaming=True)
                 yield _chunk(self._stopped(trip, key))
                 return
         except BaseException as error:
-            permission.fail(error, answer_size(whole) if whole is not None else 0, streaming=True)
+            permission.fail(error, _size_of(whole), streaming=True)
             raise
         permission.read(lambda one, answer: self._settle(one, answer, key), whole)
 
@@ -503,6 +507,11 @@ def _thread() -> str:
 
 def _result(message: Any) -> ChatResult:
     return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _size_of(message: Any) -> int:
+    """Return the bytes of the part of an answer that has come."""
+    return answer_size(message) if message is not None else 0
 
 
 def _chunk(message: AIMessage) -> ChatGenerationChunk:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from types import CellType, FunctionType, SimpleNamespace
 from typing import Any, Final, NamedTuple, Unpack
 
@@ -25,6 +25,7 @@ from agents.run_internal import run_loop
 from agents.usage import Usage as ReportedUsage
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
 
+from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest, Permission, ToolUse, current_place
 from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import Trip
@@ -229,7 +230,7 @@ class Runs:
 
     def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
         self._guard, self._whom = guard, whom
-        self._runs: dict[tuple[int, str], AgentRun] = {}
+        self._runs: dict[tuple[int, str], tuple[weakref.ref[Any], AgentRun]] = {}
         self._requests = Newest[int, _Request](_REQUESTS_KEPT)
         self._has_missed = False  # a call past the guard was seen
         self._lock = threading.Lock()
@@ -242,11 +243,12 @@ class Runs:
         usage = context.usage
         key = (id(usage), current_place().call)
         with self._lock:
-            run = self._runs.get(key)
-            if run is None:
-                run = self._runs[key] = AgentRun.start(self._guard, agent, **self._whom)
+            known, run = self._runs.get(key, (None, None))
+            if run is None or known is None or known() is not usage:  # another usage may have had the same id
+                run = AgentRun.start(self._guard, agent, **self._whom)
+                self._runs[key] = weakref.ref(usage), run
                 # A run that fails reaches no hook. It ends with its context.
-                weakref.finalize(usage, self._forget, key)
+                weakref.finalize(usage, FINALIZED.put, partial(self._forget, key, run))
             return run
 
     def alone(self) -> AgentRun:
@@ -258,13 +260,16 @@ class Runs:
         return AgentRun.start(self._guard, "model", **self._whom)
 
     def end(self, context: Any) -> None:
-        self._forget((id(context.usage), current_place().call))
+        key = (id(context.usage), current_place().call)
+        known, run = self._runs.get(key, (None, None))
+        if run is not None and known is not None and known() is context.usage:
+            self._forget(key, run)
 
-    def _forget(self, key: tuple[int, str]) -> None:
+    def _forget(self, key: tuple[int, str], run: AgentRun) -> None:
         with self._lock:
-            run = self._runs.pop(key, None)
-        if run is not None:
-            run.end()
+            if key in self._runs and self._runs[key][1] is run:
+                del self._runs[key]
+        run.end()
 
     def connect(self, items: Any, run: AgentRun) -> None:
         """The next model call with these input items belongs to ``run``."""
