@@ -77,6 +77,7 @@ class ModelCall:
     asked: int = 0  # identity of the question, 0 if unknown
     request_bytes: int = 0  # size of the request, 0 where unknown
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
+    stands: bool = False  # it is held for as long as its run lives, and may never be made
     cheaper: tuple[str, bool] | None = None  # in replay: the model a threshold would choose, and whether it is new
     is_tool: ClassVar[bool] = False
 

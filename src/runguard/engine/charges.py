@@ -370,6 +370,7 @@ class Charge:
         "rates",
         "request",
         "run_costs",
+        "stands",
         "tool",
     )
 
@@ -399,6 +400,7 @@ class Charge:
         # the highest usage according to the caller: nano-USD and tokens, None if unknown
         self.bound = event.bound
         self.is_tool = event.is_tool  # the price of a tool call: not a model call
+        self.stands = event.stands  # held for as long as its run lives
         self.instead_of = event.instead_of  # the model that was asked for, where a threshold chose a cheaper one
         self.hold: Hold | None = None
         self.held = 0  # nano-USD

@@ -4,6 +4,7 @@
 """
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -13,7 +14,7 @@ from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.money import NOTHING, Amount, usd_text
 from runguard.engine.charges import Charge, Denied, worst_of
 from runguard.engine.decide import Decided, Deciding
-from runguard.engine.money import Accounts
+from runguard.engine.money import STANDING_S, Accounts
 from runguard.engine.runs import Lane, Run
 from runguard.pricing.rates import Rates
 
@@ -84,13 +85,14 @@ class LastAnswers:
         # agents inside of tools do not give the last answer
         if held is None or held.over or closing.is_taken or event.tool:
             return None
-        if _covers(held, self._need(run, event, event.input_tokens + _MARGIN)):
+        is_enough = _covers(held, self._need(run, event, event.input_tokens + _MARGIN))
+        if is_enough and not _is_old(held):
             return None
-        larger, denied = await self._open(run, event, stopped)
+        larger, denied = await self._open(run, event, stopped, no_wait=is_enough)
         if larger is None or closing.is_taken:
             if larger is not None:
                 self._release(larger)
-            return denied
+            return None if is_enough else denied  # the old hold stands on for a while
         closing.charge, before = larger, closing.charge
         if before is not None:
             self._release(before)
@@ -112,9 +114,10 @@ class LastAnswers:
         return None  # the ordinary call decides for itself
 
     async def _open(
-        self, run: Run, event: ModelCall, stopped: Callable[[], bool]
+        self, run: Run, event: ModelCall, stopped: Callable[[], bool], *, no_wait: bool = False
     ) -> tuple[Charge | None, Denied | None]:
         wanted = self._request(event, 2 * event.input_tokens + _MARGIN)
+        wanted.stands, wanted.no_wait = True, no_wait
         charge, denied = self._accounts.open_now(run.run_costs, wanted), None
         if charge is None:
             charge, denied = await self._accounts.open(run.run_costs, wanted, self._deciding.enforces, stopped)
@@ -243,6 +246,11 @@ class LastAnswers:
 def _covers(held: Charge, need: tuple[int, int]) -> bool:
     amount = held.hold.amount if held.hold is not None else worst_of(held)
     return amount[0] >= need[0] and amount[1] >= need[1]
+
+
+def _is_old(held: Charge) -> bool:
+    """Return whether a hold has lived for half of its time, and must be renewed."""
+    return held.hold is not None and held.hold.expires - time.monotonic() < STANDING_S / 2
 
 
 def _is_called(lane: Lane | None) -> bool:

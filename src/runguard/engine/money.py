@@ -7,6 +7,7 @@ ask it. It reserves with ``Reserver``, settles as a ``Settlement`` and knows the
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from copy import copy
 from functools import partial
@@ -431,7 +432,8 @@ class Accounts(Settlement):
             output = self._output_of(event, lines)
         charge = Charge(run_costs, event, lines, rates, output, self)
         if lines.accounts:
-            hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
+            ttl = self.policy.hold_seconds if not event.stands else math.inf
+            hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), ttl)
             if hold is None:
                 return None
             charge.held = hold.amount[0]
@@ -549,7 +551,8 @@ class Accounts(Settlement):
         lines = charge.lines
         if charge.bound is None and lines.in_usd and not isinstance(charge.rates, Rates):
             return False
-        hold = self.ledger.hold_now(lines.accounts, worst_of(charge), self.policy.hold_seconds)
+        ttl = self.policy.hold_seconds if not charge.stands else math.inf  # in memory it goes with the process
+        hold = self.ledger.hold_now(lines.accounts, worst_of(charge), ttl)
         if hold is None:
             return False
         charge.hold, charge.held = hold, hold.amount[0]
@@ -675,6 +678,7 @@ def _store_of(policy: Policy) -> tuple[Any, ...]:
 _LOOKS_S: Final = 1.0  # a waiting call looks at least this often, should a wake-up get lost with its loop
 _FACTS_S: Final = 1.0  # until what was settled has reached a store
 _CLOCK_TRIES: Final = 5
+STANDING_S: Final = 86_400.0  # a hold that stands for a whole run; a living run renews it in half of that time
 
 
 class UnknownCapError(Exception):
@@ -797,7 +801,7 @@ class Reserver:
         """Ask the ledger; when a period is over by its clock, ask again with the accounts of the current one."""
         for _ in range(_CLOCK_TRIES):
             result = await self._ledger.reserve(
-                charge.lines.accounts, worst_of(charge), force=force, ttl=self._policy.hold_seconds
+                charge.lines.accounts, worst_of(charge), force=force, ttl=self._ttl(charge)
             )
             if not isinstance(result, Stale):
                 if self._is_away:
@@ -806,6 +810,12 @@ class Reserver:
             charge.run_costs.lines.clear()
             self._find_again(charge, event)
         raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
+
+    def _ttl(self, charge: Charge) -> float:
+        """After how long a hold is charged that was neither settled nor released: its worker has crashed."""
+        if not charge.stands:
+            return self._policy.hold_seconds
+        return STANDING_S if self._ledger.is_shared else math.inf
 
     async def _wait_or_lower(
         self, charge: Charge, event: ModelCall, denied: Denied, stopped: Callable[[], bool], visit: Visit | None

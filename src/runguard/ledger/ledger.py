@@ -400,14 +400,15 @@ class Account:
 class Hold:
     """The worst case of one call, held on all its accounts; later what it really cost."""
 
-    __slots__ = ("accounts", "amount", "booked", "expires", "id", "is_open", "peers")
+    __slots__ = ("accounts", "amount", "booked", "expires", "id", "is_expired", "is_open", "peers")
 
     def __init__(self, accounts: Sequence[Account], amount: Amount, id: str = "") -> None:  # noqa: A002
         self.accounts, self.amount, self.id = accounts, amount, id
-        self.expires = math.inf  # when a ledger in memory charges it; a store keeps its own time
+        self.expires = math.inf  # on this process's monotonic clock; a store keeps its own time
         self.peers: dict[Hold, None] | None = None  # the open holds of such a ledger that it waits among
         self.booked: Amount = NOTHING
         self.is_open = True
+        self.is_expired = False  # a ledger in memory has charged it
 
 
 class Refusal:

@@ -216,7 +216,7 @@ class MemoryLedger(Waiting):
         for hold in expired:
             if hold.peers is not None:
                 del hold.peers[hold]
-            hold.booked, hold.is_open, hold.peers = hold.amount, False, None
+            hold.booked, hold.is_open, hold.peers, hold.is_expired = hold.amount, False, None, True
             usd, tokens, calls = hold.amount
             for a in hold.accounts:
                 a.spent_usd += usd
@@ -252,7 +252,7 @@ class MemoryLedger(Waiting):
                 a.due_calls += calls - due_calls
                 if a.due_usd > a.cap_usd or a.due_tokens > a.cap_tokens or a.due_calls > a.cap_calls:
                     _overrun(a, (usd - due_usd, tokens - due_tokens, calls - due_calls))
-            hold.booked, hold.is_open = actual, False
+            hold.booked, hold.is_open, hold.is_expired = actual, False, False
             self._changes += 1
             waiting = self._waiting
             if waiting:
@@ -263,6 +263,10 @@ class MemoryLedger(Waiting):
             then()
 
     def release(self, hold: Hold) -> None:
+        if hold.is_expired:  # the call was never sent, so its charge is taken back
+            hold.is_expired = False
+            self.settle(hold, NOTHING)
+            return
         with self._lock:
             if not hold.is_open:
                 return

@@ -52,6 +52,7 @@ _T = TypeVar("_T")
 _ASKERS: Final = 4
 _POLL_S: Final = 0.03  # a waiting call checks this often what other workers have settled
 _GOODBYE_S: Final = 2.0
+_EXPIRY_MARGIN_S: Final = 60.0  # the store's clock may run ahead of ours
 
 
 class StoreLedger(Waiting):
@@ -183,7 +184,7 @@ class StoreLedger(Waiting):
         self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
     ) -> Hold | Refusal | Stale:
         hold = Hold(accounts, want, f"{self._prefix}{next(self._ids)}")
-        lines = lines_of(accounts)
+        hold.expires, lines = time.monotonic() + ttl, lines_of(accounts)
 
         def job(session: StoreSession) -> Hold | Refusal | Stale:
             seen = self._changes
@@ -235,9 +236,13 @@ class StoreLedger(Waiting):
         hold.booked, hold.is_open = actual, False
 
     def release(self, hold: Hold) -> None:
-        if hold.is_open:
-            self._put(Fact(lambda session: session.release(hold.id), hold.accounts, repeatable=True))
-            hold.is_open = False
+        if not hold.is_open:
+            return
+        if time.monotonic() >= hold.expires - _EXPIRY_MARGIN_S:
+            self.settle(hold, NOTHING)  # it may have been charged: take that back
+            return
+        self._put(Fact(lambda session: session.release(hold.id), hold.accounts, repeatable=True))
+        hold.is_open = False
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
         """Write a record, in order with the settlements. It is dropped when too many facts are waiting."""
