@@ -341,7 +341,10 @@ _RESUME: Final = {
         "the next turn begins with the same history: start a new session, compact its events, or raise "
         "max_event_cost_ratio"
     ),
-    "guard_error": "this is a fault of RunGuard; on_guard_error='allow' lets runs go on unguarded",
+    "guard_error": (
+        "this is a fault of RunGuard: the log has it under runguard.guard_error. on_guard_error='allow' lets runs go "
+        "on without rules, as far as their budgets can be reserved"
+    ),
 }
 _SETTINGS: Final = {
     "model_calls": "max_model_calls",

@@ -307,7 +307,9 @@ class PolicyFile(SettingsModel):
     )
     on_guard_error: Literal["allow", "block"] = Field(
         default="allow",
-        description="What a failure inside the guard means for the run. Faults of the store follow on_outage.",
+        description=(
+            "What a fault of the guard means. Under a budget, allow makes only reserved calls. Stores follow on_outage."
+        ),
     )
     journal: bool = Field(
         default=True,
@@ -894,7 +896,7 @@ class CommonSettings(TypedDict, total=False):
     on_stop: Literal["stop", "raise"]
     """stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."""
     on_guard_error: Literal["allow", "block"]
-    """What a failure inside the guard means for the run. Faults of the store follow on_outage."""
+    """What a fault of the guard means. Under a budget, allow makes only reserved calls. Stores follow on_outage."""
     journal: bool
     """With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard."""
     telemetry: bool
