@@ -35,6 +35,23 @@ _CODES: Final = (
     "runguard.unreadable",
     "runguard.termination_failed",
 )
+# Doors: when they fail even once, nothing inside can reserve for the call, and under a budget it is not made.
+_DOORS: Final = (
+    "adk.cost_breaker:ADKCostBreaker.before_model_callback",
+    "adk.plugin:ModelHooks.before",
+    "background:FinalizerQueue.ready",
+    "calls.functions:AsyncGuardedStream.__init__",
+    "calls.functions:GuardedObject.__init__",
+    "calls.functions:_Pieces.__init__",
+    "providers.streams:StreamCollector.__init__",
+)
+# What a ledger cannot settle stays held, and is charged when the hold expires.
+_KEEPS_HOLDS: Final = (
+    "ledger.memory:MemoryLedger.settle",
+    "ledger.remote:StoreLedger._put",
+    "ledger.remote:StoreLedger.settle",
+    "ledger.remote:settlement_of",
+)
 # a condition that raises may be the user's own
 _COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed")
 TURN_S: Final = 30.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
@@ -125,10 +142,10 @@ async def play_with_fault(base: Baseline, place: Place, when: str) -> Outcome:
         log.removeHandler(heard)
     if not outcome.raised:
         return outcome
-    outcome.harm += [f"leaked: {leak}" for leak in leaks(play)]
+    outcome.harm += [f"leaked: {leak}" for leak in leaks(play)] if place.name not in _KEEPS_HOLDS else []
     outcome.stopped = any(trip.rule == "guard_error" for guard in play.guards for trip in guard.trips)
     # where not even the ledger can be asked, a clean stop is what a budget asks for
-    is_refused = outcome.stopped and when == "every"
+    is_refused = outcome.stopped and (when == "every" or place.name in _DOORS)
     if not outcome.harm and not base.reference.stops and not base.blocks and not is_refused:
         outcome.harm += ["changed"] if seen[0] != base.seen[0] else []
         outcome.harm += ["changed afterwards"] if seen[1] != base.seen[1] else []

@@ -109,16 +109,19 @@ class GuardedLlm(Controls, BaseLlm):
             return
         run, mine, state = "", tuple[ModelLayer, ...](), _AgentState()
         stop: Trip | None = None
-        try:
-            guarded, lane, agent, sees_tools = await self._place(llm_request)
-            run, mine = guarded.invocation.run.info.run, (ModelLayer(self._guard, guarded.invocation, lane, agent),)
-            state = guarded.agents.setdefault(lane, state)
-            state.sees_tools = sees_tools
-            stop = self._learn(guarded.invocation, state, lane, agent, llm_request) if sees_tools else None
-        except Exception as fault:
-            # without its layer, nobody reserves for the call
-            give_up = self._guard.give_up if mine else self._guard.give_up_call
-            stop = give_up("guarded model", fault, run)
+        for is_last in (False, True):
+            try:
+                guarded, lane, agent, sees_tools = await self._place(llm_request)
+                run, mine = guarded.invocation.run.info.run, (ModelLayer(self._guard, guarded.invocation, lane, agent),)
+                state = guarded.agents.setdefault(lane, state)
+                state.sees_tools = sees_tools
+                stop = self._learn(guarded.invocation, state, lane, agent, llm_request) if sees_tools else None
+            except Exception as fault:
+                # without its layer nobody reserves for the call: try once more, then refuse it under a budget
+                give_up = self._guard.give_up_call if is_last and not mine else self._guard.give_up
+                stop = give_up("guarded model", fault, run)
+            if mine or stop is not None:
+                break
         if stop is None:
             token = HERE.set(HERE.get()._replace(layers=(*HERE.get().layers, *mine)))
             try:

@@ -488,8 +488,13 @@ async def _recover(
     decision, event = await guard.recover("border", error, run_id, agent, describe)
     if decision.action is Action.STOP and decision.enforced:
         return decision.trip, guard
-    if event is not None:
+    if event is None:
+        return None
+    try:
         accounts.append(CallAccount(guard, event.charge))
+    except Exception as second:
+        guard.release(event.charge)
+        return guard.own_faults.refuse("border", second, run_id, agent), guard
     return None
 
 

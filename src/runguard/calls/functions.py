@@ -210,28 +210,23 @@ def run(
     if here.caller is not None:
         here.caller.context = here
     token = SURROUNDINGS.set(around._replace(run=here))
-    FINALIZED.ready()
+    is_closed = False
     try:
+        FINALIZED.ready()
         yield here
     except GeneratorExit:  # the block is in a generator that is closed, perhaps by the collector
-        FINALIZED.put(partial(_end_run, here))
+        is_closed = True
+        FINALIZED.put(here.end)
         raise
-    except BaseException:
-        _end_run(here)
-        raise
-    else:
-        _end_run(here)
     finally:
+        if not is_closed:
+            try:
+                here.end()
+            except Exception as fault:
+                for caller in list(here.states):
+                    caller.guard.faults.note("end of run", fault)
         with suppress(ValueError):  # the block ends in another context, which has no such value
             SURROUNDINGS.reset(token)
-
-
-def _end_run(context: RunContext) -> None:
-    try:
-        context.end()
-    except Exception as fault:
-        for caller in list(context.states):
-            caller.guard.faults.note("end of run", fault)
 
 
 def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
@@ -282,7 +277,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
-            calls = drive(partial(_recovered, caller, fault), True, take_back)
+            calls = _recovered_now(caller, fault)
         token = OWNERS.set(owners)
         if inner is not None or around.inner:  # what is guarded itself need not ask the runs again
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
@@ -490,6 +485,17 @@ async def _recovered(caller: Caller, fault: Exception) -> list[GuardedCall]:
     """The calls of all layers after a fault of ours. Raises where one of them must not be made."""
     try:
         return await recover_calls(_layers(caller), fault)
+    except (RunStoppedError, PolicyError):
+        raise
+    except Exception as second:
+        caller.give_up_call(second)
+        return []
+
+
+def _recovered_now(caller: Caller, fault: Exception) -> list[GuardedCall]:
+    """``_recovered`` for callers without an event loop."""
+    try:
+        return drive(partial(_recovered, caller, fault), True, take_back)
     except (RunStoppedError, PolicyError):
         raise
     except Exception as second:
