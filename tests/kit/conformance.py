@@ -86,7 +86,7 @@ PREAMBLE = """
 import os, random, resource, sys, time
 from importlib import import_module
 from runguard.core.money import UNLIMITED
-from runguard.ledger.ledger import Line, StoreError, StoreOutage
+from runguard.ledger.ledger import Line, StoreDeniedError, StoreError, StoreOutage
 store = getattr(import_module(module), name)(url)
 def line(key, caps=(UNLIMITED, UNLIMITED, UNLIMITED)):
     return Line(key, "user:app/ann", None, None, None, caps)

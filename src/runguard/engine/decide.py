@@ -742,6 +742,16 @@ class Alarms:
         self._away.append(kind)
         self._alerts.send(Alert(kind, f"{kind} {name}", "critical", text, facts, self._clock()))
 
+    def dropped(self, count: int, nano: int) -> None:
+        """Settlements could not be booked. No store answers that could say who sends this: every worker does."""
+        name, usd = self._ledger.name, usd_text(nano)
+        text = (
+            f"the store {name} does not know of {count} calls that cost {usd}: one worker dropped their settlements, "
+            "because the store refused them or was away for too long"
+        )
+        facts: dict[str, Fact] = {"store": name, "dropped": count, "usd": str(to_usd(nano))}
+        self._alerts.send(Alert("outage", f"dropped {name} {count}", "critical", text, facts, self._clock()))
+
     def cap(self, scope: str, unit: str, wrong: str) -> None:
         """A cap function gives no cap for a scope, or gives one again (nothing is wrong)."""
         text = f"no cap in {unit} for {scope}: {wrong}" if wrong else f"the cap in {unit} of {scope} is known again"
@@ -958,10 +968,11 @@ class Reporting:
 
 
 def connect_alarms(alarms: Alarms, accounts: Accounts, breakers: Breakers) -> None:
-    """Alert on what happens beside runs: the store goes away, a budget is extended, a cap function fails, a breaker
-    opens.
+    """Alert on what happens beside runs: the store goes away, settlements are dropped, a budget is extended, a cap
+    function fails, a breaker opens.
     """
     accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
+    accounts.ledger.watch_dropped(alarms.dropped)
     accounts.cap_functions.on_change = alarms.cap
     breakers.on_change = alarms.breaker
 

@@ -50,7 +50,16 @@ from runguard.engine.money import Accounts
 from runguard.engine.resume import Pauses, RunRecords, alarms_of, run_facts, take_over
 from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths, parallel_part
 from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
-from runguard.ledger.ledger import Stop, StoreError, check_actor, check_reason, check_scope, read_stops, with_stops
+from runguard.ledger.ledger import (
+    Stop,
+    StoreDeniedError,
+    StoreError,
+    check_actor,
+    check_reason,
+    check_scope,
+    read_stops,
+    with_stops,
+)
 from runguard.policy.settings import Policy, ToolRule, switching
 from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
@@ -574,7 +583,7 @@ class Guard:
             return
         try:
             self.accounts.ledger.check()
-        except StoreError as error:
+        except (StoreError, StoreDeniedError) as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
 
     @property

@@ -29,11 +29,19 @@ SCHEMA_VERSION = 1
 
 
 class StoreError(RunGuardError):
-    """The store answered, and the answer cannot be worked with: wrong schema, damaged file, no permission."""
+    """The store answered, and the answer cannot be worked with: wrong schema, damaged file."""
 
 
 class StoreOutage(RunGuardError):  # noqa: N818 - it is a state of the world rather than a mistake
     """The store cannot be reached, is too slow, or is full. Another attempt may succeed."""
+
+
+class StoreDeniedError(StoreOutage):
+    """The store refuses this process: a wrong password, a missing right, a file that may not be opened.
+
+    At construction it is a mistake to report at once. Later it is an outage that an operator ends, for example when a
+    password is rotated: what was spent waits until it can be booked.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -597,12 +605,15 @@ class Ledger(Protocol):
         """The same, for callers that are not on the path of a run; raises when the store does not answer."""
 
     def check(self) -> None:
-        """Raise ``StoreError`` when the store behind it cannot be worked with."""
+        """Raise ``StoreError`` or ``StoreDeniedError`` when the store behind it cannot be worked with."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Call ``on_control`` when the control document has changed, and ask ``running`` for the runs that are alive:
         names and texts.
         """
+
+    def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
+        """Call ``on_dropped`` when settlements were dropped: how many so far, and what they cost in nano-dollars."""
 
 
 # ---- Arithmetic that every store shares.

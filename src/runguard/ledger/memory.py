@@ -365,6 +365,9 @@ class MemoryLedger(Waiting):
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Only this process can change it."""
 
+    def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
+        """Memory drops no settlement."""
+
     def _drop_past_locked(self, new: Account) -> None:
         """Of a scope's earlier periods, keep only those with open holds."""
         if new.ends is None:

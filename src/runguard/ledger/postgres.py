@@ -30,6 +30,7 @@ from runguard.ledger.ledger import (
     Record,
     Seen,
     SettledCall,
+    StoreDeniedError,
     StoreError,
     StoreOutage,
     StoreReplacedError,
@@ -224,11 +225,12 @@ def store_error_of(
             return StoreOutage(message)
         if isinstance(error, psycopg.DataError):
             return StoreError(f"{message}; nothing was written")
-        return StoreError(f"{message}; check the address, the user, the password and the database")
+        kind = StoreDeniedError if transient else StoreError
+        return kind(f"{message}; check the address, the user, the password and the database")
     if code.startswith(_TRANSIENT) and code != "57P04":
         return StoreOutage(message)
     if code == "42501":
-        return StoreError(
+        return StoreDeniedError(
             f'{message}; let a user with that right run: CREATE SCHEMA IF NOT EXISTS "{schema}" AUTHORIZATION '
             f'"{user or "<user>"}", '
             "or grant USAGE on the schema and all rights on its tables"
@@ -244,7 +246,7 @@ def store_error_of(
             "one with ?schema=name"
         )
     if code.startswith("28"):
-        return StoreError(f"{message}; check the user and the password")
+        return StoreDeniedError(f"{message}; check the user and the password")
     return StoreError(f"{message} ({code})")
 
 

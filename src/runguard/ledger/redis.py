@@ -28,6 +28,7 @@ from runguard.ledger.ledger import (
     Record,
     Seen,
     SettledCall,
+    StoreDeniedError,
     StoreError,
     StoreOutage,
     StoreReply,
@@ -41,6 +42,8 @@ from runguard.ledger.ledger import (
 _TRANSIENT: Final = re.compile(
     r"\b(OOM|READONLY|MISCONF|NOREPLICAS|MASTERDOWN|CLUSTERDOWN|LOADING|BUSY|TRYAGAIN|UNBLOCKED|UNKILLABLE)\b"
 )
+_DENIED: Final = re.compile(r"\b(NOAUTH|WRONGPASS|DENIED)\b")
+_NO_RIGHT: Final = re.compile(r"\bNOPERM\b|ACL failure in script")
 _OURS: Final = re.compile(r"RUNGUARD (\w+)(?:: ([^@]*?))?(?: script: .*)?$")
 
 
@@ -70,10 +73,12 @@ def store_error_of(error: Exception, name: str, prefix: str) -> RunGuardError:
         exceptions.AuthenticationError
         | exceptions.AuthorizationError
         | exceptions.AuthenticationWrongNumberOfArgsError,
-    ):
-        return StoreError(f"{name}: the server refuses the user name or password of the URL, or wants one")
-    if isinstance(error, exceptions.NoPermissionError):
-        return StoreError(f"{name}: {text}; this user needs the keys ~{prefix}* and +@read +@write +@scripting +info")
+    ) or (isinstance(error, exceptions.ResponseError) and _DENIED.search(text)):
+        return StoreDeniedError(f"{name}: the server refuses the user name or password of the URL, or wants one")
+    if isinstance(error, exceptions.NoPermissionError) or _NO_RIGHT.search(text):
+        return StoreDeniedError(
+            f"{name}: {text}; this user needs the keys ~{prefix}* and +@read +@write +@scripting +info"
+        )
     if isinstance(error, exceptions.MovedError):
         return StoreError(f"{name}: a cluster, and {error.node_addr} has this namespace; give the address of that node")
     transient = (
@@ -284,7 +289,8 @@ class RedisConnection:
             return {str(name).replace("-", "_"): value for name, value in self._send(command, part).items()}
         except self._errors as error:
             known = self._error_of(error)
-            if isinstance(known, StoreOutage) or command.split(" ")[0] not in str(error).upper():
+            is_away = isinstance(known, StoreOutage) and not isinstance(known, StoreDeniedError)
+            if is_away or command.split(" ")[0] not in str(error).upper():
                 raise known from error
             return {}
 

@@ -23,7 +23,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, Generic, TypeVar
 
 from runguard.background import start_thread
-from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
+from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, to_usd, unit_reached
 from runguard.ledger.ledger import (
     STALE,
     Account,
@@ -36,6 +36,7 @@ from runguard.ledger.ledger import (
     Sleeper,
     Stale,
     Store,
+    StoreDeniedError,
     StoreError,
     StoreOutage,
     StoreReply,
@@ -97,7 +98,7 @@ class StoreLedger(Waiting):
         with self._lock:
             if self._threads[-1] is None:
                 # Children of multiprocessing end without atexit; this is registered in the process that uses it.
-                multiprocessing.util.Finalize(None, self.flush, args=(_GOODBYE_S,), exitpriority=10)
+                multiprocessing.util.Finalize(None, self.end, exitpriority=10)
             for n, thread in enumerate(self._threads):
                 if thread is None or not thread.is_alive():
                     try:
@@ -122,6 +123,7 @@ class StoreLedger(Waiting):
 
         The ledger opens again when it is used.
         """
+        self._writer.tell_dropped(at_once=True)
         with self._lock:
             threads, self._threads = self._threads, [None] * (_ASKERS + 1)
             jobs, facts = self._jobs.restart(), self._writer.restart()
@@ -135,6 +137,11 @@ class StoreLedger(Waiting):
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until every fact is booked. False when something is left, or could never be booked."""
         return self._writer.facts.wait_until_done(seconds, self._ensure_writer) and not self._writer.unbooked
+
+    def end(self) -> None:
+        """The process ends: wait a moment for the facts, and report what was dropped."""
+        self.flush(_GOODBYE_S)
+        self._writer.tell_dropped(at_once=True)
 
     @property
     def is_away(self) -> bool:
@@ -152,6 +159,8 @@ class StoreLedger(Waiting):
             "name": self.name,
             "waiting": len(self._writer.facts),
             "lost": self.lost,
+            "dropped": self._writer.dropped,
+            "dropped_usd": to_usd(self._writer.dropped_nano),
             "faults": self.link.faults,
             "restarts": self._restarts,
         }
@@ -185,6 +194,7 @@ class StoreLedger(Waiting):
     ) -> Hold | Refusal | Stale:
         hold = Hold(accounts, want, f"{self._prefix}{next(self._ids)}")
         hold.expires, lines = time.monotonic() + ttl, lines_of(accounts)
+        self.link.check_rest()  # nothing was asked, so there is nothing to give back
 
         def job(session: StoreSession) -> Hold | Refusal | Stale:
             seen = self._changes
@@ -306,20 +316,25 @@ class StoreLedger(Waiting):
         self.call(self._guards.read, again=True)
 
     def check(self) -> None:
-        """Raise ``StoreError`` once when the store cannot be used. One that is only away may come back: log it."""
+        """Raise ``StoreError`` or ``StoreDeniedError`` when the store cannot be used. One that is only away may come
+        back: log it.
+        """
         if self._checked:
             return
         self._checked = True  # later callers, such as every run, do not wait for it
         try:
             self.call(lambda session: session.now(), again=True)
-        except StoreOutage as error:
-            self.link.outage(error)
-        except StoreError:
+        except (StoreError, StoreDeniedError):
             self._checked = False  # a mistake: report it to every caller
             raise
+        except StoreOutage as error:
+            self.link.outage(error)
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         self._guards.watch(on_control, running)
+
+    def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
+        self._guards.watch_dropped(on_dropped)
 
     def change_control(self, change: Callable[[str], str]) -> str:
         return self.call(lambda session: self._guards.change(session, change))
@@ -394,7 +409,7 @@ if hasattr(os, "register_at_fork"):
         after_in_parent=_for_each(lambda ledger: ledger.link.after_fork()),
         after_in_child=_for_each(StoreLedger.restart),
     )
-atexit.register(_for_each(lambda ledger: ledger.flush(_GOODBYE_S)))
+atexit.register(_for_each(StoreLedger.end))
 
 
 def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> StoreLedger:
@@ -533,7 +548,7 @@ def settlement_of(hold: Hold, actual: Amount, then: Callable[[], None] | None, r
     def write(session: StoreSession) -> StoreReply:
         return session.settle(bill.hold, bill.lines, bill.actual, bill.record)
 
-    return Fact(write, hold.accounts, then, repeatable=True, bill=bill)
+    return Fact(write, hold.accounts, then, repeatable=True, bill=bill, nano=actual[0] - hold.booked[0])
 
 
 def reaches_alert(accounts: Sequence[Account], more: Amount) -> bool:

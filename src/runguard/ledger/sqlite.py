@@ -27,6 +27,7 @@ from runguard.ledger.ledger import (
     Record,
     Seen,
     SettledCall,
+    StoreDeniedError,
     StoreError,
     StoreOutage,
     StoreReplacedError,
@@ -150,8 +151,10 @@ def store_error_of(path: Path, error: Exception) -> StoreError | StoreOutage:
         return StoreError(
             f"{path}: {error}; the file is damaged or no database. Move it away and keep it: it holds your accounts"
         )
-    if name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-        return StoreError(f"{path}: {error}; check that the file and its folder can be written")
+    if isinstance(error, OSError) or name.startswith(
+        ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")
+    ):
+        return StoreDeniedError(f"{path}: {error}; check that the file and its folder can be written")
     return StoreError(f"{path}: {error}")
 
 

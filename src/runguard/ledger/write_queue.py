@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from runguard.background import log_fault
+from runguard.core.money import usd_text
 from runguard.ledger.ledger import (
     Account,
     Seen,
@@ -44,7 +45,7 @@ _LINGERING_KEPT: Final = 64
 class Fact:
     """Something that happened and that the store must book."""
 
-    __slots__ = ("accounts", "bill", "due", "keys", "repeatable", "then", "tries", "write")
+    __slots__ = ("accounts", "bill", "due", "keys", "nano", "repeatable", "then", "tries", "write")
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class Fact:
         *,
         repeatable: bool,
         bill: SettledCall | None = None,
+        nano: int = 0,
     ) -> None:
         self.write, self.accounts = write, accounts
         self.then = then  # called once, when the store has it
@@ -61,6 +63,7 @@ class Fact:
         self.repeatable = repeatable
         self.tries = 0  # attempts that ended in an exception which no store should raise
         self.bill = bill  # of a settlement
+        self.nano = nano  # what a settlement adds to what is spent, in nano-dollars
         self.keys = tuple(account.key for account in accounts) if bill is not None else ()
         self.due = 0.0  # when the writer books a settlement that lingers
 
@@ -323,6 +326,7 @@ class StoreGuards:
         self._identity = ""  # of the store that the control document is from
         self._unreadable = ""  # why the document could not be read, as last logged
         self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []
+        self._on_dropped: list[weakref.WeakMethod[Any]] = []
         self.restart()
 
     def restart(self) -> None:
@@ -335,6 +339,18 @@ class StoreGuards:
             self._guards = [*alive, (weakref.WeakMethod(on_control), weakref.WeakMethod(running))]
             if self._text:
                 self._inform(on_control)
+
+    # ---- settlements that are lost ----------------------------------------------------------------------------------
+
+    def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
+        alive = [reference for reference in self._on_dropped if reference() is not None]
+        own = weakref.WeakMethod(on_dropped)
+        self._on_dropped = alive if own in alive else [*alive, own]
+
+    def tell_dropped(self, count: int, nano: int) -> None:
+        for reference in self._on_dropped:
+            if (listener := reference()) is not None:
+                listener(count, nano)
 
     # ---- the control document ---------------------------------------------------------------------------------------
 
@@ -428,6 +444,7 @@ TRIES: Final = 5  # of a settlement that meets an exception which no store shoul
 _BEAT_S: Final = 1.0
 _PURGE_S: Final = 3_600.0
 _SUMS_S: Final = 60.0
+_TELL_S: Final = 60.0  # between two reports of settlements that were dropped
 
 
 class FactWriter:
@@ -440,21 +457,21 @@ class FactWriter:
         self._retention_s = retention_s
         self.lost = 0  # facts that the store refused, or that did not fit into the queue
         self.unbooked = 0  # of them settlements and releases
+        self.dropped, self.dropped_nano = 0, 0  # of them settlements, and what they cost
+        self._told, self._told_at, self._untold_since = 0, -_TELL_S, 0.0  # how many were reported, and when
         self.facts = Facts()
+        self._losing = threading.Lock()
 
     def restart(self) -> Facts:
         """Begin a new queue; returns the old one."""
         old, self.facts = self.facts, Facts()
+        self._losing = threading.Lock()  # in a forked child: a thread of the parent may have held it
+        self._told = self.dropped  # the parent reports its own
         return old
 
     def put(self, fact: Fact) -> None:
         if not self.facts.put(fact):
             self._lose(fact)
-            _log.error(
-                "runguard.store_full: %s: %d facts are waiting to be booked; one was dropped",
-                self._link.name,
-                FACTS_KEPT,
-            )
 
     def record(self, write: Callable[[StoreSession], object]) -> None:
         """Write a record, in order with the settlements. It is dropped when too many facts are waiting."""
@@ -482,6 +499,7 @@ class FactWriter:
             elif time.monotonic() >= next_look:
                 next_look = time.monotonic() + _BEAT_S
                 self._safely("the look for stops", self._guards.look_for_stops)
+            self.tell_dropped()
             fact = facts.first(_BEAT_S)
             if fact is not None and not facts.closed.is_set() and self._write(fact, facts):
                 facts.done(fact)
@@ -533,8 +551,40 @@ class FactWriter:
         return True
 
     def _lose(self, fact: Fact) -> None:
-        self.lost += 1
-        self.unbooked += fact.repeatable
+        with self._losing:
+            self.lost += 1
+            self.unbooked += fact.repeatable
+            if fact.bill is not None:
+                if self.dropped == self._told:
+                    self._untold_since = time.monotonic()
+                self.dropped += 1
+                self.dropped_nano += fact.nano
+
+    def tell_dropped(self, *, at_once: bool = False) -> None:
+        """Log and alert how many settlements were dropped, and what they cost: once when the store is back.
+
+        During a long outage it is told after a minute, and again whenever the number has doubled.
+        """
+        if self.dropped != self._told:
+            self._safely("the report of dropped settlements", lambda: self._report_dropped(at_once))
+
+    def _report_dropped(self, at_once: bool) -> None:
+        with self._losing:
+            count, nano, now = self.dropped, self.dropped_nano, time.monotonic()
+            is_over = not self._link.is_away and len(self.facts) < max(FACTS_KEPT // 2, 1)
+            grows = now - self._untold_since >= _TELL_S and count >= 2 * self._told
+            if count == self._told or not (at_once or (now - self._told_at >= _TELL_S and (is_over or grows))):
+                return
+            self._told, self._told_at = count, now
+        _log.error(
+            "runguard.settlements_dropped: %s: %d settlements of %s were dropped since this process began: the store "
+            "refused them, or more than %d facts were waiting to be booked",
+            self._link.name,
+            count,
+            usd_text(nano),
+            FACTS_KEPT,
+        )
+        self._guards.tell_dropped(count, nano)
 
     def _write_until_booked(self, fact: Fact, facts: Facts) -> None:
         link = self._link
@@ -559,6 +609,7 @@ class FactWriter:
                 if outages == 1 and not was_new:
                     continue  # a connection that was cut while idle is not an outage: try again on a new one
                 link.outage(error)
+                self.tell_dropped()
                 if facts.closed.wait(_BACKOFF_S[min(outages - 1, len(_BACKOFF_S) - 1)]):
                     return  # the ledger was closed
         if isinstance(reply, StoreReply):

@@ -14,7 +14,7 @@ import redis
 
 from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
-from runguard.ledger.ledger import StoreError, StoreOutage, StoreReplacedError
+from runguard.ledger.ledger import StoreDeniedError, StoreError, StoreOutage, StoreReplacedError
 from runguard.ledger.redis import RedisSession, RedisStore
 from tests.kit.redis_stores import CALL, a_line, key_of
 from tests.kit.valkey_server import Valkey, valkey_process
@@ -395,11 +395,11 @@ def test_a_replica_is_an_outage(own_server: Valkey) -> None:
 
 
 @pytest.mark.parametrize("user", ["", ":wr0ng@", "ann:wr0ng@"])
-def test_a_wrong_password_is_an_error_and_not_told(own_server: Valkey, user: str) -> None:
+def test_a_wrong_password_is_denied_and_not_told(own_server: Valkey, user: str) -> None:
     with redis.Redis.from_url(own_server.url) as raw:
         raw.config_set("requirepass", "s3cret")
     place = own_server.url.partition("://")[2]
-    with pytest.raises(StoreError, match="refuses the user name or password") as error:
+    with pytest.raises(StoreDeniedError, match="refuses the user name or password") as error:
         RedisStore(f"redis://{user}{place}").connect(5)
     assert "wr0ng" not in str(error.value) + repr(error.value.__cause__)
     RedisStore(f"redis://:s3cret@{place}").connect(5).close()
@@ -414,5 +414,5 @@ def test_a_user_with_few_rights_is_told_which_it_needs(own_server: Valkey) -> No
         raw.execute_command("ACL", "SETUSER", "none", "on", ">pw", "~other:*", "+@all")
     session = RedisStore(f"redis://few:pw@{place}").connect(5)  # it may not ask for INFO, and need not
     assert session.reserve("h", 60, [a_line()], CALL).ok
-    with pytest.raises(StoreError, match="needs the keys"):
+    with pytest.raises(StoreDeniedError, match="needs the keys"):
         RedisStore(f"redis://none:pw@{place}").connect(5)
