@@ -324,11 +324,13 @@ async def test_a_late_settlement_beyond_the_cap_is_an_overrun(desk: Desk) -> Non
     assert (desk.find().spent, desk.find().overrun, desk.find().closed) == ((120, 0, 0), (20, 0, 0), True)
 
 
-async def test_of_an_expired_hold_a_release_takes_nothing_back(desk: Desk) -> None:
+async def test_a_release_takes_back_what_was_charged_for_an_expired_hold(desk: Desk) -> None:
     hold = await overdue(desk, [desk.account()], (30, 5, 1))
     assert desk.books() == ((30, 5, 1), NOTHING)
     desk.release(hold)
-    assert desk.books() == ((30, 5, 1), NOTHING)
+    assert desk.books() == (NOTHING, NOTHING)
+    desk.release(hold)
+    assert desk.books() == (NOTHING, NOTHING)
 
 
 async def test_what_was_settled_or_released_in_time_does_not_expire(desk: Desk) -> None:
