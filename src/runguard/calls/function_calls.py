@@ -466,9 +466,11 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
         usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
     costs, model = caller.costs, answer.model or request.model
     nano = costs.of(answer, usage, result)
-    priced = nano is not None or (
-        usage is not None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
-    )
+    has_rates = isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
+    if usage is None and nano is None and has_rates and answer.problems:  # what it stated cannot be right
+        output = caller.guard.accounts.expectations.typical(charge.model, request.max_output_tokens)
+        usage, guessed = Usage(output=output), True
+    priced = nano is not None or (usage is not None and has_rates)
     estimated = guessed and (nano is None or settings.in_tokens)
     if usage is None or not priced:
         highest_usd, highest_tokens = costs.highest

@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import FAILURES, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
 from runguard.core.identity import Newest, answer_text, digest, mask, size_of
-from runguard.core.money import NANO, UNLIMITED, fault_of_dollars, scope_part
+from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
 from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
 from runguard.core.rules.failures import lacks_arguments
 from runguard.engine.calls import Settling
@@ -433,7 +432,7 @@ def _stopped(run: Run, lane: Lane) -> Any:
 def bound_of(rule: ToolRule, args: object) -> tuple[int | None, str]:
     """The most that a call may cost in nano-USD; None with the reason where that cannot be known."""
     bound = rule.price_bound if callable(rule.price) else rule.price
-    return _dollars(bound, args) if callable(bound) else (_nano(bound), "")
+    return _dollars(bound, args) if callable(bound) else (stated_nano(bound), "is no amount")
 
 
 def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, str]:
@@ -442,14 +441,8 @@ def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, 
         value = function(*given)
     except Exception as error:
         return None, f"raised {type(error).__name__}"
-    fault = fault_of_dollars(value, 0)
-    return (None, f"returned no price ({fault})") if fault else (_nano(value), "")
-
-
-def _nano(dollars: object) -> int:
-    """Rounded up: a price is never lower than it was given. By integers, which no decimal context rounds."""
-    numerator, denominator = Decimal(str(dollars)).as_integer_ratio()
-    return -(-numerator * NANO // denominator)
+    nano = stated_nano(value)
+    return nano, "" if nano is not None else f"returned no price ({fault_of_dollars(value, 0)})"
 
 
 def _unknown_price(event: ToolCall, fault: str) -> Finding:

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.breaker import Breaker
 from runguard.core.errors import PolicyError, RunGuardError
-from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_nano
+from runguard.core.money import MOST_USD, NANO, NOTHING, UNITS, UNLIMITED, Amount, to_nano
 
 _log: Final = logging.getLogger("runguard")
 
@@ -618,7 +618,7 @@ class Ledger(Protocol):
 
 # ---- Arithmetic that every store shares.
 
-MOST: Final = 10**17  # of one amount: a hundred million dollars, and few enough digits to be added up for ever
+MOST: Final = MOST_USD * NANO  # of one amount
 
 
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
