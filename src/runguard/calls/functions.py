@@ -294,8 +294,10 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
                 done(call, result, reading)
-        except Exception as fault:
+        except BaseException as fault:
             drop_all(calls, fault)
+            if not isinstance(fault, Exception):
+                raise
         return result
 
     return guarded
@@ -345,8 +347,10 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
                 done(call, result, reading)
-        except Exception as fault:
+        except BaseException as fault:
             drop_all(calls, fault)
+            if not isinstance(fault, Exception):
+                raise
         return result
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
@@ -589,8 +593,10 @@ class GuardedObject(ABC):
     def _end(self, error: BaseException | None = None) -> None:
         try:
             self._finish(error)
-        except Exception as fault:
+        except BaseException as fault:
             drop_all(self._calls, fault)
+            if not isinstance(fault, Exception):
+                raise
 
     @abstractmethod
     def _finish(self, error: BaseException | None) -> None: ...
@@ -657,7 +663,7 @@ class _Pieces(GuardedObject):
 
     def __del__(self) -> None:
         if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without being closed
-            DROPPED.take(partial(self._finish, None))
+            DROPPED.take(self._end)
 
 
 class GuardedStream(_Pieces, Iterator[Any]):

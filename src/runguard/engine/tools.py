@@ -317,19 +317,20 @@ class ToolPrices:
         bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
         if bill is None:
             return
-        nano, estimated = bill.bound, False
-        if callable(bill.price):
-            value, fault = _dollars(bill.price, args, answer)
-            if value is None:
-                nano, estimated = bill.bound, True
-                _log.warning(
-                    "runguard.tool_price_failed: the price function of tool %r %s; its price_bound is booked",
-                    bill.tool,
-                    fault,
-                )
-            else:
-                nano = value
-        self.book(bill.charge, call_id, nano, estimated=estimated)
+        nano, estimated = bill.bound, callable(bill.price)
+        try:
+            if estimated:
+                value, fault = _dollars(bill.price, args, answer)
+                if value is None:
+                    _log.warning(
+                        "runguard.tool_price_failed: the price function of tool %r %s; its price_bound is booked",
+                        bill.tool,
+                        fault,
+                    )
+                else:
+                    nano, estimated = value, False
+        finally:  # also when the function ends the program or the task
+            self.book(bill.charge, call_id, nano, estimated=estimated)
 
     def settle_unknown(self, run: Run, call_id: str) -> None:
         """The tool was executed and never answered."""
@@ -370,7 +371,8 @@ class ToolPrices:
         charge = self._accounts.open_settled(run.run_costs, payment)
         charge.journal = run.journal
         bills = run.bills = run.bills or ToolBills()
-        bills.open[answer.id] = Bill(charge, answer.tool, rule.price, bound_of(rule, answer.args)[0] or 0)
+        bill = bills.open[answer.id] = Bill(charge, answer.tool, rule.price, 0)
+        bill.bound = bound_of(rule, answer.args)[0] or 0
         self.settle(run, answer.id, answer.args, answer.value)
 
     def close(self, run: Run, answer: Answer) -> None:
