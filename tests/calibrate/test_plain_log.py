@@ -103,11 +103,11 @@ def test_dollars_of_a_model_step_count(tmp_path: Path) -> None:
 
 
 BAD = [
-    ({"usd": -1}, "usd = -1: expected dollars from 0 to 1,000,000"),
-    ({"usd": "a lot"}, "usd = 'a lot': expected dollars from 0 to 1,000,000"),
-    ({"usd": True}, "usd = True: expected dollars from 0 to 1,000,000"),
-    ({"usd": 1e9}, "usd = 1000000000.0: expected dollars from 0 to 1,000,000"),
-    ({"usd": [1]}, "usd = a list: expected dollars from 0 to 1,000,000"),
+    ({"usd": -1}, "usd = -1: expected dollars from 0 to 1,000,000,000"),
+    ({"usd": "a lot"}, "usd = 'a lot': expected dollars from 0 to 1,000,000,000"),
+    ({"usd": True}, "usd = True: expected dollars from 0 to 1,000,000,000"),
+    ({"usd": 1e10}, "usd = 10000000000.0: expected dollars from 0 to 1,000,000,000"),
+    ({"usd": [1]}, "usd = a list: expected dollars from 0 to 1,000,000,000"),
     ({"tokens": 1.5}, "tokens = 1.5: expected a whole number from 0 to 1,000,000,000,000,000"),
     ({"tokens": "900"}, "tokens = '900': expected a whole number"),
     ({"calls": -3}, "calls = -3: expected a whole number from 0 to 100,000"),
@@ -116,7 +116,7 @@ BAD = [
     ({"id": "run"}, "no run: expected an object with a list of steps, or with usd, tokens or calls"),
     ({"usd": None}, "no run: expected an object with a list of steps, or with usd, tokens or calls"),
     ([1, 2], "no run: expected an object with a list of steps, or with usd, tokens or calls"),
-    ('{"usd": NaN}', "usd = nan: expected dollars from 0 to 1,000,000"),
+    ('{"usd": NaN}', "usd = nan: expected dollars from 0 to 1,000,000,000"),
     ('{"tokens": Infinity}', "tokens = inf: expected a whole number"),
     ("{broken", "not valid JSON"),
 ]

@@ -39,7 +39,8 @@ class Euros(float):
 
 
 @pytest.mark.parametrize(
-    "cost", [0.1, Decimal("0.1"), Euros(0.1), lambda _: 0.1, lambda _: Decimal("0.1"), lambda _: Euros(0.1)]
+    "cost",
+    [0.1, Decimal("0.1"), Euros(0.1), lambda _: 0.1, lambda _: Decimal("0.1"), lambda _: Euros(0.1), lambda _: "0.1"],
 )
 def test_a_cost_is_exact(cost: Any) -> None:
     model = Model("text")
@@ -63,7 +64,7 @@ def test_a_cost_of_input_and_output_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "cost", [lambda r: 1 / 0, lambda r: float("nan"), lambda r: -1, lambda r: True, lambda r: "0.1", lambda r: None]
+    "cost", [lambda r: 1 / 0, lambda r: float("nan"), lambda r: -1, lambda r: True, lambda r: "much", lambda r: None]
 )
 def test_a_cost_that_fails_is_unknown(cost: Callable[[Any], Any], caplog: pytest.LogCaptureFixture) -> None:
     model = Model("text")

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runguard import LoopDetectedError, RunStoppedError, guard, guard_async, run
-from runguard.calls.function_state import nano_of
+from runguard.core.money import stated_nano
 
 PATIENCE_S = 20
 MOST = 100  # tokens of one answer; one token costs a millionth of a dollar
@@ -299,7 +299,7 @@ def test_circles_are_found_at_once_and_only_there(signs: list[str], repeats: int
     | st.none()
 )
 def test_an_amount_is_rounded_up_or_none(value: Any) -> None:
-    nano = nano_of(value)
+    nano = stated_nano(value)
     is_amount = (
         not isinstance(value, bool | str | None)
         and Decimal(str(value)).is_finite()

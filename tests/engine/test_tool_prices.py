@@ -128,6 +128,33 @@ async def test_a_price_that_is_none_is_booked_at_its_bound(value: Any, caplog: p
     assert "runguard.tool_price_failed" in caplog.text
 
 
+@pytest.mark.parametrize("exit_type", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+async def test_a_price_function_that_ends_the_program_pays_its_bound_first(exit_type: type[BaseException]) -> None:
+    def leave(args: object, answer: object) -> int:
+        raise exit_type
+
+    till = Till(tools=priced(leave, price_bound=2), max_usd=5)
+    call_id, _ = await till.call("search")
+    with pytest.raises(exit_type):
+        till.guard.settle_tool(till.run, call_id, None, None)
+    assert (till.spend["usd"], till.spend["estimated_calls"], till.spend["reserved_usd"]) == (2, 1, 0)
+    with pytest.raises(exit_type):
+        till.guard.tool_prices.book_unseen(till.run, ROOT_LANE, "agent", Answer("search", b"x", 1, "unseen"))
+    assert (till.spend["usd"], till.spend["estimated_calls"], till.spend["reserved_usd"]) == (4, 2, 0)
+
+
+@pytest.mark.parametrize("exit_type", [SystemExit, KeyboardInterrupt])
+async def test_a_bound_that_ends_the_program_leaves_no_call_unbooked(exit_type: type[BaseException]) -> None:
+    def leave(args: object) -> int:
+        raise exit_type
+
+    till = Till(tools=priced(lambda args, answer: 1, price_bound=leave))
+    with pytest.raises(exit_type):
+        till.guard.tool_prices.book_unseen(till.run, ROOT_LANE, "agent", Answer("search", b"x", 1, "unseen"))
+    till.guard.end("run")
+    assert (till.spend["paid_tool_calls"], till.spend["estimated_calls"]) == (1, 1)
+
+
 async def test_a_bound_that_fails_refuses_where_dollars_are_limited() -> None:
     rule = priced(lambda args, answer: 1, price_bound=lambda args: args["pages"])
     limited = Till(tools=rule, max_usd=5)

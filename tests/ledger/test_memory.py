@@ -14,7 +14,7 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger import memory as memory_module
-from runguard.ledger.ledger import Account, Hold, Refusal
+from runguard.ledger.ledger import Account, Hold, Refusal, Stale
 from runguard.ledger.memory import MemoryLedger
 
 PATIENCE_S = 20  # far beyond anything that works
@@ -30,12 +30,12 @@ def opened(
     return ledger.account(key, scope, None if ends is None else "1h", ends, caps)
 
 
-def held(result: Hold | Refusal) -> Hold:
+def held(result: Hold | Refusal | Stale) -> Hold:
     assert isinstance(result, Hold)
     return result
 
 
-def refused(result: Hold | Refusal) -> Refusal:
+def refused(result: Hold | Refusal | Stale) -> Refusal:
     assert isinstance(result, Refusal)
     return result
 
@@ -150,6 +150,7 @@ def test_no_wake_up_is_lost_between_two_loops_in_two_threads() -> None:
         for _ in range(150):
             while isinstance(result := await ledger.reserve([account], (1, 0, 0)), Refusal):
                 assert await ledger.changed(result, PATIENCE_S), "nobody woke it"
+            assert isinstance(result, Hold)
             turns.append(player)
             assert account.due_usd == 1
             await asyncio.sleep(0)
@@ -212,7 +213,7 @@ def test_many_threads_on_one_budget_never_break_it_and_leave_nothing_held() -> N
         for _ in range(700):
             want = (dice.randint(1, 300), dice.randint(1, 200), 1)
             result = await ledger.reserve([own[number], shared], want)
-            if isinstance(result, Refusal):
+            if not isinstance(result, Hold):
                 continue
             fate = dice.random()
             if fate < 0.2:

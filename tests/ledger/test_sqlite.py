@@ -110,14 +110,14 @@ def test_a_period_begins_at_its_first_moment_and_is_over_at_its_last(
     file: SqliteSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two periods that touch have no moment in common and none between them."""
-    clock = [1_700_000_000.0]
-    monkeypatch.setattr(time, "time", lambda: clock[0])
     begins, ends = 1_700_000_000.0, 1_700_003_600.0
+    clock = [begins - 0.001]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
     line, following = a_line("p#1", begins=begins, ends=ends), a_line("p#2", begins=ends, ends=ends + 3600)
+    assert file.reserve(an_id(), LONG_S, [line], CALL).stale
+    clock[0] = begins
     assert file.reserve(an_id(), LONG_S, [line], CALL).ok
     assert file.reserve(an_id(), LONG_S, [following], CALL).stale
-    clock[0] = begins - 0.001
-    assert file.reserve(an_id(), LONG_S, [line], CALL).stale
     clock[0] = ends - 0.001
     assert file.reserve(an_id(), LONG_S, [line], CALL).ok
     clock[0] = ends

@@ -123,7 +123,11 @@ async def open_call(
         raise
     if ticket is not None and call.charge is not None:
         ticket.charge = WAITED_FOR[id(call.charge)] = call.charge
-        ticket.known = caller.guard.faults.attempt("functions", _least_of, caller, request) or (0, 0)
+        try:
+            ticket.known = caller.guard.faults.attempt("functions", _least_of, caller, request) or (0, 0)
+        except BaseException:
+            never_left(call)
+            raise
     return call
 
 
@@ -326,8 +330,10 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
             _report(call, True)
         if caller.settings.loop:
             _watch_loops(call, answer, result)
-    except Exception as error:  # an internal error must not cost the caller the result
+    except BaseException as error:  # an internal error must not cost the caller the result
         drop(call, error)
+        if not isinstance(error, Exception):
+            raise
     finally:
         if call.ticket is not None:
             caller.give_back(call.ticket)
@@ -358,8 +364,10 @@ def failed(
         if call.charge is not None:
             call.caller.guard.settling.failed(call.charge, error)
             _book_failure(call, error, size, streaming, reading, last)
-    except Exception as fault:
+    except BaseException as fault:
         drop(call, fault)
+        if not isinstance(fault, Exception):
+            raise
     finally:
         call.caller.give_back(call.ticket)
 
@@ -371,6 +379,9 @@ def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
             failed(call, error)
         except Exception as fault:
             drop(call, fault)
+        except BaseException as leaving:
+            drop_all(calls, leaving)
+            raise
 
 
 def never_left(call: GuardedCall) -> None:
@@ -388,24 +399,29 @@ def never_left(call: GuardedCall) -> None:
     attempt("functions", caller.give_back, call.ticket)
 
 
-def drop(call: GuardedCall, error: Exception) -> None:
-    """Book what is reserved for a call as an estimate, after an internal error. No other call waits for it then."""
+def drop(call: GuardedCall, error: BaseException) -> None:
+    """Book what is reserved for a call as an estimate, after an internal error. No other call waits for it then.
+
+    A function of the user may also end the program or the task, with ``SystemExit`` for example. That is no error.
+    """
     call.over = True
     caller, guard, charge = call.caller, call.caller.guard, call.charge
-    if charge is None or charge.over:
+    if isinstance(error, Exception) and (charge is None or charge.over or _is_priced(call)):
         guard.fault("functions", error, call.state.run.info.run, caller.name)
-    elif _is_priced(call):
-        guard.fault("functions", error, call.state.run.info.run, caller.name)
-        try:
-            guard.abandon(charge)
-        except Exception as second:
-            guard.close(charge, second)
-    else:
-        guard.close(charge, error)
+    if charge is not None and not charge.over:
+        if _is_priced(call):
+            try:
+                guard.abandon(charge)
+            except Exception as second:
+                guard.close(charge, second)
+        elif isinstance(error, Exception):
+            guard.close(charge, error)
+        else:
+            guard.faults.attempt("functions", guard.accounts.close, charge)
     guard.faults.attempt("functions", caller.give_back, call.ticket)
 
 
-def drop_all(calls: list[GuardedCall], error: Exception) -> None:
+def drop_all(calls: list[GuardedCall], error: BaseException) -> None:
     """Drop a call in each of its layers."""
     for call in calls:
         drop(call, error)
@@ -466,9 +482,11 @@ def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None)
         usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
     costs, model = caller.costs, answer.model or request.model
     nano = costs.of(answer, usage, result)
-    priced = nano is not None or (
-        usage is not None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
-    )
+    has_rates = isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
+    if usage is None and nano is None and has_rates and answer.problems:  # what it stated cannot be right
+        output = caller.guard.accounts.expectations.typical(charge.model, request.max_output_tokens)
+        usage, guessed = Usage(output=output), True
+    priced = nano is not None or (usage is not None and has_rates)
     estimated = guessed and (nano is None or settings.in_tokens)
     if usage is None or not priced:
         highest_usd, highest_tokens = costs.highest

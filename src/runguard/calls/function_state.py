@@ -20,7 +20,6 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from enum import Enum, auto
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
@@ -31,7 +30,7 @@ from runguard.core.decision import Finding, Rungs, Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.core.events import FAILURES, ROOT_LANE, Answer, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.core.identity import answer_text, digest, mask
-from runguard.core.money import Budget, BudgetStatus, nanos, shown
+from runguard.core.money import Budget, BudgetStatus, shown, stated_nano
 from runguard.core.outcomes import classify, failure_class, is_unfinished, named_items
 from runguard.core.rules.repetition import Cycle
 from runguard.engine.charges import OWNERS, Charge, scopes_of
@@ -69,7 +68,6 @@ _NOT_HERE: Final = frozenset(
         "final_answer",
     }
 )
-_MOST_USD: Final = 10**8  # of one call, in dollars
 LOOP_BY: Final = ("result", "call", "name")
 _REPEATS, _LENGTH, _FAILURES, _RESET_S = 3, 4, 5, 60.0
 
@@ -200,7 +198,7 @@ def _costs(cost: Any) -> tuple[int | None, Callable[[int, int], Any] | None, Cal
     if cost is None:
         return None, None, None
     if not callable(cost):
-        fixed = nano_of(cost)
+        fixed = stated_nano(cost)
         if fixed is None:
             raise PolicyError(
                 f"cost = {cost!r}: give dollars per call, a function of the result, or one of input and output tokens"
@@ -238,17 +236,6 @@ def _read(where: str, given: object, known: Iterable[str]) -> dict[str, Any]:
             raise PolicyError(f"{where}.{key}: given twice")
         values[name] = value
     return values
-
-
-def nano_of(value: Any) -> int | None:
-    """An amount in dollars as nano-USD, rounded up; None when it is not an amount."""
-    if isinstance(value, float):  # 0.1 means a tenth, not the binary fraction nearest to it
-        value = Decimal(float.__repr__(value))
-    if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        return None
-    if (isinstance(value, Decimal) and not value.is_finite()) or not 0 <= value <= _MOST_USD:
-        return None
-    return nanos(value, up=True)
 
 
 # ---- Costs.
@@ -373,17 +360,19 @@ class Costs:
             return self.ask(settings.cost_of_result, result)
         if settings.cost_of_tokens is not None and usage is not None:
             return self.ask(settings.cost_of_tokens, usage.input, usage.output)
-        return None if reading.usd is None else nano_of(reading.usd)
+        return stated_nano(reading.usd)
 
     def ask(self, cost: Callable[..., Any], *facts: Any) -> int | None:
         try:
-            nano = nano_of(value := cost(*facts))
+            nano = stated_nano(value := cost(*facts))
         except Exception:
             _log.warning("runguard.cost_failed: cost raised for '%s'", self._name, exc_info=True)
             return None
         if nano is None:
             _log.warning(
-                "runguard.cost_failed: cost gave %.80r for '%s', which is not an amount in dollars", value, self._name
+                "runguard.cost_failed: cost gave %s for '%s', which is not an amount in dollars",
+                shown(value),
+                self._name,
             )
         return nano
 

@@ -301,8 +301,10 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
                 done(call, result, reading)
-        except Exception as fault:
+        except BaseException as fault:
             drop_all(calls, fault)
+            if not isinstance(fault, Exception):
+                raise
         return result
 
     return guarded
@@ -352,8 +354,10 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
                 done(call, result, reading)
-        except Exception as fault:
+        except BaseException as fault:
             drop_all(calls, fault)
+            if not isinstance(fault, Exception):
+                raise
         return result
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
@@ -607,8 +611,10 @@ class GuardedObject(ABC):
     def _end(self, error: BaseException | None = None) -> None:
         try:
             self._finish(error)
-        except Exception as fault:
+        except BaseException as fault:
             drop_all(self._calls, fault)
+            if not isinstance(fault, Exception):
+                raise
 
     @abstractmethod
     def _finish(self, error: BaseException | None) -> None: ...
@@ -675,7 +681,7 @@ class _Pieces(GuardedObject):
 
     def __del__(self) -> None:
         if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without being closed
-            FINALIZED.put(partial(self._finish, None))
+            FINALIZED.put(self._end)
 
 
 class GuardedStream(_Pieces, Iterator[Any]):

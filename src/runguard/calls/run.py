@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -421,9 +421,12 @@ class RunTools:
         self._pay(call, call.value)
 
     def _pay(self, call: OpenCall, answer: object) -> None:
-        for guard, run, _ in self._layers:
-            if run.bills is not None:
-                guard.faults.attempt("adapter", guard.settle_tool, run, call.key, call.use.args, answer)
+        with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
+            for guard, run, _ in reversed(self._layers):
+                if run.bills is not None:
+                    paying.callback(
+                        guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
+                    )
 
     def saw(self, use: ToolUse, value: object) -> None:
         """The answer to a call that was never checked: the adapter sees tools only in the next request."""

@@ -29,6 +29,7 @@ MOST_USD: Final = 1_000_000_000  # more than that is a slip of the keyboard, and
 MOST_COUNT: Final = 10**15
 _LEAST_USD: Final = Decimal("1e-9")
 _SHOWN_CHARS: Final = 80
+_LONGEST: Final = 64  # characters of an amount
 
 
 def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
@@ -69,6 +70,31 @@ def fault_of_dollars(value: object, least: int = 1) -> str:
     if dollars > MOST_USD:
         return too_much
     return "less than a billionth of a dollar" if dollars < _LEAST_USD and least > 0 else ""
+
+
+def stated_usd(value: object) -> Decimal | None:
+    """Return a cost that somebody stated in dollars: a number or its text, finite, from 0 to ``MOST_USD``.
+
+    None: it cannot be right, so the cost is unknown. What is less than a billionth of a dollar counts as one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
+        return None
+    if (isinstance(value, int) and not 0 <= value <= MOST_USD) or (isinstance(value, str) and len(value) > _LONGEST):
+        return None
+    try:
+        # 0.1 means a tenth, not the binary fraction nearest to it; a class of its own may write itself in another way
+        usd = Decimal(float.__repr__(value) if isinstance(value, float) else value)
+    except InvalidOperation:
+        return None
+    if not usd.is_finite() or not 0 <= usd <= MOST_USD:
+        return None
+    return _LEAST_USD if 0 < usd < _LEAST_USD else usd
+
+
+def stated_nano(value: object) -> int | None:
+    """Return a stated cost as nano-USD, rounded up so that it is never lower than stated; None as ``stated_usd``."""
+    usd = stated_usd(value)
+    return None if usd is None else nanos(usd, up=True)
 
 
 def shown(value: object) -> str:

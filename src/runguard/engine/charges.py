@@ -929,7 +929,8 @@ class AccountFinder:
         """
         found = self._ledger.find(scope)
         now = self._ledger.period_time(self._clock())  # as the store has just reported it
-        found = [a for a in found if a.ends is None or a.ends > now]
+        # of several periods that are not over, the latest: the clock was set back
+        found = list({a.meter: a for a in found if a.ends is None or a.ends > now}.values())
         kind, _, rest = scope.partition(":")
         parts = rest.split("/")
         if kind == "session" and len(parts) == 2 and not found:  # without the user, if only one matches
@@ -940,11 +941,11 @@ class AccountFinder:
             }
             if len(scopes) == 1:
                 return [a for a in self._ledger.find(scopes.pop()) if a.ends is None or a.ends > now]
-        have = {a.key for a in found}
+        have = {a.meter for a in found}
         for group in self.groups:  # a scope that has spent nothing yet
             if group.per.kind == kind and (named := _scope_named(kind, parts, costs_by_run)) is not None:
                 key = group.per.key(named)
-                if key is None or _account_key(group, key, now)[0] in have:
+                if key is None or f"{key}{group.suffix}" in have:
                     continue  # its caps were found with more than the scope's name: keep them
                 run_costs = costs_by_run.get(named.run)
                 made = self._account(group, named, now, run_costs)

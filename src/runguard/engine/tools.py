@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any, Final
 
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import FAILURES, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
 from runguard.core.identity import Newest, answer_text, digest, mask, size_of
-from runguard.core.money import NANO, UNLIMITED, fault_of_dollars, scope_part
+from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
 from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
 from runguard.core.rules.failures import lacks_arguments
 from runguard.engine.calls import Settling
@@ -318,19 +317,20 @@ class ToolPrices:
         bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
         if bill is None:
             return
-        nano, estimated = bill.bound, False
-        if callable(bill.price):
-            value, fault = _dollars(bill.price, args, answer)
-            if value is None:
-                nano, estimated = bill.bound, True
-                _log.warning(
-                    "runguard.tool_price_failed: the price function of tool %r %s; its price_bound is booked",
-                    bill.tool,
-                    fault,
-                )
-            else:
-                nano = value
-        self.book(bill.charge, call_id, nano, estimated=estimated)
+        nano, estimated = bill.bound, callable(bill.price)
+        try:
+            if estimated:
+                value, fault = _dollars(bill.price, args, answer)
+                if value is None:
+                    _log.warning(
+                        "runguard.tool_price_failed: the price function of tool %r %s; its price_bound is booked",
+                        bill.tool,
+                        fault,
+                    )
+                else:
+                    nano, estimated = value, False
+        finally:  # also when the function ends the program or the task
+            self.book(bill.charge, call_id, nano, estimated=estimated)
 
     def settle_unknown(self, run: Run, call_id: str) -> None:
         """The tool was executed and never answered."""
@@ -371,7 +371,8 @@ class ToolPrices:
         charge = self._accounts.open_settled(run.run_costs, payment)
         charge.journal = run.journal
         bills = run.bills = run.bills or ToolBills()
-        bills.open[answer.id] = Bill(charge, answer.tool, rule.price, bound_of(rule, answer.args)[0] or 0)
+        bill = bills.open[answer.id] = Bill(charge, answer.tool, rule.price, 0)
+        bill.bound = bound_of(rule, answer.args)[0] or 0
         self.settle(run, answer.id, answer.args, answer.value)
 
     def close(self, run: Run, answer: Answer) -> None:
@@ -433,7 +434,7 @@ def _stopped(run: Run, lane: Lane) -> Any:
 def bound_of(rule: ToolRule, args: object) -> tuple[int | None, str]:
     """The most that a call may cost in nano-USD; None with the reason where that cannot be known."""
     bound = rule.price_bound if callable(rule.price) else rule.price
-    return _dollars(bound, args) if callable(bound) else (_nano(bound), "")
+    return _dollars(bound, args) if callable(bound) else (stated_nano(bound), "is no amount")
 
 
 def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, str]:
@@ -442,14 +443,8 @@ def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, 
         value = function(*given)
     except Exception as error:
         return None, f"raised {type(error).__name__}"
-    fault = fault_of_dollars(value, 0)
-    return (None, f"returned no price ({fault})") if fault else (_nano(value), "")
-
-
-def _nano(dollars: object) -> int:
-    """Rounded up: a price is never lower than it was given. By integers, which no decimal context rounds."""
-    numerator, denominator = Decimal(str(dollars)).as_integer_ratio()
-    return -(-numerator * NANO // denominator)
+    nano = stated_nano(value)
+    return nano, "" if nano is not None else f"returned no price ({fault_of_dollars(value, 0)})"
 
 
 def _unknown_price(event: ToolCall, fault: str) -> Finding:

@@ -8,6 +8,7 @@ over a ``Store``. ``ledger/sqlite``, ``ledger/redis`` and ``ledger/postgres`` ar
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import re
 import secrets
@@ -21,7 +22,9 @@ from typing import Any, Final, Protocol
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.breaker import Breaker
 from runguard.core.errors import PolicyError, RunGuardError
-from runguard.core.money import NOTHING, UNITS, UNLIMITED, Amount, to_nano
+from runguard.core.money import MOST_USD, NANO, NOTHING, UNITS, UNLIMITED, Amount, to_nano
+
+_log: Final = logging.getLogger("runguard")
 
 # ---- What a durable store must be able to do.
 
@@ -82,6 +85,7 @@ class StoreReply:
     control: int  # version of the control document: when it changed, read it
     ok: bool = True
     stale: bool = False  # a line's period is not the current one: nothing was held
+    latest: float = -math.inf  # while the store's clock is behind this time, periods are those of this time
 
 
 Record = tuple[str, str, str]  # kind, what it is about, text
@@ -110,7 +114,8 @@ class StoreSession(Protocol):
       forgot, or was away).
     - An expired hold is *charged*, not released: the provider may have billed.
     - Time is the store's own clock; workers' clocks do not matter. A line whose period is over, or not yet begun, by
-      that clock is ``Stale``, and nothing is held.
+      that clock is ``Stale``, and nothing is held. A store whose clock may be set back goes on with the latest period
+      that was used, and says so with ``StoreReply.latest``.
     - Amounts are whole numbers. Whatever else arrives is refused before anything is written.
     - What reads or changes accounts does so in the store that the process has seen, and in no other one: checked in
       the same step.
@@ -445,6 +450,16 @@ class Refusal:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
 
 
+CLOCK_BACK_S: Final = 60.0  # calls that are made at once come in any order, seconds apart at most
+
+
+def warn_clock_back(seconds: float) -> None:
+    _log.warning(
+        "runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when it has caught up",
+        seconds,
+    )
+
+
 class Stale:
     """A period is over by the ledger's clock: ask again with the accounts of the current one."""
 
@@ -508,10 +523,7 @@ class Ledger(Protocol):
         """The ledger's clock; ``at`` is the caller's."""
 
     def period_time(self, at: float) -> float:
-        """The ledger's clock, by which periods begin and end.
-
-        It never reopens a period that this ledger has forgotten.
-        """
+        """The ledger's clock, by which periods begin and end. It never goes back to an earlier period."""
 
     def account(
         self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
@@ -618,7 +630,7 @@ class Ledger(Protocol):
 
 # ---- Arithmetic that every store shares.
 
-MOST: Final = 10**17  # of one amount: a hundred million dollars, and few enough digits to be added up for ever
+MOST: Final = MOST_USD * NANO  # of one amount
 
 
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:

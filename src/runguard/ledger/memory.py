@@ -17,17 +17,21 @@ from weakref import ref
 from runguard.core.errors import PolicyError
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.ledger import (
+    CLOCK_BACK_S,
+    STALE,
     Account,
     Hold,
     Ledger,
     Record,
     Refusal,
     Sleeper,
+    Stale,
     Store,
     StoreSession,
     Waiting,
     refusal_of,
     wake,
+    warn_clock_back,
 )
 
 _log: Final = logging.getLogger("runguard")
@@ -96,7 +100,6 @@ def _need(package: str, extra: str, scheme: str) -> None:
 _ACCOUNTS_KEPT: Final = 100_000
 _PAGES: Final = 16  # of packed accounts; the oldest page is forgotten at once
 _UNPACKED_KEPT: Final = 2_048  # accounts; beyond that the older half is packed
-_CLOCK_BACK_S: Final = 60.0  # calls that are made at once come in any order, seconds apart at most
 _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calendar goes
 
 
@@ -123,16 +126,13 @@ class MemoryLedger(Waiting):
     def period_time(self, at: float) -> float:
         """The latest time that any caller gave.
 
-        The account of a past period is forgotten: a clock that is set back must not open it anew.
+        The account of a past period is forgotten: a clock that is set back must not open it anew, nor must a thread
+        that was held up since it looked its accounts up. Nothing is held on an account that is over by this time.
         """
         if at < self._latest:
-            if self._latest - at > _CLOCK_BACK_S and not self._told_back:
+            if self._latest - at > CLOCK_BACK_S and not self._told_back:
                 self._told_back = True
-                _log.warning(
-                    "runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when "
-                    "it has caught up",
-                    self._latest - at,
-                )
+                warn_clock_back(self._latest - at)
         elif at < _END_OF_TIME:
             with self._lock:
                 self._latest = max(self._latest, at)
@@ -163,21 +163,26 @@ class MemoryLedger(Waiting):
 
     async def reserve(
         self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
-    ) -> Hold | Refusal:
+    ) -> Hold | Refusal | Stale:
         while (hold := self._hold(accounts, want, ttl, force)) is None:
             with self._lock:
+                if any(account.ends is not None and account.ends <= self._latest for account in accounts):
+                    return STALE
                 if any(account.refusing_units(want) for account in accounts):  # otherwise room has appeared meanwhile
                     return refusal_of(accounts, want, self._changes)
         return hold
 
     def _hold(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0, force: bool = False) -> Hold | None:
-        """Hold ``want`` on all accounts, or return None where it does not fit."""
+        """Hold ``want`` on all accounts, or return None where it does not fit or a period is over."""
         usd, tokens, calls = want
         hold, now = Hold(accounts, want), time.monotonic()
         hold.expires = expires = now + ttl
         with self._lock:
             if now >= self._next_expiry:
                 self._charge_expired_locked(now)
+            for a in accounts:
+                if a.ends is not None and a.ends <= self._latest:
+                    return None
             if not force:
                 for a in accounts:
                     if (

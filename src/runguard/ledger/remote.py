@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import math
 import multiprocessing.util
 import os
 import queue
@@ -25,6 +26,7 @@ from typing import Any, Final, Generic, TypeVar
 from runguard.background import start_thread
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, to_usd, unit_reached
 from runguard.ledger.ledger import (
+    CLOCK_BACK_S,
     STALE,
     Account,
     Balance,
@@ -45,6 +47,7 @@ from runguard.ledger.ledger import (
     fault_of,
     refusal_of,
     wake,
+    warn_clock_back,
 )
 from runguard.ledger.write_queue import Fact, Facts, FactWriter, StoreGuards, StoreLink
 
@@ -72,6 +75,8 @@ class StoreLedger(Waiting):
         self._restarts = 0  # threads that had to be started again
         self._accounts = StoredAccounts()
         self._offset = 0.0  # the store's clock less ours
+        self._latest = -math.inf  # no period before this time, as the store last said
+        self._told_back = False
         self._checked = False
         self._start()
         _ledgers.add(self)
@@ -181,8 +186,12 @@ class StoreLedger(Waiting):
         return time.time() + self._offset  # noqa: TID251 - the store's clock, as last reported
 
     def period_time(self, at: float) -> float:
-        # the store keeps the accounts of past periods, and refuses those that are not current by its own clock
-        return self.now(at)
+        # the store keeps the accounts of past periods, and refuses those that are not current
+        now = self.now(at)
+        if self._latest - now > CLOCK_BACK_S and not self._told_back:
+            self._told_back = True
+            warn_clock_back(self._latest - now)
+        return max(now, self._latest)
 
     def account(
         self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
@@ -291,6 +300,8 @@ class StoreLedger(Waiting):
         """
         self.link.is_back()
         self._offset = reply.now - time.time()  # noqa: TID251
+        if reply.stale or reply.latest > self._latest:
+            self._latest = reply.latest
         reported = {balance.key: balance for balance in reply.balances}
         for account in accounts:
             balance = reported.get(account.key)

@@ -7,6 +7,7 @@ the other operations, ``WriterQueue`` queues the writers of all processes so tha
 
 import contextlib
 import json
+import math
 import operator
 import os
 import sqlite3
@@ -47,6 +48,7 @@ except ImportError:  # a system without flock: SQLite's own busy handler is all 
 # ---- The SQL of the SQLite store, and the form of an account's row.
 
 CONTROL: Final = "control"
+PERIOD: Final = "period"  # a document: when the latest period began that was ever used
 SCHEMA: Final = """
 CREATE TABLE accounts (
   key TEXT PRIMARY KEY, scope TEXT NOT NULL, window TEXT, ends REAL,
@@ -86,8 +88,8 @@ BALANCE: Final = (
 )
 
 # One account is the common and hot case: one statement does what otherwise takes six. It changes nothing when the
-# account is new, closed or full, when the hold is already known, or when other holds are overdue. The general path
-# then handles those cases.
+# account is new, closed or full, when the hold is already known, when other holds are overdue, or when a later period
+# was used. The general path then handles those cases.
 RESERVE_ONE: Final = f"""
 UPDATE accounts SET cap_usd = :cap0, cap_tokens = :cap1, cap_calls = :cap2, updated = :now,
   held_usd = held_usd + :want0, held_tokens = held_tokens + :want1, held_calls = held_calls + :want2
@@ -96,6 +98,7 @@ WHERE key = :key AND closed = 0 AND spent_usd + held_usd + :want0 <= :cap0 + gra
     AND spent_calls + held_calls + :want2 <= :cap2 + granted_calls
   AND NOT EXISTS (SELECT 1 FROM holds WHERE id = :hold) AND NOT EXISTS (SELECT 1 FROM holds WHERE state = 'open'
     AND expires <= :now)
+  AND (:ends IS NULL OR :ends > (SELECT CAST(text AS REAL) FROM documents WHERE name = '{PERIOD}'))
 RETURNING {BALANCE}, (SELECT version FROM documents WHERE name = '{CONTROL}')
 """
 SETTLE_ONE: Final = f"""
@@ -113,6 +116,10 @@ INSERT INTO records (seq, at, kind, ref, text)
 VALUES (max(?, coalesce((SELECT max(seq) FROM records), 0) + 1), ?, ?, ?, ?)
 """
 READ_DOCUMENT: Final = "SELECT version, text FROM documents WHERE name = ?"
+KEEP_PERIOD: Final = """
+INSERT INTO documents VALUES (?, 1, ?)
+ON CONFLICT (name) DO UPDATE SET version = version + 1, text = excluded.text
+"""
 
 
 def balance_of(row: tuple[Any, ...]) -> Balance:
@@ -509,15 +516,17 @@ class SqliteHolds(SqliteConnection):
                 return StoreReply(
                     self._balances([line.key for line in lines]), now, self._control(), ok=known[0] == "open"
                 )
-            if any(_is_stale(line, now) for line in lines):
-                return StoreReply((), now, self._control(), ok=False, stale=True)
+            latest = self._latest_period(lines)
+            if any(_is_stale(line, max(now, latest)) for line in lines):
+                return StoreReply((), now, self._control(), ok=False, stale=True, latest=latest)
+            self._use_periods(lines, latest)
             self._expire(now)
             for line in lines:
                 self._touch(line, now)
             keys = [line.key for line in lines]
             balances = self._balances(keys)
             if not force and any(b.closed or not fits(b, want) for b in balances):
-                return StoreReply(balances, now, self._control(), ok=False)
+                return StoreReply(balances, now, self._control(), ok=False, latest=latest)
             for key in keys:
                 self._db.execute(
                     "UPDATE accounts SET held_usd = held_usd + ?, held_tokens = held_tokens + ?, held_calls = "
@@ -528,13 +537,14 @@ class SqliteHolds(SqliteConnection):
                 "INSERT INTO holds VALUES (?, ?, 'open', ?, ?, ?, ?, ?)",
                 (hold, json.dumps(keys), now + ttl, now, *want),
             )
-            return StoreReply(self._balances(keys), now, self._control())
+            return StoreReply(self._balances(keys), now, self._control(), latest=latest)
 
     def _reserve_one(self, hold: str, ttl: float, line: Line, want: Amount, now: float) -> StoreReply | None:
         if _is_stale(line, now):
             return None
         facts = {
-            "key": line.key, "hold": hold, "now": now, "cap0": line.caps[0], "cap1": line.caps[1], "cap2": line.caps[2],
+            "key": line.key, "hold": hold, "now": now, "ends": line.ends,
+            "cap0": line.caps[0], "cap1": line.caps[1], "cap2": line.caps[2],
             "want0": want[0], "want1": want[1], "want2": want[2],
         }  # fmt: skip
         rows = self._db.execute(RESERVE_ONE, facts).fetchall()
@@ -551,6 +561,7 @@ class SqliteHolds(SqliteConnection):
         with self._write() as now:
             row = self._db.execute("SELECT keys, state, usd, tokens, calls FROM holds WHERE id = ?", (hold,)).fetchone()
             if row is None:  # the store lost it, or was away when it was reserved: book the spend anyway
+                self._use_periods(lines, self._latest_period(lines))
                 for line in lines:
                     self._touch(line, now)
                 keys, state, amount = [line.key for line in lines], "unknown", NOTHING
@@ -617,6 +628,7 @@ class SqliteHolds(SqliteConnection):
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more, [line])
         with self._write() as now:
+            self._use_periods([line], self._latest_period([line]))
             self._touch(line, now)
             self._db.execute(
                 "UPDATE accounts SET granted_usd = granted_usd + ?, granted_tokens = granted_tokens + ?, "
@@ -640,6 +652,22 @@ class SqliteHolds(SqliteConnection):
                 balance_of(row)
                 for row in self._db.execute(f"SELECT {BALANCE} FROM accounts {where} ORDER BY key", facts)
             ]
+
+    def _latest_period(self, lines: Sequence[Line]) -> float:
+        """Return when the latest period began that was ever used, where a line has a period.
+
+        The machine's clock may be set back over its begin. It stays in force until the clock has caught up: an earlier
+        one is over, and what it has left must not be spent.
+        """
+        if all(line.ends is None for line in lines):
+            return -math.inf
+        row = self._db.execute(READ_DOCUMENT, (PERIOD,)).fetchone()
+        return -math.inf if row is None else float(row[1])
+
+    def _use_periods(self, lines: Sequence[Line], latest: float) -> None:
+        begins = max((line.begins for line in lines if line.begins is not None), default=-math.inf)
+        if begins > latest:
+            self._db.execute(KEEP_PERIOD, (PERIOD, repr(float(begins))))
 
     def _touch(self, line: Line, now: float) -> None:
         self._db.execute(

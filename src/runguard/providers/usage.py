@@ -8,11 +8,12 @@ measure texts with ``size_of``.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
-from decimal import Context, Decimal, InvalidOperation
+from decimal import Context, Decimal
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
 from runguard.core.identity import CHARS_PER_TOKEN
+from runguard.core.money import stated_usd
 from runguard.pricing.rates import Usage
 
 # ---- The usage of one model call: what was reported, and an estimate of what was not.
@@ -608,30 +609,16 @@ def searches_in(grounding: Any) -> int:
 
 # ---- The cost that a provider, a gateway or the caller states in dollars.
 
-_DEAREST: Final = 1_000_000  # USD for one call
 _EXACT: Final = Context(prec=60)  # the host program may have changed its own
+_DATA: Final = (int, float, Decimal, str, list, tuple, dict)  # anything else is a stand-in, which states nothing
 
 
 def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
     """An amount of USD; None for anything else, and what is wrong with it goes to ``problems``."""
-    if value is None:
-        return None
-    kind = type(value)
-    usd: Decimal | None = None
-    if kind is Decimal:
-        usd = value
-    elif kind is int:
-        usd = Decimal(value) if abs(value) <= _DEAREST else Decimal("Infinity")
-    elif kind is float or (kind is str and len(value) <= 64):
-        try:
-            usd = Decimal(str(value))  # 0.1 means 0.1, not the binary fraction nearest to it
-        except InvalidOperation:
-            usd = None
-    if usd is not None and usd.is_finite() and 0 <= usd <= _DEAREST:
-        return usd
-    if usd is not None or kind in (str, bool):
-        problems.append(f"{name}: not an amount of USD from 0 to a million")
-    return None
+    usd = stated_usd(value)
+    if usd is None and isinstance(value, _DATA):
+        problems.append(f"{name}: not an amount of USD from 0 to a billion")
+    return usd
 
 
 def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
@@ -645,7 +632,7 @@ def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | Non
     cost = get("cost")
     if cost is None:
         return None
-    if type(cost) not in _NUMBERS:
+    if not isinstance(cost, int | float | Decimal | str):
         cost = fields(cost).get("total_cost")  # Perplexity gives a table
     charged = dollars(cost, "usage.cost", problems)
     if charged is not None and get("is_byok") is True:  # with a key of one's own, the provider's bill comes on top

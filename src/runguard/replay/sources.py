@@ -8,7 +8,6 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
@@ -18,11 +17,10 @@ from urllib.parse import parse_qsl, urlsplit, urlunsplit
 from runguard.core.errors import PolicyError
 from runguard.core.events import Outcome
 from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
-from runguard.core.money import fault_of_dollars, nanos, shown, to_nano
+from runguard.core.money import MOST_USD, shown, stated_nano
 from runguard.core.outcomes import classify
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import TRANSFER
-from runguard.providers.usage import dollars
 from runguard.replay import adk
 from runguard.replay.steps import (
     DAMAGED,
@@ -527,10 +525,10 @@ def nano_of(value: object) -> int | None:
     """Dollars as nano-USD, rounded up; ValueError says what is wrong with them."""
     if value is None:
         return None
-    usd: Decimal | None = dollars(value, "usd", [])
-    if usd is None:
-        raise ValueError(f"usd = {shown(value)}: expected dollars from 0 to 1,000,000")
-    return nanos(usd, up=True)
+    nano = stated_nano(value)
+    if nano is None:
+        raise ValueError(f"usd = {shown(value)}: expected dollars from 0 to {MOST_USD:,}")
+    return nano
 
 
 def _total(run: dict[str, Any], name: str, most: int) -> int | None:
@@ -700,8 +698,7 @@ def _call_steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterato
     yield Turn(calls[0][0] if calls else None, name)
     for at, record in calls:
         if record.get("kind") == "tool":
-            usd = record.get("usd")
-            nano = 0 if fault_of_dollars(usd, 0) else to_nano(usd, least=0)
+            nano = stated_nano(record.get("usd")) or 0
             entry = {"k": "tool_paid", "id": "", "tool": word(record.get("tool")), "nano": nano}
             yield Wrote(at, {**entry, "estimated": bool(record.get("estimated"))})
             continue
