@@ -515,7 +515,7 @@ class Accounts(Settlement):
         """Reserve a call on the ledger alone: no waiting for other calls, no shorter answer, no guards around it.
 
         It is for calls that a fault of the guard has left without a reservation, and shares as little code with
-        ``open`` as it can. Raises what the ledger raises.
+        ``open`` as it can.
         """
         lines = self._finder.of_call(run_costs, event)
         charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), 0, self)
@@ -526,19 +526,29 @@ class Accounts(Settlement):
         if lines.accounts:
             if (unpriced := refused_as_unpriced(charge, self.policy)) is not None:
                 return None, Denied(unpriced=unpriced)
-            charge.max_output, ttl = self._output_of(event, lines), self.policy.hold_seconds
-            held = await self.ledger.reserve(lines.accounts, worst_of(charge), ttl=ttl)
-            if isinstance(held, Refusal) and charge.bound is not None and take_the_rest(charge, event, held):
-                held = await self.ledger.reserve(lines.accounts, worst_of(charge), ttl=ttl)
+            charge.max_output = self._output_of(event, lines)
+            try:
+                held = await self._plain_hold(charge, event)
+            except (StoreOutage, StoreError) as error:
+                return self._without_store(charge, error, True)
             if isinstance(held, Refusal):
                 denied = Denied(held)
                 denied.group = _group_of(charge, denied)
                 return None, denied
-            if isinstance(held, Stale):
-                raise StoreOutage(f"{self.ledger.name}: the period of a budget has just ended")
             charge.hold, charge.held = held, held.amount[0]
         run_costs.open.add(charge)
         return charge, None
+
+    async def _plain_hold(self, charge: Charge, event: ModelCall) -> Hold | Refusal:
+        for _ in range(_CLOCK_TRIES):
+            held = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), ttl=self.policy.hold_seconds)
+            if isinstance(held, Refusal) and charge.bound is not None and take_the_rest(charge, event, held):
+                continue
+            if not isinstance(held, Stale):
+                return held
+            charge.run_costs.lines.clear()  # a period is over: find the accounts of the current one
+            charge.lines = self._finder.of_call(charge.run_costs, event, anew=True)
+        raise LookupError("the accounts of the call change faster than they can be asked")
 
     def has_budgets(self, info: RunInfo | None = None) -> bool:
         """Return whether calls are reserved on a ledger: a budget of the policy, or of this run."""
