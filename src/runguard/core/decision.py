@@ -161,6 +161,7 @@ class Trip:
     enforced: bool = True
     estimated: bool = False
     resumable: bool = True
+    resets_at: float | None = None  # when the window of the budget that refused ends, in seconds since 1970
 
     def __str__(self) -> str:
         return self.message

@@ -418,6 +418,7 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
         else to_usd(run_costs.reserved),
         enforced=enforced,
         estimated=bool(run_costs.estimated or run_costs.unpriced),
+        resets_at=money.ends if money is not None and finding.rule == "budget" else None,
     )
 
 

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
@@ -603,7 +604,17 @@ class Guard:
 
     def stop_text(self, trip: Trip) -> str:
         """What the end user reads after a stop."""
-        return self.policy.stop_text or text_for_user(trip.rule)
+        given: Any = self.policy.stop_text
+        if callable(given):
+            given = self.faults.attempt("stop_text", given, trip)
+        elif isinstance(given, Mapping):
+            given = given.get(trip.rule) or given.get("default")
+        if isinstance(given, str) and given:
+            return given
+        if trip.resets_at is None:
+            return text_for_user(trip.rule)
+        opens = f"{datetime.fromtimestamp(trip.resets_at, UTC):%Y-%m-%d %H:%M}"
+        return f"I stopped because the allowance for this period is used up. It starts again at {opens} UTC."
 
     def snapshot(self) -> dict[str, Any]:
         """Return what runs now as plain data: runs with their counts and growth, budgets, breakers and counters.

@@ -32,7 +32,7 @@ from pydantic import (
 )
 
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
-from runguard.core.decision import Rungs
+from runguard.core.decision import Rungs, Trip
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
 from runguard.ledger.memory import check_store
@@ -44,6 +44,7 @@ from runguard.validation import SettingsModel, faults_of, summary
 
 # ---- The types of single settings: counts, durations, dollars, budgets and the receivers of alerts.
 
+StopText = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
@@ -323,10 +324,11 @@ class PolicyFile(SettingsModel):
         default=AlertSettings(),
         description="Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.",
     )
-    stop_text: str | None = Field(
+    stop_text: StopText | dict[str, StopText] | None = Field(
         default=None,
-        min_length=1,
-        description="What the end user reads after a stop, instead of the built-in sentence.",
+        description=(
+            "What the end user reads after a stop: a text, texts by rule with a default, or a function of the trip."
+        ),
     )
     max_model_calls: Count | None = Field(
         default=None,
@@ -530,6 +532,12 @@ class Policy(PolicyFile):
     on_decision: Callable[..., Any] | None = Field(
         default=None, description="Called with each decision that is not allow, off the path of the run."
     )
+    stop_text: StopText | dict[str, StopText] | Callable[[Trip], str] | None = Field(  # type: ignore[assignment]
+        default=None,
+        description=(
+            "What the end user reads after a stop: a text, texts by rule with a default, or a function of the trip."
+        ),
+    )
     tokens: Callable[..., Any] | None = Field(
         default=None,
         description="Counts the tokens of a request, now or awaited. None: estimated, exact after the first call.",
@@ -569,9 +577,10 @@ class Policy(PolicyFile):
     @cached_property
     def digest(self) -> str:
         """Names this policy in trips: equal policies give equal digests, functions aside."""
-        data = json.dumps(
-            self.model_dump(mode="json", exclude=_CODE_ONLY | {"tools": {"__all__": {"failed"}}}), sort_keys=True
-        )
+        left_out: dict[str, Any] = _CODE_ONLY | {"tools": {"__all__": {"failed"}}}
+        if callable(self.stop_text):
+            left_out["stop_text"] = True
+        data = json.dumps(self.model_dump(mode="json", exclude=left_out), sort_keys=True)
         return blake2b(data.encode(), digest_size=6).hexdigest()
 
     def tool_rule(self, tool: str) -> ToolRule | None:
@@ -903,8 +912,8 @@ class CommonSettings(TypedDict, total=False):
     """Report to OpenTelemetry, where its API is installed."""
     alerts: Alerts
     """Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."""
-    stop_text: str | None
-    """What the end user reads after a stop, instead of the built-in sentence."""
+    stop_text: str | Mapping[str, str] | Callable[[Trip], str] | None
+    """What the end user reads after a stop: a text, texts by rule with a default, or a function of the trip."""
     max_model_calls: int | None
     """Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."""
     max_seconds: float | None
