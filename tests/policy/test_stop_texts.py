@@ -30,7 +30,7 @@ async def stopped(**policy: Any) -> tuple[Trip, str]:
     (event,) = [event for event in result.events if runguard.trip(event) is not None]
     trip = runguard.trip(event)
     assert trip is not None
-    return trip, event.error_message
+    return trip, event.error_message or ""
 
 
 async def test_a_spent_window_says_when_it_opens_again() -> None:
