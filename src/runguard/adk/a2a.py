@@ -29,7 +29,7 @@ from runguard.engine.charges import Ceiling, Denied, finding_of, lower_ceiling
 from runguard.engine.guard import Guard
 from runguard.policy.settings import LEAST_HELD, Policy, RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
-from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
+from runguard.providers.a2a import ERROR_KEY, RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 
 _log: Final = logging.getLogger("runguard")
 _NO_USAGE: Final = Unpriced(UNREPORTED, "the remote agent did not report its usage")
@@ -150,6 +150,7 @@ class RemoteCalls:
     def _stop_event(self, agent: BaseAgent, ic: InvocationContext, call: _RemoteCall, trip: Trip) -> Event:
         text = self._guard.stop_text(trip)
         event = Event(author=agent.name, invocation_id=ic.invocation_id, branch=ic.branch, content=stop_content(text))
+        event.custom_metadata = {ERROR_KEY: text}  # as ADK marks a remote call that fails: replay finds it by that
         mark_stop(event, trip, text)
         announce(trip, self._invocations)
         own = call.invocation.run.lanes.get(call.event.lane)

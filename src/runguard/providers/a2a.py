@@ -23,6 +23,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import read_usage
 
 RESPONSE_KEY: Final = "a2a:response"
+ERROR_KEY: Final = "a2a:error"
 UNREPORTED: Final = "unreported"  # the model in the figures, where a reply does not say what it took
 _FIELDS: Final = tuple(one.name for one in fields(Usage))
 _TASKS_KEPT: Final = 10_000
