@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
@@ -12,19 +13,23 @@ import pytest
 
 pytest.importorskip("a2a.server")
 
+import httpx
 from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
 from google.adk.models import LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
 
 from runguard import Budget, RunStoppedError
 from runguard.adk import RunGuardPlugin
 from runguard.testing import Recording, ScriptedModel, assert_stopped, call, run, text
-from tests.kit.a2a_servers import a2a_server, remote
+from tests.kit.a2a_servers import a2a_server, remote, serving
 from tests.kit.topologies import step
 
 # ADK 2.3 asks for the whole reply at once, and its servers report only the last model call of a task there.
 STREAMS = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 PRICES: dict[str, Any] = {"far-model": {"input": 100, "output": 0}}  # a call of 1,000 tokens costs ten cents
+ROOT = Path(__file__).parents[2]
 CALL = 1_250  # tokens of one scripted model call
 
 
@@ -40,6 +45,19 @@ def steps(calls: int) -> Any:
 
 async def play(root: Any, plugin: RunGuardPlugin, **options: Any) -> Recording:
     return await asyncio.wait_for(run(root, plugins=[plugin], message="go", **options), 40)
+
+
+async def test_the_first_remote_agent_of_a_process_is_ended_too() -> None:
+    """ADK reads the method of an agent before it calls the first hook for it."""
+    with a2a_server(far_tool(pause)) as card:
+        ended = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-W", "ignore", "-c", FIRST, card],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+    assert ended.stdout.split() == ["deadline"], ended.stderr
 
 
 async def test_a_reply_is_booked_once() -> None:
@@ -144,11 +162,12 @@ async def test_a_sent_budget_never_raises_a_limit() -> None:
 
 async def test_without_trust_the_server_uses_its_own_limit() -> None:
     model = ScriptedModel(steps(6), prompt_tokens=1_000)
-    with a2a_server(far_agent(model), far(max_usd=50)) as card:
+    server = far(max_usd=50)
+    with a2a_server(far_agent(model), server) as card:
         plugin = near(max_usd="0.35")
         await play(remote(card), plugin)
-    assert model.calls == 6
-    assert not plugin.trips
+    assert not server.trips
+    assert [trip.rule for trip in plugin.trips] == (["budget"] if STREAMS else [])  # its own, by the reports
 
 
 async def test_a_server_without_runguard_ignores_the_budget() -> None:
@@ -258,6 +277,174 @@ async def test_in_shadow_mode_a_stop_on_the_far_side_is_only_recorded() -> None:
     assert [(one.rule, one.enforced) for one in plugin.trips] == [("remote_stop", False)]
 
 
+# ---- a remote agent that goes on ------------------------------------------------------------------------------------
+
+
+async def no_requests(server: Any) -> bool:
+    """Whether no connection to the server waits for the rest of a reply any more."""
+    for _ in range(100):
+        cycles = [connection.cycle for connection in list(server.server_state.connections)]
+        if all(cycle is None or cycle.response_complete for cycle in cycles):
+            return True
+        await asyncio.sleep(0.05)
+    return False
+
+
+class _Look(BasePlugin):
+    """Not a guard: a plugin that looks at each event, after the guard."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        super().__init__(name="look")
+        self._look = look
+
+    async def on_event_callback(self, *, invocation_context: Any, event: Any) -> None:
+        self._look()
+
+
+def said(recording: Recording) -> set[str | None]:
+    return {part.text for event in recording.events for part in (event.content or types.Content()).parts or []}
+
+
+async def pause(n: int) -> str:
+    """Take a moment."""
+    await asyncio.sleep(0.05)
+    return f"part {n} of the work"
+
+
+async def hang(n: int) -> str:
+    """Take very long."""
+    await asyncio.sleep(60)
+    return f"part {n} of the work"
+
+
+def far_tool(tool: Any) -> LlmAgent:
+    """An agent that calls a tool for ever."""
+    return LlmAgent(name="far", model=ScriptedModel(lambda n, _: call(tool.__name__, n=n)), tools=[tool])
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@pytest.mark.parametrize("options", [{}, {"use_legacy": False}], ids=["legacy", "new"])
+async def test_reports_beyond_the_budget_end_the_stream(options: dict[str, Any]) -> None:
+    model = ScriptedModel(steps(200), prompt_tokens=10_000)  # a dollar each
+    with serving(far_agent(model)) as (card, server):
+        plugin = RunGuardPlugin(max_usd=1, prices=PRICES, remote_agents={"*": {"model": "far-model"}})
+        recording = await play(remote(card, **options), plugin)
+        assert await no_requests(server)
+    assert [trip.rule for trip in plugin.trips] == ["budget"]
+    assert recording.events[-1].error_code == "RUNGUARD_STOP"
+    assert [event.error_code for event in recording.events].count("RUNGUARD_STOP") == 1
+    spent = plugin.spend()
+    assert spent["usd"] == Decimal(2)
+    assert spent["by_model"]["unreported"]["calls"] == 1
+    assert spent["reserved_usd"] == 0
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_each_report_is_booked_while_the_agent_works() -> None:
+    seen: list[int] = []
+    with a2a_server(far_agent(steps(4))) as card:
+        plugin = RunGuardPlugin()
+        look = _Look(lambda: seen.append(plugin.spend()["tokens"]))
+        await run(remote(card), plugins=[plugin, look], message="go")
+    assert {CALL, 2 * CALL, 3 * CALL} <= set(seen)
+    assert plugin.spend()["tokens"] == 4 * CALL
+    assert plugin.spend()["calls"] == 1
+
+
+@pytest.mark.skipif(STREAMS, reason="ADK 2.13 receives the figures before the end of the reply")
+async def test_a_reply_that_has_ended_is_not_stopped() -> None:
+    with a2a_server(far_agent(steps(1))) as card:
+        plugin = RunGuardPlugin(max_tokens=CALL - 1)
+        recording = await play(remote(card), plugin)
+    assert not plugin.trips
+    assert "done" in said(recording)
+
+
+@pytest.mark.parametrize("tool", [pause, hang])
+async def test_the_deadline_ends_a_remote_agent_at_work(tool: Any) -> None:
+    with serving(far_tool(tool)) as (card, server):
+        plugin = RunGuardPlugin(max_seconds=1)
+        recording = await asyncio.wait_for(run(remote(card), plugins=[plugin], message="go"), 10)
+        assert await no_requests(server)
+    assert assert_stopped(recording.events).rule == "deadline"
+    assert recording.events[-1].error_code == "RUNGUARD_STOP"
+    assert plugin.spend()["by_model"]["unreported"]["calls"] == 1
+
+
+@pytest.mark.parametrize("tool", [pause, hang])
+async def test_the_kill_switch_ends_a_remote_agent_at_work(tool: Any) -> None:
+    with serving(far_tool(tool)) as (card, server):
+        plugin = RunGuardPlugin()
+        playing = asyncio.create_task(play(remote(card), plugin))
+        await asyncio.sleep(1)
+        await asyncio.to_thread(plugin.stop, "all", actor="ops")
+        recording = await asyncio.wait_for(playing, 5)
+        assert await no_requests(server)
+    assert assert_stopped(recording.events).rule == "kill_switch"
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_in_shadow_mode_a_remote_agent_goes_on() -> None:
+    with a2a_server(far_agent(steps(6))) as card:
+        plugin = RunGuardPlugin(mode="shadow", max_tokens=2 * CALL)
+        recording = await play(remote(card), plugin)
+    assert plugin.spend()["tokens"] == 6 * CALL
+    assert [(trip.rule, trip.enforced) for trip in plugin.trips] == [("budget", False)]
+    assert not any(event.error_code for event in recording.events)
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_a_stop_of_one_branch_keeps_its_siblings() -> None:
+    """A budget of each agent stops the branch that breaks it. The other branches give their answers."""
+    with serving(far_tool(pause)) as (card, server):
+        with a2a_server(far_agent(steps(2))) as quick:
+            plugin = RunGuardPlugin(budgets=[Budget(tokens=4 * CALL, per="agent")])
+            slow = LlmAgent(
+                name="slow",
+                model=ScriptedModel([call("pause", n=1), call("pause", n=2), text("written")]),
+                tools=[pause],
+            )
+            branches = [remote(card, "greedy"), remote(quick, "modest"), slow]
+            recording = await play(ParallelAgent(name="all", sub_agents=branches), plugin)
+        assert await no_requests(server)
+    stopped = [event.author for event in recording.events if event.error_code]
+    assert stopped == ["greedy"]
+    assert {"done", "written"} <= said(recording)
+    assert [trip.rule for trip in plugin.trips] == ["budget"]
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_a_stop_of_the_run_keeps_the_paid_call_beside_it() -> None:
+    with a2a_server(far_tool(pause)) as card:
+        plugin = RunGuardPlugin(max_tokens=6 * CALL, models={"*": {"max_output_tokens": 100}})
+        beside = LlmAgent(name="beside", model=ScriptedModel([text("paid for")], latency_s=1.5))
+        recording = await play(ParallelAgent(name="all", sub_agents=[remote(card), beside]), plugin)
+    assert "paid for" in said(recording)
+    assert assert_stopped(recording.events).rule == "budget"
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_a_reservation_stays_while_the_remote_agent_works() -> None:
+    """The far side may spend what was sent, so nobody else can."""
+    held: list[Decimal] = []
+    with a2a_server(far_agent(steps(3), prompt_tokens=1_000)) as card:
+        plugin = near(max_usd=1)
+        look = _Look(lambda: held.append(plugin.spend()["reserved_usd"]))
+        await run(remote(card), plugins=[plugin, look], message="go")
+    assert held[:3] == [Decimal(1)] * 3
+    assert plugin.spend()["usd"] == Decimal("0.3")
+
+
+FIRST = """
+import asyncio, sys
+from runguard.adk import RunGuardPlugin
+from runguard.testing import assert_stopped, run
+from tests.kit.a2a_servers import remote
+
+plugin = RunGuardPlugin(max_seconds=1)
+recording = asyncio.run(asyncio.wait_for(run(remote(sys.argv[1]), plugins=[plugin]), 10))
+print(assert_stopped(recording.events).rule)
+"""
 KILLED = """
 import os, sys
 from runguard.testing import ScriptedModel, call
@@ -276,10 +463,9 @@ with a2a_server(far_agent(script)) as card:
 
 
 async def test_a_far_side_that_is_killed_midway_leaves_nothing_reserved() -> None:
-    root = Path(__file__).parents[2]
     server = subprocess.Popen(  # noqa: ASYNC220 - it only starts here
         [sys.executable, "-W", "ignore", "-c", KILLED],
-        cwd=root,
+        cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -304,11 +490,51 @@ class _Spy:
     """Not a guard: a plugin that keeps the metadata of each request."""
 
     def __new__(cls, sent: list[Any]) -> Any:
-        from google.adk.plugins.base_plugin import BasePlugin
-
         class Spy(BasePlugin):
             async def before_run_callback(self, *, invocation_context: Any) -> None:
                 metadata = invocation_context.run_config.custom_metadata or {}
                 sent.append(metadata.get("a2a_metadata"))
 
         return Spy(name="spy")
+
+
+# ---- the users of a server ------------------------------------------------------------------------------------------
+
+
+class Tokens(AuthenticationBackend):
+    """Knows two users by their tokens."""
+
+    async def authenticate(self, conn: Any) -> tuple[AuthCredentials, SimpleUser] | None:
+        users = {"Bearer token-of-alice": "alice", "Bearer token-of-bob": "bob"}
+        name = users.get(conn.headers.get("authorization", ""))
+        if name is None:
+            raise AuthenticationError("unknown token")
+        return AuthCredentials(["authenticated"]), SimpleUser(name)
+
+
+def caller(card: str, **headers: str) -> Any:
+    return remote(card, httpx_client=httpx.AsyncClient(headers=headers))
+
+
+async def test_a_server_without_authentication_has_one_user_per_context() -> None:
+    """Whatever a client says about itself."""
+    model = ScriptedModel([text("done")])
+    server = RunGuardPlugin(budgets=[Budget(tokens=CALL, per="user")], models={"*": {"max_output_tokens": 250}})
+    claim: dict[str, Any] = {"a2a_request_meta_provider": lambda _context, _message: {"user_id": "alice"}}
+    with a2a_server(far_agent(model), server) as card:
+        for _ in range(2):
+            await play(remote(card, **claim), RunGuardPlugin())
+    assert model.calls == 2
+    scopes = {budget.scope for budget in server.budgets()}
+    assert len(scopes) == 2
+    assert all(scope.startswith("user:far/A2A_USER_") for scope in scopes)
+
+
+async def test_a_server_with_authentication_has_one_account_per_user() -> None:
+    model = ScriptedModel([text("done")])
+    server = RunGuardPlugin(budgets=[Budget(tokens=CALL, per="user")], models={"*": {"max_output_tokens": 250}})
+    with serving(far_agent(model), server, users=Tokens()) as (card, _):
+        for name in ("alice", "alice", "bob", "mallory"):
+            await play(caller(card, authorization=f"Bearer token-of-{name}"), RunGuardPlugin())
+    assert model.calls == 2
+    assert {budget.scope for budget in server.budgets()} == {"user:far/alice", "user:far/bob"}

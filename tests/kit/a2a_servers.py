@@ -14,6 +14,7 @@ from google.adk.agents import BaseAgent
 from google.adk.agents.remote_a2a_agent import RemoteA2aAgent
 from google.adk.apps import App
 from google.adk.runners import InMemoryRunner
+from starlette.middleware.authentication import AuthenticationMiddleware
 
 
 @contextmanager
@@ -24,8 +25,10 @@ def a2a_server(agent: BaseAgent, plugin: Any = None, port: int = 0) -> Iterator[
 
 
 @contextmanager
-def serving(agent: BaseAgent, plugin: Any = None, port: int = 0) -> Iterator[tuple[str, uvicorn.Server]]:
-    """As ``a2a_server``, with the server."""
+def serving(
+    agent: BaseAgent, plugin: Any = None, port: int = 0, users: Any = None
+) -> Iterator[tuple[str, uvicorn.Server]]:
+    """As ``a2a_server``, with the server. ``users``: the backend that authenticates requests."""
     listening = socket.socket()
     listening.bind(("127.0.0.1", port))
     port = listening.getsockname()[1]
@@ -33,6 +36,8 @@ def serving(agent: BaseAgent, plugin: Any = None, port: int = 0) -> Iterator[tup
     plugins = [plugin] if plugin is not None else []
     runner = InMemoryRunner(app=App(name=agent.name, root_agent=agent, plugins=plugins))
     app = to_a2a(agent, host="127.0.0.1", port=port, runner=runner)
+    if users is not None:
+        app.add_middleware(AuthenticationMiddleware, backend=users)
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()

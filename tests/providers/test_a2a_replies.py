@@ -1,8 +1,10 @@
 """Replies of remote agents: each model call is read once, whatever a task still carries of earlier ones."""
 
+import ast
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,3 +128,49 @@ def test_the_stop_of_one_branch_and_a_stop_in_shadow_mode_do_not_end_this_run() 
         trip = {"v": 1, "rule": "budget", "enforced": True, **more}
         state = Task().says(WORDS, adk_custom_metadata=json.dumps({"runguard": trip}))
         assert (ReplyReader().read(state).trip is not None) is counts
+
+
+# ---- metadata that would take long to parse -------------------------------------------------------------------------
+
+OBJECT = "{'promptTokenCount': 7, 'totalTokenCount': 7, 'trafficType': <TrafficType.ON_DEMAND: 'ON_DEMAND'>}"
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The longest text that each parser was given."""
+    longest: dict[str, int] = {}
+
+    def watch(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def parse(text: str) -> Any:
+            longest[name] = max(longest.get(name, 0), len(text))
+            return original(text)
+
+        monkeypatch.setattr(owner, name, parse)
+
+    watch(json, "loads")
+    watch(ast, "literal_eval")
+    return longest
+
+
+@pytest.mark.parametrize(
+    "text", ["{" + "'a': 1, " * 100_000, "{" + "[]," * 333_000, '{"a": ' * 160_000, '{"a": [' + "{}," * 300_000]
+)
+def test_large_metadata_is_not_parsed(text: str, parsed: dict[str, int]) -> None:
+    for name in ("adk_usage_metadata", "adk_custom_metadata"):
+        reply = ReplyReader().read({"id": "t", "status": {"state": "working"}, "metadata": {name: text}})
+        assert not reply.reports
+    assert parsed == {}
+
+
+def test_objects_as_text_are_parsed_only_while_they_are_small(parsed: dict[str, int]) -> None:
+    many = OBJECT.replace("{", "{'x': [" + "[], " * 2_000 + "], ", 1)
+    long = OBJECT.replace("{", "{'x': '" + "x" * 10_000 + "', ", 1)
+    longer = OBJECT.replace("{", "{'x': '" + "x" * 20_000 + "', ", 1)
+    code = "{" + "1 if 1 else " * 100 + "1}"
+    texts = [OBJECT, many, long, longer, code]
+    tasks = [{"id": str(n), "metadata": {"adk_usage_metadata": text}} for n, text in enumerate(texts)]
+    assert tokens_of(ReplyReader(), tasks) == [7, 7]
+    assert parsed["literal_eval"] <= len(long)
+    assert parsed["loads"] <= 100_000

@@ -2,6 +2,7 @@
 
 import json
 from decimal import Decimal
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.kit.topologies import step
 
 # ADK leaves the connections of its A2A client open.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
+STREAMS = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 PRICES: dict[str, Any] = {"far-model": {"input": 100, "output": 0}}
 
 
@@ -110,3 +112,49 @@ async def test_a_cap_stops_before_the_second_remote_call(tmp_path: Path) -> None
     stop = result.first("stop")
     assert stop is not None
     assert (stop.rule, stop.agent) == ("budget", "two")
+
+
+async def decisions(root: Any, tmp_path: Path, **settings: Any) -> tuple[list[str], list[str]]:
+    """The stops of the live guard in shadow mode, and those of replay."""
+    plugin = RunGuardPlugin(prices=PRICES, mode="shadow", **settings)
+    recording = await run(root, plugins=[plugin], message="go")
+    path = tmp_path / "session.json"
+    path.write_text(recording.session.model_dump_json(), encoding="utf-8")
+    (batch,) = replay(open_sources(str(path)), [Policy.validated({"prices": PRICES, **settings}, "")])
+    assert batch.faults.count == 0, batch.faults.first
+    ((result,),) = batch.results
+    return [trip.rule for trip in plugin.trips], [one.rule for one in result.verdicts if one.action == "stop"]
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@pytest.mark.parametrize("options", [{}, {"use_legacy": False}], ids=["legacy", "new"])
+@pytest.mark.parametrize("settings", [{"max_usd": "0.25"}, {"max_tokens": 3_000}, {"max_usd": "0.6"}])
+async def test_a_budget_stops_a_remote_agent_at_work_in_both(
+    options: dict[str, Any], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    rule = {"remote_agents": {"*": {"model": "far-model"}}}
+    with a2a_server(far(steps(5))) as card:
+        live, again = await decisions(remote(card, **options), tmp_path, **settings, **rule)
+    assert live == again == (["budget"] if settings != {"max_usd": "0.6"} else [])
+
+
+@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+async def test_a_stopped_remote_agent_is_booked_the_same(tmp_path: Path) -> None:
+    """What was reported before the stop is booked, and that something is missing."""
+    with a2a_server(far(steps(50))) as card:
+        rule = {"*": {"model": "far-model"}}
+        live, again = await bills(remote(card), tmp_path, max_usd="0.25", remote_agents=rule)
+    assert live == again == {"calls": 2, "usd": Decimal("0.3"), "unpriced": 1, "tokens": 3 * 1_250}
+
+
+async def test_the_deadline_stops_a_remote_agent_at_work_in_both(tmp_path: Path) -> None:
+    slow = agent(ScriptedModel(steps(50), latency_s=0.2), step, name="far")
+    with a2a_server(slow) as card:
+        plugin = RunGuardPlugin(max_seconds=1)
+        recording = await run(remote(card), plugins=[plugin], message="go")
+    path = tmp_path / "session.json"
+    path.write_text(recording.session.model_dump_json(), encoding="utf-8")
+    (batch,) = replay(open_sources(str(path)), [Policy.validated({"max_seconds": 1}, "")])
+    ((result,),) = batch.results
+    stops = [one.rule for one in result.verdicts if one.action == "stop"]
+    assert [trip.rule for trip in plugin.trips] == stops == ["deadline"]

@@ -1,51 +1,63 @@
-"""Remote A2A agents: reservations before their calls, budgets that travel along, and stops on the far side.
+"""Remote A2A agents: reservations before their calls, budgets that travel along, and stops on both sides.
 
-The hooks of ``plugin`` call ``RemoteCalls``. ``events`` calls ``remote_budget`` to read what a caller can pay for.
+The hooks of ``plugin`` call ``RemoteCalls``, and ``watched`` ends the stream of a remote agent whose run is stopped.
+``events`` calls ``remote_budget`` to read what a caller can pay for.
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, Final
 
 from google.adk.agents import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 
+from runguard.adk import patching
 from runguard.adk.runs import Invocation, Invocations, lane_of
-from runguard.adk.stops import announce, mark_stop
-from runguard.core.decision import METADATA_KEY, Action, Decision, Finding, Trip, printable
+from runguard.adk.stops import announce, mark_stop, may_escalate, stop_content
+from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Decision, Finding, Trip, printable
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.identity import Newest
 from runguard.core.money import UNLIMITED, to_count, to_nano, to_usd
-from runguard.engine.charges import Ceiling, lower_ceiling
+from runguard.engine.charges import Ceiling, Denied, finding_of, lower_ceiling
 from runguard.engine.guard import Guard
-from runguard.policy.settings import Policy, RemoteAgent, reserved_for
+from runguard.policy.settings import LEAST_HELD, Policy, RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
-from runguard.providers.a2a import RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
+from runguard.providers.a2a import ERROR_KEY, RESPONSE_KEY, UNREPORTED, ReplyReader, total_of
 
 _log: Final = logging.getLogger("runguard")
 _NO_USAGE: Final = Unpriced(UNREPORTED, "the remote agent did not report its usage")
 _AGENTS_KEPT: Final = 1_000
+_TICK_S: Final = 0.01  # the clocks of the guard and of the event loop may differ
+_CLOSING_S: Final = 1.0
 _Key = tuple[str, str, str | None]  # invocation, agent and branch
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _RemoteCall:
     """One call of a remote agent. It is one call on the account, whatever it does over there.
 
-    It keeps its reservation while it works. What its reply reports is added up and booked when it ends, however it
-    ends.
+    What its reply reports is added up, and the sum is booked at once. A call with a reservation keeps it until the sum
+    has used it up: the far side may have been told that it can spend so much.
     """
 
+    calls: "RemoteCalls"
     invocation: Invocation
     event: ModelCall
     key: _Key
-    usage: Usage
+    usage: Usage = field(default_factory=Usage)
     nano: int = 0
     reports: int = 0
+    booked: int = 0  # reports that are on the accounts
     lacks_usage: bool = False  # a reply, or its end, reported nothing
+    denied: Denied | None = None  # a budget cannot pay for what was reported
+    is_over: bool = False  # the reply has ended
 
 
 class RemoteCalls:
@@ -69,9 +81,12 @@ class RemoteCalls:
         decision = await guard.reserve(event, slot=False)
         if _stops(decision) or event.charge is None:
             return decision.trip
-        call = _RemoteCall(invocation, event, (invocation.id, agent.name, ic.branch), Usage())
+        call = _RemoteCall(self, invocation, event, (invocation.id, agent.name, ic.branch))
+        if (earlier := self._open.get(call.key)) is not None:  # ADK did not report its end
+            self._close(earlier)
         self._open[call.key] = call
         invocation.at_end[call.key] = lambda: self._close(call)
+        _watch(call)
         if rule.send_budget and guard.policy.mode == "enforce":
             prepare(agent, call.key, _held(event.charge, rule))
         return None
@@ -82,17 +97,68 @@ class RemoteCalls:
         call = self._open.get((invocation.id, event.author, event.branch))
         if response is None:
             if call is not None and event.error_message:
-                call.lacks_usage = True  # the far side is gone, or never was there
+                call.lacks_usage = True  # the far side is gone, never was there, or its reply was cut off
             return
         reply = self._reader.read(response)
         if call is not None:
             for usage in reply.reports:
                 self._add(call, usage)
+            call.is_over = call.is_over or reply.is_over
             call.lacks_usage = call.lacks_usage or (reply.is_over and not call.reports)
+            if reply.reports:
+                self._book(call)
         if reply.trip is not None:
             lane = lane_of(self._guard, invocation, event.branch, event.isolation_scope)
             if invocation.stop_in(lane) is None:
                 self._stop(invocation, event, lane, reply.trip)
+
+    def stop_of(self, call: _RemoteCall, *, is_late: bool = False) -> Trip | None:
+        """Return why a call at work has to end: a stop in force, a budget, or the time. ``is_late``: its time is over
+        by the clock of the event loop.
+        """
+        try:
+            return self._stop_of(call, is_late)
+        except Exception as error:
+            return self._guard.fault("remote agent", error, call.invocation.run.info.run, call.event.agent)
+
+    def _stop_of(self, call: _RemoteCall, is_late: bool) -> Trip | None:
+        guard, run, lane = self._guard, call.invocation.run, call.event.lane
+        trip = self._invocations.stop_of(call.invocation.id) or call.invocation.stop_in(lane)
+        if trip is not None:
+            return trip
+        now = ModelCall(run.info.run, lane, call.event.agent, guard.clock(), call.event.model)
+        if is_late and run.deadline is not None:
+            now.at = max(now.at, run.deadline.started + run.deadline.seconds + _TICK_S)
+        finding = run.deadline.observe(now) if run.deadline is not None else None
+        if finding is None and call.denied is not None:
+            finding = finding_of(call.denied, now, guard.store_name)
+        decision = guard.found(now, finding) if finding is not None else None
+        return decision.trip if decision is not None and _stops(decision) else None
+
+    def seconds_left(self, call: _RemoteCall) -> float:
+        """Return how long a call may be silent. A reply that has ended may take a moment to close."""
+        if self._guard.policy.mode != "enforce":
+            return math.inf
+        left = self._guard.faults.attempt("remote agent", self._guard.waits.left_of, call.invocation.run)
+        return math.inf if left is None else max(left + _TICK_S, _CLOSING_S if call.is_over else 0.0)
+
+    def stop_event(self, agent: BaseAgent, ic: InvocationContext, call: _RemoteCall, trip: Trip) -> Event | None:
+        """Return the last event of a call that is ended here. None after a fault: the stream of the run reports it."""
+        last: Event | None = self._guard.faults.attempt("stopping", self._stop_event, agent, ic, call, trip)
+        return last
+
+    def _stop_event(self, agent: BaseAgent, ic: InvocationContext, call: _RemoteCall, trip: Trip) -> Event:
+        text = self._guard.stop_text(trip)
+        event = Event(author=agent.name, invocation_id=ic.invocation_id, branch=ic.branch, content=stop_content(text))
+        event.custom_metadata = {ERROR_KEY: text}  # as ADK marks a remote call that fails: replay finds it by that
+        mark_stop(event, trip, text)
+        announce(trip, self._invocations)
+        own = call.invocation.run.lanes.get(call.event.lane)
+        if own is not None:
+            own.was_stopped = True
+        if may_escalate(agent):
+            event.actions.escalate = True
+        return event
 
     def after(self, agent: BaseAgent, ic: InvocationContext) -> None:
         """The agent has finished."""
@@ -107,19 +173,37 @@ class RemoteCalls:
         if isinstance(rates, Rates):  # each model call at its own price: long prompts may cost more
             call.nano += rates.cost(usage)
 
+    def _book(self, call: _RemoteCall) -> None:
+        """Book the sum so far, unless the reservation of the call still covers it."""
+        charge, accounts = call.event.charge, self._guard.accounts
+        taken = (call.nano, call.usage.input + call.usage.output, 1)
+        call.denied = accounts.beyond(charge, taken) or call.denied
+        if call.denied is None and charge.hold is not None and charge.hold.is_open:
+            pairs = zip(charge.hold.amount[:2], taken, strict=False)
+            if any(held > max(took, LEAST_HELD) for held, took in pairs):
+                return
+        self._settle(call)
+
+    def _settle(self, call: _RemoteCall) -> None:
+        if call.booked == call.reports:
+            return
+        call.booked, charge = call.reports, call.event.charge
+        nano = call.nano if isinstance(charge.rates, Rates) else None
+        self._guard.settle(charge, call.usage, nano=nano, estimated=_is_estimate(charge.rates))
+
     def _close(self, call: _RemoteCall) -> None:
         if self._open.pop(call.key, None) is None:
             return
         call.invocation.at_end.pop(call.key, None)
         forget(call.key)
+        _unwatch(call)
         guard, event = self._guard, call.event
         charge, lane = event.charge, event.lane
         if not call.reports:
             charge.model, charge.rates = UNREPORTED, _NO_USAGE
             guard.settle(charge, Usage())
         else:
-            priced = isinstance(charge.rates, Rates)
-            guard.settle(charge, call.usage, nano=call.nano if priced else None, estimated=_is_estimate(charge.rates))
+            self._settle(call)
             if call.lacks_usage:
                 rest = ModelCall(event.run, lane, event.agent, guard.clock(), UNREPORTED)
                 missing = guard.accounts.open_settled(call.invocation.run.run_costs, rest)
@@ -131,7 +215,7 @@ class RemoteCalls:
     def _stop(self, invocation: Invocation, event: Event, lane: str, far: Any) -> None:
         """A guard on the far side has stopped the run there. This run stops, too."""
         guard, agent = self._guard, event.author
-        rule, name = (printable(str(far.get(key, "an unknown rule")))[:64] for key in ("rule", "id"))
+        rule, name = (_short(far.get(key, "an unknown rule")) for key in ("rule", "id"))
         detail = f"remote agent {agent} was stopped by {rule}" + (f", trip {name}" if far else "")
         finding = Finding("remote_stop", Action.STOP, 1, 1, "stops of a remote agent", "run", "", agent, detail)
         decision = guard.found(ModelResult(invocation.run.info.run, lane, agent, guard.clock()), finding)
@@ -148,6 +232,7 @@ class RemoteCalls:
         )
 
 
+_REMOTE: Final = "RemoteA2aAgent"
 _remote_types: Final[dict[type, bool]] = {}
 
 
@@ -156,10 +241,122 @@ def is_remote(agent: BaseAgent) -> bool:
     kind = type(agent)
     known = _remote_types.get(kind)
     if known is None:
-        known = any(one.__name__ == "RemoteA2aAgent" for one in kind.__mro__)
+        known = any(one.__name__ == _REMOTE for one in kind.__mro__)
         if len(_remote_types) < _AGENTS_KEPT:
             _remote_types[kind] = known
     return known
+
+
+# ---- The end of a stream after a stop. ADK has no hook that ends a remote agent, so its method is wrapped.
+
+_METHOD: Final = "_run_async_impl"
+_at_work: Final[dict[_Key, "_Work"]] = {}
+
+
+class _Work:
+    """A remote agent at work, for one guard or several. The kill switch ends it while it is silent, too."""
+
+    __slots__ = ("_late", "_loop", "_timeout", "calls")
+
+    def __init__(self) -> None:
+        self.calls: list[_RemoteCall] = []
+        self._loop = asyncio.get_running_loop()
+        self._timeout: asyncio.Timeout | None = None  # of the wait for the next event
+        self._late: _RemoteCall | None = None  # the call whose time is over first
+
+    def end(self) -> None:
+        """Stop waiting. From any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if self._timeout is not None and not self._timeout.expired():
+            self._late = None
+            self._timeout.reschedule(self._loop.time())
+
+    async def following(self, events: AsyncGenerator[Event, None]) -> Event | None:
+        """Wait for the next event. None: the time is over, or the kill switch was used. Raises StopAsyncIteration."""
+        left = {call: call.calls.seconds_left(call) for call in self.calls}
+        self._late = min(left, key=left.__getitem__, default=None)
+        seconds = left[self._late] if self._late is not None else math.inf
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else seconds) as self._timeout:
+                event = await anext(events)
+                self._late = None
+                return event
+        except TimeoutError:
+            if self._timeout is None or not self._timeout.expired():
+                raise
+            return None
+        finally:
+            self._timeout = None
+
+    def stop(self) -> tuple[_RemoteCall, Trip] | None:
+        for call in self.calls:
+            trip = call.calls.stop_of(call, is_late=call is self._late)
+            if trip is not None:
+                return call, trip
+        return None
+
+
+def wrap_remote_agents() -> None:
+    """Wrap the classes of remote agents that exist by now. Before a run: ADK reads the method before its first hook."""
+    kinds: list[type] = [kind for kind in BaseAgent.__subclasses__() if kind.__name__ == _REMOTE]
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+        if _METHOD in kind.__dict__:
+            patching.wrap_method(kind, _METHOD, watched)
+
+
+def _watch(call: _RemoteCall) -> None:
+    """End the stream of this call after a stop."""
+    work = _at_work.setdefault(call.key, _Work())
+    work.calls.append(call)
+    call.invocation.run.in_flight.add(work.end)
+
+
+def _unwatch(call: _RemoteCall) -> None:
+    work = _at_work.get(call.key)
+    if work is not None and call in work.calls:
+        call.invocation.run.in_flight.discard(work.end)
+        work.calls.remove(call)
+        if not work.calls:
+            del _at_work[call.key]
+
+
+def watched(original: Any) -> Any:
+    """Wrap the method of a remote agent. It closes the connection after a stop, and passes on everything before."""
+
+    @wraps(original)
+    async def run_async_impl(self: Any, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        work = _at_work.get((ctx.invocation_id, self.name, ctx.branch))
+        async with aclosing(original(self, ctx)) as events:
+            if work is None:
+                async for event in events:
+                    yield event
+                return
+            stop = None
+            while stop is None:
+                was_over = any(call.is_over for call in work.calls)
+                try:
+                    following = await work.following(events)
+                except StopAsyncIteration:
+                    return
+                if following is None:
+                    stop = work.stop()
+                    break
+                yield following
+                if following.error_code == STOP_CODE and work.stop() is not None:
+                    return  # it carries the stop
+                if was_over or not any(call.is_over for call in work.calls):  # a finished reply is not stopped
+                    stop = work.stop()
+        if stop is not None:
+            call, trip = stop
+            last = call.calls.stop_event(self, ctx, call, trip)
+            if last is not None:
+                yield last
+
+    return run_async_impl
 
 
 def _held(charge: Any, rule: RemoteAgent) -> Ceiling:
@@ -175,6 +372,11 @@ def _held(charge: Any, rule: RemoteAgent) -> Ceiling:
 
 def _is_estimate(rates: Rates | Unpriced) -> bool:
     return isinstance(rates, Rates) and rates.estimated
+
+
+def _short(name: Any) -> str:
+    """A name from the far side, for a message."""
+    return printable(name[:64]) if isinstance(name, str) else "an unknown name"
 
 
 def _stops(decision: Decision) -> bool:

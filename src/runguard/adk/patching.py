@@ -2,7 +2,8 @@
 
 Four methods of ``Runner`` (``runner``) and one method of every model class (``model_calls``) are wrapped while a guard,
 a budget, a guarded model or a termination condition exists: each calls a ``watch`` function. The wrappers pass
-everything through for a Runner without a guard, and else return ``guarded_stream``.
+everything through for a Runner without a guard, and else return ``guarded_stream``. One method of remote agents is
+wrapped once such an agent is called (``a2a``).
 """
 
 import logging
@@ -60,6 +61,7 @@ class InUse:
 
 IN_USE: Final = InUse()
 _originals: Final[dict[str, Any]] = {}  # methods of Runner
+_methods: Final[dict[tuple[type, str], Any]] = {}  # of other classes of ADK
 _lock: Final = threading.Lock()
 
 
@@ -122,7 +124,19 @@ def unpatch_if_unused() -> None:
         for name, original in _originals.items():
             setattr(Runner, name, original)
         _originals.clear()
+        for (kind, name), original in _methods.items():
+            if getattr(kind.__dict__.get(name), "__wrapped__", None) is original:
+                setattr(kind, name, original)
+        _methods.clear()
         _models.unpatch()
+
+
+def wrap_method(kind: type, name: str, wrap: Callable[[Any], Any]) -> None:
+    """Wrap a method of a class once, until ``unpatch_if_unused`` puts it back."""
+    with _lock:
+        if (kind, name) not in _methods:
+            _methods[kind, name] = original = kind.__dict__[name]
+            setattr(kind, name, wrap(original))
 
 
 # ---- Model classes

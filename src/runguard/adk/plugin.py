@@ -31,7 +31,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 from runguard.adk import patching
-from runguard.adk.a2a import RemoteCalls, is_remote
+from runguard.adk.a2a import RemoteCalls, is_remote, wrap_remote_agents
 from runguard.adk.events import EventReader, RunStarter
 from runguard.adk.model_calls import cap_output
 from runguard.adk.patching import Generations, invocation_of
@@ -204,6 +204,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         if self._off:
             return None
         try:
+            wrap_remote_agents()
             await self.starter.start(invocation_context, announced=True)
         except Exception as error:
             self.stopper.fault("before_run", error, invocation_context)

@@ -65,6 +65,7 @@ from runguard.ledger.ledger import (
     StoreOutage,
     StoreReplacedError,
     Switch,
+    refusal_of,
 )
 from runguard.ledger.memory import open_ledger
 from runguard.policy.settings import Policy
@@ -618,6 +619,25 @@ class Accounts(Settlement):
             return False
         account, unit = refusal.account, refusal.unit
         return account.spent[unit] + kept[unit] > account.caps[unit]
+
+    @staticmethod
+    def beyond(charge: Charge, taken: Amount) -> Denied | None:
+        """Return why the budgets cannot pay for ``taken``, which a call at work has used so far. None: they can."""
+        hold, accounts = charge.hold, charge.lines.accounts
+        if hold is None:
+            return None
+        counted = hold.amount if hold.is_open else hold.booked
+        more = (max(taken[0] - counted[0], 0), max(taken[1] - counted[1], 0), max(taken[2] - counted[2], 0))
+        if not any(account.refusing_units(more) for account in accounts):
+            return None
+        refusal = refusal_of(accounts, more, 0)
+        was, reserved = hold.booked, hold.amount if hold.is_open else NOTHING
+        refusal.wanted = (taken[0] - was[0], taken[1] - was[1], taken[2] - was[2])
+        held = refusal.held
+        refusal.held = (held[0] - reserved[0], held[1] - reserved[1], held[2] - reserved[2])
+        denied = Denied(refusal)
+        denied.group = _group_of(charge, denied)
+        return denied
 
     # ---- extending and looking in -----------------------------------------------------------------------------------
 

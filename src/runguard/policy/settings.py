@@ -155,11 +155,14 @@ class RemoteAgent(SettingsModel):
     max_tokens: Count | None = Field(default=None, description="Tokens to reserve for one call of the agent.")
 
 
+LEAST_HELD: Final = 1  # what shows that something is left
+
+
 def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
     """The nano-USD and tokens to reserve for a call. None: all that is left. Without a figure, as little as shows that
     something is left.
     """
-    least = None if rule.send_budget else 1
+    least = None if rule.send_budget else LEAST_HELD
     return (
         least if rule.max_usd is None else to_nano(rule.max_usd),
         least if rule.max_tokens is None else rule.max_tokens,

@@ -23,12 +23,19 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import read_usage
 
 RESPONSE_KEY: Final = "a2a:response"
+ERROR_KEY: Final = "a2a:error"
 UNREPORTED: Final = "unreported"  # the model in the figures, where a reply does not say what it took
 _FIELDS: Final = tuple(one.name for one in fields(Usage))
 _TASKS_KEPT: Final = 10_000
 _IDS_KEPT: Final = 1_000  # reports of one task
 _HOPS: Final = 8  # remote agents behind remote agents
-_TEXT: Final = 1_000_000  # characters of metadata that are parsed
+# Characters of metadata that are parsed, in about a millisecond each: the far side must not block the event loop.
+_JSON: Final = 100_000
+_LITERAL: Final = 16_000  # only old versions of ADK send the text of Python objects
+_BESIDE_STRINGS: Final = 5_000  # of a literal: each value takes much longer than a character of a string
+# A string that does not end goes to the end of the text: to look for its end from every quotation mark would take long.
+_STRINGS: Final = re.compile(r"""'(?:[^'\\]|\\.?)*+'?|"(?:[^"\\]|\\.?)*+"?""", re.DOTALL)
+_VALUES: Final = re.compile(r"(?:[\s\d{}\[\](),:.e-]|None|True|False)*")
 _OVER: Final = ("completed", "failed", "canceled", "cancelled", "rejected")
 _ENUM: Final = re.compile(r"<[\w.]+: ('[^']*'|\d+)>")  # the text of a member of an enum
 _PAUSED: Final = ("required",)  # input or a sign-in is required: the reply has ended, the task has not
@@ -162,18 +169,24 @@ def _parsed(value: Any) -> Mapping[str, Any]:
     """Metadata that ADK has sent as data, as JSON, or (older versions) as the text of a Python object."""
     if not isinstance(value, str):
         return _mapping(value)
-    if not value.startswith("{") or len(value) > _TEXT:
+    if not value.startswith("{"):
         return {}
-    for parse in (json.loads, _literal):
+    for parse, most in ((json.loads, _JSON), (_literal, _LITERAL)):
         try:
-            return _mapping(parse(value))
+            if len(value) <= most:
+                return _mapping(parse(value))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
     return {}
 
 
 def _literal(text: str) -> Any:
-    return ast.literal_eval(_ENUM.sub(r"\1", text))
+    """Parse the text of a Python object. Not more than that: other expressions take long before they are refused."""
+    text = _ENUM.sub(r"\1", text)
+    beside = _STRINGS.sub("0", text)
+    if len(beside) > _BESIDE_STRINGS or _VALUES.fullmatch(beside) is None:
+        raise ValueError("not the text of a small object")
+    return ast.literal_eval(text)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

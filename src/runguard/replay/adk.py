@@ -652,6 +652,7 @@ class _OpenReply:
     branch: str
     scope: str
     reports: list[Usage] = field(default_factory=list)
+    went_on: int = 0  # reports after which the remote agent went on
     lacks_usage: bool = False
 
 
@@ -683,6 +684,7 @@ class RemoteReplies:
         call.at = at
         call.reports += reply.reports
         if not reply.is_over:
+            call.went_on = len(call.reports)
             return []
         if task:
             self._ended[task] = None
@@ -696,7 +698,9 @@ class RemoteReplies:
     def _close(self, key: tuple[str, str]) -> list[Asked]:
         call, author = self._open.pop(key), key[0]
         where = (call.at, author, call.branch)
-        calls = [Asked(*where, scope=call.scope, reports=tuple(call.reports))] if call.reports else []
+        calls = []
+        if call.reports:
+            calls.append(Asked(*where, scope=call.scope, reports=tuple(call.reports), went_on=call.went_on))
         if call.lacks_usage or not call.reports:
             calls.append(Asked(*where, scope=call.scope, reports=()))
         return calls

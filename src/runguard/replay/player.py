@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Final
 
+from runguard.core.decision import Finding
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -464,9 +465,26 @@ class Player:
             self.reserve(event)
         self.tick(step.at)
         rates = self.judge.pricing.rates(event.model, event.at)
-        nano = sum(rates.cost(usage) for usage in reports) if isinstance(rates, Rates) else None
+        costs = [rates.cost(usage) for usage in reports] if isinstance(rates, Rates) else []
         is_estimate = isinstance(rates, Rates) and rates.estimated
+        stop = None if is_over else self._stop_at_work(event, reports[: step.went_on], costs)
+        nano = sum(costs) if isinstance(rates, Rates) else None
         self.book(event, total_of(reports), event.model, estimated=is_estimate, nano=nano)
+        if stop is not None:
+            self.guard.found(event, stop)
+
+    def _stop_at_work(self, event: ModelCall, reports: tuple[Usage, ...], costs: list[int]) -> Finding | None:
+        """Return what would have ended a remote agent at work: the time, or reports that a budget cannot pay for."""
+        event.at = self.clock.now
+        late = self.live.deadline.observe(event) if self.live.deadline is not None else None
+        if late is not None or event.charge is None:
+            return late
+        accounts, tokens, nano = self.guard.accounts, 0, 0
+        for number, usage in enumerate(reports):
+            tokens, nano = tokens + usage.input + usage.output, nano + (costs[number] if costs else 0)
+            if (denied := accounts.beyond(event.charge, (nano, tokens, 1))) is not None:
+                return finding_of(denied, event, self.guard.store_name)
+        return None
 
     def reserve(self, event: ModelCall) -> None:
         if self._budgets and not self.guard.reserve_now(event):

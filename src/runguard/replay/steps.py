@@ -68,6 +68,7 @@ class Asked:
     is_share: bool = False  # a share of the totals of a run: the size of this prompt is unknown
     # of a remote agent: what each of its model calls took; empty: it did not say
     reports: tuple[Usage, ...] | None = None
+    went_on: int = 0  # of these reports: those after which the remote agent went on
 
 
 @dataclass(slots=True)
