@@ -251,6 +251,8 @@ class RunGuardPlugin(Controls, BasePlugin):
                     trip = decision.trip
             except Exception as error:
                 trip = self.stopper.fault("before_agent", error, ic)
+                if trip is None and is_remote(agent):  # nothing else reserves for its call
+                    trip = self.guard.give_up_call("remote agent", error, "", agent.name)
         if trip is None:
             return None
         return await self.stopper.at_agent(callback_context, agent, trip, self.invocations.find(ic.invocation_id), lane)
