@@ -29,6 +29,7 @@ from runguard.core.money import (
 )
 from runguard.engine.charges import (
     NO_LIMIT,
+    OWNERS,
     AccountFinder,
     AccountLines,
     BudgetGroup,
@@ -418,7 +419,8 @@ class Accounts(Settlement):
         ledger, bound = self.ledger, event.bound
         if self.switch.stops or ledger.is_shared:
             return None
-        if (owners := owners_of(event)) and layers_around(self, owners):
+        owners = OWNERS.get() if event.around is None else event.around
+        if owners and layers_around(self, owners):
             return None
         lines = self._finder.of_call(run_costs, event)
         if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
