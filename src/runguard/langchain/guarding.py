@@ -23,6 +23,7 @@ from langgraph.types import Command
 from pydantic import BaseModel, PrivateAttr
 
 from runguard.background import FINALIZED
+from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission, ToolUse
 from runguard.calls.run import AgentRun, error_of, fitting
@@ -67,6 +68,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
 
         ``termination_condition`` ends a run, of the first agent that has this middleware, when it fires.
         """
+        check_whom(app=app, user=user)
         super().__init__()
         self.tools = []
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True, switches_models=True)
@@ -323,6 +325,7 @@ class GuardedChatModel(Controls, BaseChatModel):
     ) -> None:
         if not isinstance(model, BaseChatModel):
             raise PolicyError(f"GuardedChatModel({model!r}): give a chat model of LangChain")
+        check_whom(app=app, user=user)
         super().__init__()
         self._inner = self._model = model
         self._guard = Guard(Policy.build(**policy))
