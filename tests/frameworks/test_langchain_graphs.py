@@ -10,6 +10,7 @@ from langchain_core.tools import tool
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
+import runguard
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.testing.conformance import Reply
@@ -50,6 +51,8 @@ async def test_a_loop_in_a_graph_is_stopped_before_the_next_model_call(is_async:
     assert (trip.rule, counter[0]) == ("repetition", 9)
     assert last.content == model.guard.stop_text(trip)
     assert last.response_metadata["runguard"]["id"] == trip.id
+    found = [runguard.trip(one) for one in (last, last.model_dump(), result, *result["messages"][:-1])]
+    assert [one and one.id for one in found] == [trip.id] * 3 + [None] * (len(found) - 3)
     assert not last.tool_calls
     answered = {one.tool_call_id for one in result["messages"] if isinstance(one, ToolMessage)}
     assert all(

@@ -2,7 +2,7 @@
 
 ``Caller`` is one guarded function. It has its settings, its state in each run, its costs and the queue of its calls.
 ``calls/functions`` creates it, and ``calls/function_calls`` opens and books its calls. ``calls/model_calls`` uses
-``SURROUNDINGS``, and ``calls/run`` uses ``drive``.
+``SURROUNDINGS``, and ``calls/run`` uses ``drive``. The adapters use ``check_whom``.
 """
 
 import asyncio
@@ -44,6 +44,16 @@ from runguard.providers.messages import Reading, Request, ToolResult, newest_res
 _log: Final = logging.getLogger("runguard")
 
 # ---- Settings: the keywords of ``guard``, ``guard_async`` and ``run``.
+
+
+def check_whom(**whom: object) -> None:
+    """Reject an app, user or session that is no text: budgets could not be kept for it."""
+    for name, value in whom.items():
+        if not isinstance(value, str):
+            raise PolicyError(f"{name} = {shown(value)}: give a text, such as {name}='{_WHOM[name]}'")
+
+
+_WHOM: Final = {"app": "shop", "user": "ann", "session": "chat-7"}
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
 _WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}

@@ -34,6 +34,7 @@ from runguard.calls.function_state import (
     GuardedCall,
     GuardSettings,
     RunContext,
+    check_whom,
     drive,
     may_start,
     open_ones,
@@ -196,9 +197,7 @@ def run(
     ``budget=`` and the other limits of ``guard`` apply to all guarded calls in the block together. Works the same in
     async code.
     """
-    for name, value in (("user", user), ("session", session), ("app", app)):
-        if not isinstance(value, str):
-            raise PolicyError(f"{name} = {value!r}: give a text")
+    check_whom(user=user, session=session, app=app)
     if labels is not None and not (
         isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)
     ):

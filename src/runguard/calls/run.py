@@ -56,6 +56,7 @@ from runguard.calls.model_calls import (
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.money import Per
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
@@ -107,7 +108,8 @@ class AgentRun:
         """Begin a run, or join the run in whose tool call this code is executed.
 
         ``whom``: the app, user and session that budgets are for. ``condition`` ends a run that begins here. A run
-        that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides.
+        that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per user
+        or session that is not named raises ``PolicyError``.
         """
         layers: list[Layer] = []
         place, owns, refused = OUTERMOST, False, None
@@ -122,6 +124,7 @@ class AgentRun:
                 refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
                 layers.append(outer)  # without a lane of its own
         if all(outer.guard is not guard for outer in place.layers):
+            check_named(guard, **whom)
             try:
                 info = RunInfo(secrets.token_hex(8), at=guard.clock(), **whom)
                 layers.append(Layer(guard, guard.start(info), ROOT_LANE))
@@ -314,6 +317,35 @@ class AgentRun:
         except Exception as error:
             trip = guard.give_up("adapter", error, run.info.run, self.agent)
             return ALLOW if trip is None else Decision(Action.STOP, None, trip)
+
+
+# ---- Whom budgets are for.
+
+_unnamed: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()  # guards in shadow mode that have warned
+
+
+def check_named(guard: Guard, *, user: str = "", session: str = "", **_: Any) -> None:
+    """Reject a budget per user or session where none is named: all users would share one account."""
+    if (user and session) or guard.policy.mode == "off":
+        return
+    kinds = {"user": user, "session": session}
+    for budget in guard.policy.budgets:
+        kind = next((kind for kind, _ in Per.parse(budget.per).parts if not kinds.get(kind, kind)), "")
+        if not kind:
+            continue
+        text = f"a Budget with per = '{budget.per}' needs a {kind}: without one, all share an account; {_HOW[kind]}"
+        if guard.policy.mode == "enforce":
+            raise PolicyError(text)
+        if guard not in _unnamed:
+            _unnamed.add(guard)
+            _log.warning("runguard.unnamed: %s", text)
+        return
+
+
+_HOW: Final = {
+    "user": "give user= to the guard, or count per='app'",
+    "session": "give session= to the guard (LangChain: a thread_id in the config), or count per='app'",
+}
 
 
 # ---- The tool calls of an agent.

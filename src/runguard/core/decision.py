@@ -188,11 +188,20 @@ class Trip:
 
 _MONEY: Final = ("spent_usd", "reserved_usd", "observed", "limit")
 
+_METADATA: Final = ("custom_metadata", "customMetadata", "response_metadata")  # of ADK, of its JSON, of LangChain
+
 
 def trip(event: Any) -> Trip | None:
-    """The trip that an event carries, or None. Takes an ADK event, or its JSON as a mapping, snake or camel case."""
-    snake, camel = "custom_metadata", "customMetadata"
-    metadata = (event.get(snake) or event.get(camel)) if isinstance(event, Mapping) else getattr(event, snake, None)
+    """Return the trip that an event carries, or None.
+
+    Takes an ADK event, a message of LangChain, the JSON of either as a mapping, or the result of a LangChain agent,
+    whose last message counts.
+    """
+    is_mapping = isinstance(event, Mapping)
+    if is_mapping and isinstance(messages := event.get("messages"), list) and messages:
+        return trip(messages[-1])
+    found = (event.get(key) if is_mapping else getattr(event, key, None) for key in _METADATA)
+    metadata = next((one for one in found if one), None)
     data = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
     if not isinstance(data, Mapping) or data.get("v") != METADATA_VERSION:
         return None

@@ -15,7 +15,8 @@ from langchain.agents.middleware.types import ExtendedModelResponse, PrivateStat
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables import Runnable, RunnableBinding, RunnableConfig
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langgraph.channels.untracked_value import UntrackedValue
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
@@ -23,6 +24,7 @@ from langgraph.types import Command
 from pydantic import BaseModel, PrivateAttr
 
 from runguard.background import FINALIZED
+from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission, ToolUse
 from runguard.calls.run import AgentRun, error_of, fitting
@@ -67,6 +69,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
 
         ``termination_condition`` ends a run, of the first agent that has this middleware, when it fires.
         """
+        check_whom(app=app, user=user)
         super().__init__()
         self.tools = []
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True, switches_models=True)
@@ -308,6 +311,7 @@ class GuardedChatModel(Controls, BaseChatModel):
     _inner: Any = PrivateAttr()
     _guard: Guard = PrivateAttr()
     _model: BaseChatModel = PrivateAttr()
+    _bound: dict[str, Any] = PrivateAttr(default_factory=dict)  # what each request has besides its own keywords
     _whom: dict[str, Any] = PrivateAttr()
     _turns: Any = PrivateAttr(default_factory=OrderedDict)  # id of the human message -> the message and its run
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
@@ -323,7 +327,8 @@ class GuardedChatModel(Controls, BaseChatModel):
     ) -> None:
         if not isinstance(model, BaseChatModel):
             raise PolicyError(f"GuardedChatModel({model!r}): give a chat model of LangChain")
-        super().__init__()
+        check_whom(app=app, user=user)
+        super().__init__(profile=model.profile)
         self._inner = self._model = model
         self._guard = Guard(Policy.build(**policy))
         self._guard.check_store()
@@ -342,16 +347,29 @@ class GuardedChatModel(Controls, BaseChatModel):
         """The guarded model with tools. Both share one guard."""
         made = self.model_copy()
         made.__pydantic_private__ = dict(self.__pydantic_private__ or {})
-        made._inner = self._inner.bind_tools(tools, **kwargs)
+        made._inner, made._bound = self._inner.bind_tools(tools, **kwargs), {}
+        if isinstance(made._inner, RunnableBinding):
+            made._bound = dict(made._inner.kwargs)
+            made._inner = made._inner.with_config(_QUIET)  # a binding adds the graph's callbacks to those of a call
+        made._bound = made._bound or {"tools": [_schema(tool) for tool in tools]}
         return made
 
+    def _should_stream(self, *, async_api: bool, run_manager: Any = None, **kwargs: Any) -> bool:
+        """Stream where the model streams."""
+        keywords = {**self._bound, **kwargs}
+        return self._model._should_stream(async_api=async_api, run_manager=run_manager, **keywords)
+
     # ---- calls ------------------------------------------------------------------------------------------------------
+
+    def _asked(self, messages: list[BaseMessage], kwargs: dict[str, Any]) -> Asked:
+        keywords = {**self._bound, **kwargs}
+        return request_of(self._model, messages, keywords, keywords)
 
     def _generate(
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         run, key = self._turn(messages)
-        permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
+        permission = run.ask_now(lambda: self._asked(messages, kwargs))
         if not isinstance(permission, Permission):
             return _result(self._stopped(permission, key))
         asked, options = permission.changed(self._changed, (messages, kwargs))
@@ -368,7 +386,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> ChatResult:
         run, key = self._turn(messages)
-        permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
+        permission = await run.ask(lambda: self._asked(messages, kwargs))
         if not isinstance(permission, Permission):
             return _result(self._stopped(permission, key))
         asked, options = permission.changed(self._changed, (messages, kwargs))
@@ -386,7 +404,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> Iterator[ChatGenerationChunk]:
         run, key = self._turn(messages)
-        permission = run.ask_now(lambda: request_of(self._model, messages, kwargs, kwargs))
+        permission = run.ask_now(lambda: self._asked(messages, kwargs))
         if not isinstance(permission, Permission):
             yield _chunk(self._stopped(permission, key))
             return
@@ -408,7 +426,7 @@ class GuardedChatModel(Controls, BaseChatModel):
         self, messages: list[BaseMessage], stop: list[str] | None = None, run_manager: Any = None, **kwargs: Any
     ) -> AsyncIterator[ChatGenerationChunk]:
         run, key = self._turn(messages)
-        permission = await run.ask(lambda: request_of(self._model, messages, kwargs, kwargs))
+        permission = await run.ask(lambda: self._asked(messages, kwargs))
         if not isinstance(permission, Permission):
             yield _chunk(self._stopped(permission, key))
             return
@@ -482,6 +500,14 @@ class GuardedChatModel(Controls, BaseChatModel):
             known = self._turns.pop(key, None)
         if known is not None:
             known[1].end()
+
+
+def _schema(tool: Any) -> Any:
+    """Return what a request says of a tool: a tool of LangChain, a function, a class or a mapping."""
+    try:
+        return convert_to_openai_tool(tool)
+    except Exception:  # a kind of tool that only its model knows
+        return repr(tool)
 
 
 def _newest_answers(messages: list[BaseMessage]) -> Iterator[tuple[ToolUse, object]]:

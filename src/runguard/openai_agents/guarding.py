@@ -26,6 +26,7 @@ from agents.usage import Usage as ReportedUsage
 from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
 
 from runguard.background import FINALIZED
+from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest, Permission, ToolUse, current_place
 from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import Trip
@@ -61,6 +62,7 @@ class AgentGuard(Controls):
         ``termination_condition`` ends a run when it fires. ``model_provider``: finds models that agents name by a text,
         as that of ``RunConfig`` does for agents without a guard.
         """
+        check_whom(app=app, user=user, session=session)
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         condition = fitting(termination_condition, "OpenAI Agents", has_hand_offs=True)

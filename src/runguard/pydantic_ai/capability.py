@@ -21,6 +21,7 @@ from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import RunContext, ToolDefinition
 
+from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission, ToolUse
 from runguard.calls.run import AgentRun, error_of, fitting
@@ -59,6 +60,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
 
         ``termination_condition`` ends a run, of the first agent that has this capability, when it fires.
         """
+        check_whom(app=app, user=user, session=session)
         self.id, self.description, self.defer_loading = None, None, False
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
