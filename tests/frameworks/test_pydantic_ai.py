@@ -1,7 +1,17 @@
 """The Pydantic AI adapter plays every conformance scenario."""
 
-import pytest
+import gc
+from typing import Any
 
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from pydantic_ai import Agent
+from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel
+from pydantic_ai.models.test import TestModel
+
+from runguard.pydantic_ai import RunGuard
 from runguard.testing import conformance
 from tests.frameworks.pydantic_harness import PydanticAIHarness
 
@@ -9,3 +19,25 @@ from tests.frameworks.pydantic_harness import PydanticAIHarness
 @pytest.mark.parametrize("name", conformance.SCENARIOS)
 async def test_scenario(name: str) -> None:
     await conformance.check(PydanticAIHarness(), name)
+
+
+async def test_an_instrumented_model_has_one_span_per_call() -> None:
+    kept, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    model = InstrumentedModel(TestModel(), InstrumentationSettings(tracer_provider=provider))
+    await Agent(model, capabilities=[RunGuard(max_model_calls=5)]).run("x")
+    assert [span.name for span in kept.get_finished_spans()].count("chat test") == 1
+
+
+async def test_runs_at_the_same_time_are_apart_and_leave_nothing() -> None:
+    guard = RunGuard(max_model_calls=1, on_stop="raise")
+    agent: Agent[Any, str] = Agent(TestModel(), capabilities=[guard])
+    async with agent.iter("x") as first, agent.iter("y") as second:
+        assert len(guard._runs) == 2
+        async for _ in first:
+            pass
+        async for _ in second:
+            pass
+    gc.collect()
+    assert len(guard._runs) == len(guard.guard.runs) == 0
+    assert guard.trips == []

@@ -11,11 +11,16 @@ from agents import ModelSettings
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput, PromptedOutput
 from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.langchain.guarding import request_of
 from runguard.openai_agents.guarding import GuardedModel
+from runguard.pydantic_ai import RunGuard
 from runguard.pydantic_ai.capability import _asked
 from runguard.testing.conformance import MODEL
 from tests.frameworks.langchain_harness import ScriptedChat
@@ -95,7 +100,7 @@ class PydanticAI:
         return [message.parts[0].content, *(given for call in calls for given in (call.tool_name, call.args))]
 
     def read(self, history: list[Any]) -> Asked:
-        parameters = SimpleNamespace(function_tools=[])
+        parameters = ModelRequestParameters()
         request: Any = SimpleNamespace(
             messages=history,
             model=SimpleNamespace(model_name=MODEL),
@@ -191,3 +196,67 @@ def test_an_output_limit_is_found_wherever_a_chat_model_keeps_it() -> None:
     assert limit(extended) == 300
     assert limit(limited) == 700
     assert limit(limited, max_completion_tokens=50) == 50
+
+
+# ---- Pydantic AI: parts of a request beside its messages ------------------------------------------------------------
+
+BIG = "word " * 8_000
+
+
+class Big(BaseModel):
+    a: int = Field(description=BIG)
+
+
+def big_tool(x: int) -> str:
+    return "r"
+
+
+big_tool.__doc__ = BIG
+PARTS: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "instructions": {"instructions": BIG},
+    "a tool": {"tools": [big_tool]},
+    "an output tool": {"output_type": Big},
+    "a native schema": {"output_type": NativeOutput(Big)},
+    "a schema in the prompt": {"output_type": PromptedOutput(Big)},
+}
+
+
+async def reserved_tokens(**given: Any) -> int:
+    """What one run reserves for its request. ``tokens=`` goes to the guard, everything else to the agent."""
+    prices: Any = {MODEL: {"input": 1, "output": 1}}
+    guard = RunGuard(max_usd=1, prices=prices, tokens=given.pop("tokens", None))
+    seen: list[int] = []
+
+    def answer(messages: list[Any], info: AgentInfo) -> ModelResponse:
+        seen.append(int(guard.spend()["reserved_usd"] * 1_000_000))
+        calls: list[Any] = [ToolCallPart(tool.name, {"a": 1}) for tool in info.output_tools]
+        return ModelResponse(calls or [TextPart('{"a": 1}')])
+
+    profile: Any = {"supports_json_schema_output": True}
+    model = FunctionModel(answer, model_name=MODEL, profile=profile)
+    await Agent(model, capabilities=[guard], model_settings={"max_tokens": 10}, **given).run("q")
+    return seen[0] - 10
+
+
+@pytest.mark.parametrize("part", [name for name in PARTS if name != "nothing"])
+async def test_each_part_of_a_request_is_reserved_once(part: str) -> None:
+    plain = await reserved_tokens()
+    assert 10_000 <= await reserved_tokens(**PARTS[part]) - plain < 16_000
+
+
+async def test_the_counter_of_the_user_is_asked(caplog: pytest.LogCaptureFixture) -> None:
+    async def later(request: Any) -> int:
+        return 4_321 + len(request.messages)
+
+    assert await reserved_tokens(tokens=lambda request: 1_234) == 1_234
+    assert await reserved_tokens(tokens=later) == 4_322
+    plain = await reserved_tokens()
+    for nonsense in (0, -5, 1.5, float("nan"), None, "many", True):
+
+        def count(request: Any, given: Any = nonsense) -> Any:
+            return given
+
+        caplog.clear()
+        assert await reserved_tokens(tokens=count) == await reserved_tokens(tokens=count) == plain
+        assert sum("counter_failed" in line for line in caplog.messages) == 1

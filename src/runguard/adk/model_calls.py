@@ -24,7 +24,6 @@ from runguard.adk.runs import (
     HERE,
     Invocation,
     ModelInFlight,
-    count_tokens,
     enclosing_tool,
     here_of,
     project,
@@ -32,7 +31,7 @@ from runguard.adk.runs import (
 )
 from runguard.adk.stops import Halt, refused_response, stop_response, until_done
 from runguard.adk.termination import asked_first
-from runguard.calls.model_calls import ModelRequest, Permission, is_inside_tool
+from runguard.calls.model_calls import ModelRequest, Permission, count_tokens, is_inside_tool
 from runguard.calls.run import AgentRun
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip, text_for_user
 from runguard.core.errors import RunStoppedError

@@ -42,7 +42,6 @@ from runguard.adk.runs import (
     Invocation,
     Invocations,
     ModelInFlight,
-    count_tokens,
     enter,
     is_bounded,
     lane_of,
@@ -50,7 +49,7 @@ from runguard.adk.runs import (
 )
 from runguard.adk.stops import Stopper, is_asked_again
 from runguard.adk.tool_hooks import ToolHooks
-from runguard.calls.model_calls import Layer, Place, register
+from runguard.calls.model_calls import Layer, Place, count_tokens, register
 from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult

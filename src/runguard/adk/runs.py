@@ -6,11 +6,10 @@ agent, and ``project`` the size of the next request.
 """
 
 import asyncio
-import inspect
 import itertools
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextvars import Context, ContextVar
@@ -26,7 +25,6 @@ from google.genai import types
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, Outcome
 from runguard.core.identity import HEAD, Newest, copy_of, size_of
-from runguard.core.money import shown
 from runguard.engine.charges import Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run, parallel_part
@@ -644,8 +642,6 @@ def _levels(agent: BaseAgent, invocation: Invocation) -> int:
 
 # ---- The size of the next request
 
-_COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
-_warned: Final[deque[Any]] = deque(maxlen=64)  # counters whose failure is in the log
 _PART: Final = 12  # bytes of every part beside its text
 _ENOUGH: Final = 64_000_000
 LARGE: Final = 4_096  # bytes: a larger answer is not copied a second time
@@ -676,27 +672,6 @@ class PromptProjection:
         key = tool, lengths_of(answer)
         self.answers = self.answers or {}
         self.answers[key] = max(size, self.answers.get(key, 0))
-
-
-async def count_tokens(counter: Callable[..., Any], request: LlmRequest) -> int | None:
-    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
-
-    0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
-    """
-    try:
-        counted = counter(request)
-        if inspect.isawaitable(counted):
-            async with asyncio.timeout(_COUNT_S):
-                counted = await counted
-        if type(counted) is int and counted > 0:
-            return counted
-        problem = f"gave {shown(counted)}, not a number of tokens"
-    except Exception as error:
-        problem = f"raised {type(error).__name__}"
-    if counter not in _warned:
-        _warned.append(counter)
-        _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
-    return None
 
 
 def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjection:

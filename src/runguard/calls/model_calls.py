@@ -6,6 +6,9 @@ tool call around the current code is found in ADK.
 """
 
 import asyncio
+import inspect
+import logging
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +18,7 @@ from runguard.calls.function_state import SURROUNDINGS
 from runguard.core.decision import Action, Finding, Trip, text_for_model
 from runguard.core.events import Answer, ModelCall, ModelResult, Outcome
 from runguard.core.identity import size_of, words_name
+from runguard.core.money import shown
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
@@ -205,6 +209,7 @@ def as_data(value: object) -> object:
 # ---- Model calls.
 
 _T = TypeVar("_T")
+_log: Final = logging.getLogger("runguard")
 _INSTRUCTION_TOKENS: Final = 64  # what a framework adds around the instruction
 
 
@@ -237,6 +242,31 @@ class ModelRequest:
         size, audio = measure(prompt)
         size += around
         return cls(model, -(-size // UPPER), -(-size // LIKELY), max_output_tokens, audio)
+
+
+_COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
+_warned: Final[deque[Any]] = deque(maxlen=64)  # counters whose failure is in the log
+
+
+async def count_tokens(counter: Callable[..., Any], request: Any) -> int | None:
+    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
+
+    0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
+    """
+    try:
+        counted = counter(request)
+        if inspect.isawaitable(counted):
+            async with asyncio.timeout(_COUNT_S):
+                counted = await counted
+        if type(counted) is int and counted > 0:
+            return counted
+        problem = f"gave {shown(counted)}, not a number of tokens"
+    except Exception as error:
+        problem = f"raised {type(error).__name__}"
+    if counter not in _warned:
+        _warned.append(counter)
+        _log.warning("runguard.counter_failed: tokens= %s; requests are estimated instead", problem)
+    return None
 
 
 class Permission:

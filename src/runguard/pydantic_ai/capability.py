@@ -3,10 +3,10 @@
 Pydantic AI calls its hooks. They ask ``calls/run`` before every model call and tool call.
 """
 
-from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
+from weakref import WeakValueDictionary
 
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import (
@@ -23,7 +23,7 @@ from pydantic_ai.tools import RunContext, ToolDefinition
 
 from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.model_calls import Permission, ToolUse
+from runguard.calls.model_calls import Permission, ToolUse, count_tokens
 from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunStoppedError
@@ -67,21 +67,21 @@ class RunGuard(Controls, AbstractCapability[Any]):
         condition = fitting(termination_condition, "Pydantic AI", has_hand_offs=False)
         self._whom: dict[str, Any] = {"app": app, "user": user, "session": session, "condition": condition}
         self._is_off = self.guard.policy.mode == "off"
-        self._run: AgentRun | None = None
-
-    async def for_run(self, ctx: RunContext[Any]) -> "RunGuard":
-        return copy(self)
+        # By the id of the run. A copy of this capability per run would make Pydantic AI resolve the model twice. The
+        # frame of ``wrap_run`` holds the value, so a run that is dropped leaves nothing here.
+        self._runs: WeakValueDictionary[str | None, AgentRun] = WeakValueDictionary()
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
         if self._is_off:
             return await handler()
         name = (ctx.agent.name if ctx.agent is not None else None) or "agent"
-        self._run = run = AgentRun.start(self.guard, name, **self._whom)
+        self._runs[ctx.run_id] = run = AgentRun.start(self.guard, name, **self._whom)
         try:
             if (trip := run.enter()) is not None:
                 raise RunStoppedError.of(trip)
             return await handler()
         finally:
+            self._runs.pop(ctx.run_id, None)
             run.end()
 
     # ---- model calls ------------------------------------------------------------------------------------------------
@@ -89,10 +89,12 @@ class RunGuard(Controls, AbstractCapability[Any]):
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
-        run = self._run
+        run = self._runs.get(ctx.run_id)
         if run is None:
             return await handler(request_context)  # type: ignore[no-any-return]
-        permission = await run.ask(partial(_asked, request_context))
+        counter = self.guard.policy.tokens
+        counted = None if counter is None else await count_tokens(counter, request_context)
+        permission = await run.ask(partial(_asked, request_context, counted))
         if not isinstance(permission, Permission):
             raise self._stop(permission, request_context)
         request_context = permission.changed(_changed, request_context)
@@ -121,7 +123,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
-        run = self._run
+        run = self._runs.get(ctx.run_id)
         if run is None:
             return await handler(args)
         use = _use_of(call)
@@ -170,19 +172,32 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
     return request
 
 
-def _asked(request: ModelRequestContext) -> Asked:
-    parameters = request.model_request_parameters
-    tools = [[tool.name, tool.description, tool.parameters_json_schema] for tool in parameters.function_tools]
-    prompt: list[Any] = [tools]
-    for message in request.messages:
+def _asked(request: ModelRequestContext, counted: int | None = None) -> Asked:
+    """What is sent. ``counted``: its tokens, by the user's own counter."""
+    parameters, messages = request.model_request_parameters, request.messages
+    declared, schema = [*parameters.function_tools], parameters.output_object
+    if parameters.output_mode not in ("native", "prompted") and parameters.output_tools:
+        declared += parameters.output_tools
+        schema = None  # the output tools carry it
+    prompt: list[Any] = [[[tool.name, tool.description, tool.parameters_json_schema] for tool in declared]]
+    if schema is not None:
+        prompt.append([schema.name, schema.description, schema.json_schema])
+    if parameters.instruction_parts:  # the last message repeats them
+        prompt += [part.content for part in parameters.instruction_parts]
+    else:
+        asked = (message for message in reversed(messages) if isinstance(message, ModelRequest))
+        if (newest := next(asked, None)) is not None and newest.instructions:
+            prompt.append(newest.instructions)
+    for message in messages:
         for part in message.parts:
             if isinstance(part, ToolCallPart):
                 prompt += (part.tool_name, part.args)
             else:
                 prompt.append(getattr(part, "content", None))
     limit = (request.model_settings or {}).get("max_tokens")
-    around = len(request.messages) * _MESSAGE
-    return Asked.of(request.model.model_name, prompt, limit if isinstance(limit, int) else None, around)
+    around = len(messages) * _MESSAGE
+    asked_for = Asked.of(request.model.model_name, prompt, limit if isinstance(limit, int) else None, around)
+    return asked_for if counted is None else replace(asked_for, input_tokens=counted, likely_tokens=counted)
 
 
 def _use_of(call: ToolCallPart) -> ToolUse:
