@@ -168,6 +168,7 @@ class RemoteCalls:
 
     def _add(self, call: _RemoteCall, usage: Usage) -> None:
         call.reports += 1
+        call.lacks_usage = call.lacks_usage or not usage.input
         call.usage = total_of((call.usage, usage))
         rates = call.event.charge.rates
         if isinstance(rates, Rates):  # each model call at its own price: long prompts may cost more

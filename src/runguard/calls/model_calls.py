@@ -25,7 +25,7 @@ from runguard.engine.runs import Run
 from runguard.pricing.rates import Usage
 from runguard.providers.errors import was_unbilled
 from runguard.providers.messages import arguments
-from runguard.providers.usage import LIKELY, UPPER, measure, tokens_in
+from runguard.providers.usage import LIKELY, UPPER, checked_usage, measure, tokens_in
 from runguard.termination.conditions import Ended
 
 if TYPE_CHECKING:
@@ -451,14 +451,14 @@ class Permission:
         """The model answered. ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate."""
         if self._close():
             return
-        usage = usage if usage is not None and (usage.input or usage.output) else None
+        usage = checked_usage(usage)
         for layer, event in self._charged:  # a fault in one layer does not prevent the others
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         self._run.tools.asked_for(calls)
         if self._run.ending.all:
-            used = usage or Usage(self.request.input_tokens, tokens_in(size))
+            used, _ = _completed(usage, self.request.input_tokens, size)
             at = (self._run.agent, used, model or self.request.model)
             self._run.guard.faults.attempt("adapter", self._run.ending.answered, *at, calls, text)
 
@@ -493,15 +493,22 @@ Reply = Permission | Trip | Ended  # to the question for a model call
 
 
 def _book(layer: Layer, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
-    booked = usage or Usage(event.input_tokens, tokens_in(size))
-    layer.guard.settle(event.charge, booked, model or event.model, estimated=usage is None)
+    booked, estimated = _completed(usage, event.input_tokens, size)
+    layer.guard.settle(event.charge, booked, model or event.model, estimated=estimated)
+
+
+def _completed(usage: Usage | None, input_tokens: int, size: int) -> tuple[Usage, bool]:
+    """The usage with an estimate of what was not reported, and whether there is one."""
+    if usage is None:
+        return Usage(input_tokens, tokens_in(size)), True
+    return (usage, False) if usage.input else (replace(usage, input=input_tokens), True)
 
 
 def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text: str) -> None:
     guard, run, lane = layer
     result = ModelResult(run.info.run, lane, event.agent, guard.clock(), model=model or event.model)
     if usage is not None:
-        result.prompt_tokens, result.output_tokens = usage.input, usage.output
+        result.prompt_tokens, result.output_tokens = usage.input or None, usage.output
     result.text_id = words_name(text) if text else 0
     guard.after(result)
 

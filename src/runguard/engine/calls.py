@@ -337,8 +337,11 @@ class Settling:
         """Book what a call took, and fire the thresholds that it reaches.
 
         A later figure for the same call replaces the earlier one. ``nano``: its cost in nano-USD, where the caller
-        knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing.
+        knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing. A usage that cannot be true
+        is replaced by an estimate.
         """
+        if not usage.is_possible:
+            usage, estimated = self._accounts.expectations.guess(charge, 0, streaming=False), True
         before, run = charge.booked, self._runs.get(charge.run_costs.info.run)
         if run is not None and run.run_costs is not charge.run_costs:
             run = None

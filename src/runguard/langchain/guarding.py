@@ -630,8 +630,8 @@ def usage_of(message: AIMessage) -> Usage | None:
         return None
     inputs, outputs = report.get("input_token_details") or {}, report.get("output_token_details") or {}
     return Usage(
-        input=report["input_tokens"],
-        output=report["output_tokens"],
+        input=report.get("input_tokens"),
+        output=report.get("output_tokens"),
         cached=inputs.get("cache_read") or 0,
         cache_write=inputs.get("cache_creation") or 0,
         audio=inputs.get("audio") or 0,

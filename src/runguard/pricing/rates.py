@@ -31,6 +31,15 @@ class Usage:
     thinking: int = 0  # of output; billed as output
     searches: int = 0  # web searches by the provider, as it reports them
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether every figure is a count. NaN, a negative number, a bool or a text is none."""
+        for name in self.__slots__:
+            figure = getattr(self, name)
+            if type(figure) is not int or figure < 0:
+                return False
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class Unpriced:

@@ -372,13 +372,9 @@ class Counts:
         """An answer was counted and its prompt was not."""
         return not (self.input or self.cached or self.cache_write) and not self.is_undivided
 
-    @classmethod
-    def of(cls, usage: Usage) -> "Counts":
-        parts = (usage.cached, usage.cache_write, usage.audio, usage.cached_audio, usage.audio_output, usage.thinking)
-        return cls(usage.input, usage.output, 0, 0, *parts, usage.searches)
-
 
 _FIGURES: Final = tuple(field.name for field in dataclass_fields(Counts))
+_PARTS: Final = tuple(field.name for field in dataclass_fields(Usage))[2:]
 
 
 def read_usage(report: Any, problems: list[str]) -> Counts | None:
@@ -389,13 +385,13 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
     count of tokens.
     """
     kind = type(report)
-    if kind is Usage:
-        return Counts.of(report)
     if kind is int or kind is float:
         return total_of(report, problems)
     given = report if kind is dict else fields(report)
     get, before = given.get, len(problems)
-    if (type(given) is not dict or not _SNAKE_TELLING.isdisjoint(given)) and _has_counts(get, _SNAKE):
+    if kind is Usage:
+        counts = _plain(get, problems, _PARTS)
+    elif (type(given) is not dict or not _SNAKE_TELLING.isdisjoint(given)) and _has_counts(get, _SNAKE):
         counts = _gemini(get, _SNAKE, problems)
     elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
         counts = _chat(given, problems)
@@ -593,12 +589,21 @@ def _audio(details: Any, problems: list[str]) -> int:
     return audio
 
 
-def _plain(get: Any, problems: list[str]) -> Counts | None:
+def _plain(get: Any, problems: list[str], parts: tuple[str, ...] = ("cached",)) -> Counts | None:
+    """Our own names."""
     before = len(problems)
-    counts = Counts(
-        _count(get, "input", problems), _count(get, "output", problems), cached=_count(get, "cached", problems)
-    )
-    return counts if len(problems) == before else None
+    counts = Counts(_count(get, "input", problems), _count(get, "output", problems))
+    if len(problems) > before:
+        return None
+    for name in parts:
+        setattr(counts, name, _count(get, name, problems))
+    return counts
+
+
+def checked_usage(usage: Usage | None) -> Usage | None:
+    """The usage with the figures that can be true. None: it reports neither input nor output."""
+    counts = None if usage is None else read_usage(usage, [])
+    return None if counts is None else counts.usage()
 
 
 def searches_in(grounding: Any) -> int:
