@@ -58,7 +58,7 @@ class ScriptedModel(Model):
             await asyncio.Event().wait()
         total = reply.input_tokens + reply.output_tokens
         usage = Usage(1, reply.input_tokens, output_tokens=reply.output_tokens, total_tokens=total)
-        return ModelResponse(_items(reply), usage, None)
+        return ModelResponse(self._items(reply), usage, None)
 
     async def stream_response(
         self,
@@ -91,7 +91,7 @@ class ScriptedModel(Model):
             created_at=0.0,
             model=MODEL,
             object="response",
-            output=_items(reply),
+            output=self._items(reply),
             parallel_tool_calls=False,
             tool_choice="auto",
             tools=[],
@@ -99,12 +99,19 @@ class ScriptedModel(Model):
         )
         yield ResponseCompletedEvent(response=response, sequence_number=1, type="response.completed")
 
+    def _items(self, reply: Reply) -> list[Any]:
+        agents = {inner.name for inner in self._spec.agents}
+        for_agent = {"request": "input"}  # the SDK's name for what an agent as a tool is asked
+        calls = [
+            (tool, {for_agent.get(name, name): value for name, value in args.items()} if tool in agents else dict(args))
+            for tool, args in reply.calls
+        ]
+        return [_call(tool, args) for tool, args in calls] or _said(reply)
 
-def _items(reply: Reply) -> list[Any]:
+
+def _said(reply: Reply) -> list[Any]:
     if reply.hand_off:
         return [_call(f"transfer_to_{reply.hand_off}", {})]
-    if reply.calls:
-        return [_call(tool, dict(args)) for tool, args in reply.calls]
     text = ResponseOutputText(type="output_text", text=reply.text, annotations=[])
     message = ResponseOutputMessage(
         id=f"m{next(_ids)}", type="message", role="assistant", status="completed", content=[text]

@@ -10,12 +10,13 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from types import CellType, FunctionType, SimpleNamespace
 from typing import Any, Final, NamedTuple, Unpack
 
 from agents import Agent, AgentHooks, FunctionTool, Handoff
 from agents.agent_output import AgentOutputSchemaBase
+from agents.exceptions import ModelBehaviorError
 from agents.items import ModelResponse
 from agents.model_settings import ModelSettings
 from agents.models.interface import Model, ModelProvider
@@ -27,7 +28,7 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseOut
 
 from runguard.background import FINALIZED
 from runguard.calls.function_state import check_whom
-from runguard.calls.model_calls import ModelRequest, Permission, ToolUse, current_place
+from runguard.calls.model_calls import ModelRequest, Permission, ToolUse, current_place, left_out
 from runguard.calls.run import AgentRun, error_of, fitting
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunGuardError
@@ -125,7 +126,7 @@ class AgentGuard(Controls):
         inner = tool.on_invoke_tool
         if (agent := getattr(tool, "_agent_instance", None)) is not None:
             inner = self._with_agent(tool.name, inner, agent)
-        made.on_invoke_tool = _GuardedInvoker(tool.name, inner, self._runs)
+        made.on_invoke_tool = _GuardedInvoker.around(tool.name, inner, self._runs)
         made.runguard = self
         return made
 
@@ -201,6 +202,7 @@ def _rebound(function: FunctionType, old: object, new: object) -> FunctionType |
         return None
     made = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, tuple(cells))
     made.__kwdefaults__ = function.__kwdefaults__
+    vars(made).update(vars(function))
     return made
 
 
@@ -528,8 +530,28 @@ def _completed(message: ResponseOutputMessage, model: str) -> ResponseCompletedE
 class _GuardedInvoker:
     """Calls a tool if the guard allows it. Otherwise the model gets the reason as the answer."""
 
-    def __init__(self, name: str, inner: Any, runs: Runs) -> None:
-        self._name, self._inner, self._runs = name, inner, runs
+    _name: str
+    _inner: Any
+    _runs: Runs
+
+    @classmethod
+    def around(cls, name: str, inner: Any, runs: Runs) -> "_GuardedInvoker":
+        """The guard around an invoker. One of the SDK stays an instance of its class, with all that it knows.
+
+        Before the SDK asks ``needs_approval``, it lets such an invoker check the arguments.
+        """
+        made = cls()
+        if hasattr(inner, _BINDS):
+            kind: Any = type(inner)
+            kind = _kind_around(kind)
+            made = kind.__new__(kind)
+            vars(made).update(vars(inner))
+        made._name, made._inner, made._runs = name, inner, runs
+        return made
+
+    def __agents_bind_function_tool__(self, tool: Any) -> "_GuardedInvoker":
+        """A copy of a guarded tool keeps the guard."""
+        return self
 
     async def __call__(self, context: Any, args: str) -> Any:
         agent = getattr(context.agent, "name", "") or "agent"
@@ -538,14 +560,47 @@ class _GuardedInvoker:
         refusal = await run.tools.check(use)
         if refusal is not None:
             return refusal
+        errors: list[Exception] = []
         try:
             with run.tools.inside(use):
-                result = await self._inner(context, args)
+                result = await _noting(self._inner, errors)(context, args)
         except BaseException as error:
             run.tools.raised(use, error)
             raise
-        note = run.tools.answered(use, result)
+        if not errors:
+            note = run.tools.answered(use, result)
+        elif isinstance(errors[0], ModelBehaviorError):  # wrong arguments: the tool itself did not fail
+            note = run.tools.answered(use, f"Error: {errors[0]}")
+        else:
+            run.tools.raised(use, errors[0])
+            note = run.guard.faults.attempt("adapter", left_out, run.layers, use, result)
         return result if note is None else note
+
+
+_BINDS: Final = "__agents_bind_function_tool__"  # a method of the SDK's own invokers
+
+
+@cache
+def _kind_around(kind: type) -> Any:
+    return type(f"Guarded{kind.__name__}", (_GuardedInvoker, kind), {})
+
+
+def _noting(invoker: Any, errors: list[Exception]) -> Any:
+    """The invoker for one call. It notes what the tool raises, before the SDK turns it into a text for the model."""
+    invoke_tool = getattr(invoker, "_invoke_tool_impl", None)
+    if invoke_tool is None:
+        return invoker
+
+    async def invoke(context: Any, args: str) -> Any:
+        try:
+            return await invoke_tool(context, args)
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    made = copy.copy(invoker)
+    made._invoke_tool_impl = invoke
+    return made
 
 
 class _Hooks(AgentHooks[Any]):

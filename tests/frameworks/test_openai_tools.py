@@ -1,0 +1,200 @@
+"""A guarded tool pauses, fails and copies as it does without a guard, and the rules see how it failed."""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+from agents import Agent, RunConfig, Runner, function_tool, set_tracing_disabled
+from agents.items import ModelResponse
+from agents.models.interface import Model
+from agents.usage import Usage
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
+
+from runguard.openai_agents import guarded
+
+_ids = itertools.count(1)
+set_tracing_disabled(True)
+
+
+def say(text: str) -> ResponseOutputMessage:
+    part = ResponseOutputText(type="output_text", text=text, annotations=[])
+    return ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[part])
+
+
+def call(tool: str, args: str) -> ResponseFunctionToolCall:
+    return ResponseFunctionToolCall(
+        id=f"fc{next(_ids)}", call_id=f"c{next(_ids)}", type="function_call", name=tool, arguments=args
+    )
+
+
+class Steps(Model):
+    """Answers with one step after the other, and with the last one from then on."""
+
+    def __init__(self, *steps: list[Any]) -> None:
+        self.steps, self.calls, self.model = steps, 0, "gpt-5-mini"
+
+    def _next(self) -> list[Any]:
+        self.calls += 1
+        items = self.steps[min(self.calls, len(self.steps)) - 1]
+        return [call(one.name, one.arguments) if isinstance(one, ResponseFunctionToolCall) else one for one in items]
+
+    async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
+        return ModelResponse(self._next(), Usage(1, 10, output_tokens=5, total_tokens=15), None)
+
+    async def stream_response(self, *_: Any, **__: Any) -> Any:
+        response = Response(
+            id="r",
+            created_at=0.0,
+            model=self.model,
+            object="response",
+            output=self._next(),
+            parallel_tool_calls=True,
+            tool_choice="auto",
+            tools=[],
+        )
+        yield ResponseCompletedEvent(type="response.completed", sequence_number=0, response=response)
+
+
+async def play(agent: Agent[Any], way: str, **settings: Any) -> Any:
+    if way == "run":
+        return await Runner.run(agent, "go", max_turns=60, **settings)
+    streamed = Runner.run_streamed(agent, "go", max_turns=60, **settings)
+    async for _ in streamed.stream_events():
+        pass
+    return streamed
+
+
+def outputs(result: Any) -> list[Any]:
+    return [item.output for item in result.new_items if item.type == "tool_call_output_item"]
+
+
+# ---- a human's approval ---------------------------------------------------------------------------------------------
+
+
+def production(_: Any, args: dict[str, Any], __: str) -> bool:
+    return args.get("target") == "production"
+
+
+async def production_later(context: Any, args: dict[str, Any], call_id: str) -> bool:
+    return production(context, args, call_id)
+
+
+NEEDS: dict[str, Any] = {"always": True, "never": False, "function": production, "async function": production_later}
+ARGS = {
+    "none": ["{}"],
+    "empty": [""],
+    "no object": ["[]"],
+    "default": ['{"target": "production"}'],
+    "other": ['{"target": "test"}'],
+    "another type": ['{"target": 7}'],
+    "invalid": ['{"target": '],
+    "unknown": ['{"what": 1}'],
+    "parallel": ["{}", '{"target": "test"}', '{"target": "production"}', "{"],
+}
+
+
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+@pytest.mark.parametrize("args", ARGS)
+@pytest.mark.parametrize("needs", NEEDS)
+async def test_a_guarded_tool_waits_for_approval_where_the_plain_one_does(needs: str, args: str, way: str) -> None:
+    async def of(guard: bool) -> Any:
+        deleted = []
+
+        @function_tool(needs_approval=NEEDS[needs], strict_mode=False)
+        def delete(target: str = "production") -> str:
+            deleted.append(target)
+            return f"DELETED {target}"
+
+        model = Steps([call("delete", one) for one in ARGS[args]], [say("done")])
+        agent: Agent[Any] = Agent(name="worker", model=model, tools=[delete])
+        result = await play(guarded(agent) if guard else agent, way)
+        seen = [len(result.interruptions), list(deleted), outputs(result)]
+        if result.interruptions:
+            state = result.to_state()
+            for item in result.interruptions:
+                state.approve(item)
+            result = await Runner.run(guarded(agent) if guard else agent, state)
+        return [*seen, sorted(deleted), outputs(result)]
+
+    assert await of(True) == await of(False)
+
+
+async def test_a_default_that_needs_approval_is_not_executed() -> None:
+    deleted = []
+
+    @function_tool(needs_approval=production)  # type: ignore[arg-type]
+    def delete(target: str = "production") -> str:
+        deleted.append(target)
+        return "DELETED"
+
+    plain: Agent[Any] = Agent(name="worker", model=Steps([call("delete", "{}")], [say("done")]), tools=[delete])
+    paused = len((await Runner.run(plain, "go")).interruptions)
+    deleted.clear()
+    agent = guarded(plain.clone(model=Steps([call("delete", "{}")], [say("done")])))
+    assert len((await Runner.run(agent, "go")).interruptions) == paused
+    assert len(deleted) == 1 - paused
+    assert copy.copy(agent.tools[0]).on_invoke_tool is agent.tools[0].on_invoke_tool  # type: ignore[union-attr]
+
+
+async def test_a_guarded_tool_knows_its_function() -> None:
+    @function_tool
+    def look(page: int) -> str:
+        return f"page {page}"
+
+    agent = guarded(Agent(name="worker", model=Steps([say("done")]), tools=[look]))
+    wrapped: Any = getattr(look, "__wrapped__", None)
+    assert getattr(agent.tools[0], "__wrapped__", None) is wrapped
+
+
+# ---- failures -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+@pytest.mark.parametrize("own_text", [False, True], ids=["the SDK's text", "a text of the tool"])
+async def test_a_tool_that_raises_again_and_again_is_stopped(own_text: bool, way: str) -> None:
+    settings: dict[str, Any] = {"failure_error_function": lambda *_: "Sorry."} if own_text else {}
+
+    @function_tool(**settings)  # type: ignore[untyped-decorator]
+    def fetch(page: int) -> str:
+        raise ConnectionError("the database is down")
+
+    model = Steps(*([call("fetch", f'{{"page": {page}}}')] for page in range(50)), [say("gave up")])
+    agent = guarded(Agent(name="worker", model=model, tools=[fetch]))
+    result = await play(agent, way)
+    [trip] = agent.runguard.trips
+    assert (trip.tool, result.final_output) == ("fetch", agent.runguard.guard.stop_text(trip))
+    assert model.calls <= 10
+    if own_text:
+        assert outputs(result)[0] == "Sorry.", "the model sees the text that it saw before"
+
+
+async def test_the_formatter_of_a_run_still_writes_the_text() -> None:
+    @function_tool
+    def fetch(page: int) -> str:
+        raise ConnectionError("the database is down")
+
+    def of() -> Agent[Any]:
+        return Agent(name="worker", model=Steps([call("fetch", '{"page": 1}')], [say("done")]), tools=[fetch])
+
+    config = RunConfig(tool_error_formatter=lambda args: "formatted")
+    plain = outputs(await Runner.run(of(), "go", run_config=config))
+    assert outputs(await Runner.run(guarded(of()), "go", run_config=config)) == plain
+
+
+async def test_wrong_arguments_again_and_again_are_stopped() -> None:
+    @function_tool
+    def fetch(page: int) -> str:
+        return "fine"
+
+    model = Steps(*([call("fetch", '{"page": "first"}')] for _ in range(50)), [say("gave up")])
+    agent = guarded(Agent(name="worker", model=model, tools=[fetch]))
+    await play(agent, "run")
+    assert [trip.tool for trip in agent.runguard.trips] == ["fetch"]
+    assert model.calls <= 12
