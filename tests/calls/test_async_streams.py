@@ -190,3 +190,40 @@ async def test_two_who_ask_for_the_first_piece_at_once_are_one_call() -> None:
 async def test_off_leaves_the_stream_as_it_is() -> None:
     assert type(guard_async(async_pieces, mode="off")()) is type(async_pieces())
     assert type(guard(pieces, mode="off")()) is type(pieces())
+
+
+class BothWays:
+    """A stream that can be read with ``for`` and with ``async for``, such as LiteLLM's."""
+
+    def __init__(self) -> None:
+        self._pieces = pieces()
+
+    def __iter__(self) -> "BothWays":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._pieces)
+
+    def __aiter__(self) -> "BothWays":
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+async def _both_ways() -> BothWays:
+    return BothWays()
+
+
+@pytest.mark.parametrize("is_read_async", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_stream_of_both_kinds_is_read_either_way(is_async: bool, is_read_async: bool) -> None:
+    call: Any = async_dollars(_both_ways) if is_async else guard(BothWays, budget={"max_usd": 1.2}, prices=PRICES)
+    stream = await call() if is_async else call()
+    read = [piece async for piece in stream] if is_read_async else list(stream)
+    assert read == list(pieces())
+    assert (call.spend()["usd"], call.spend()["calls"], held(call)) == (Decimal("0.5"), 1, Decimal(0))
+    await stream.close() if is_async else stream.close()

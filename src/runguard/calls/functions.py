@@ -246,13 +246,18 @@ def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
     return reading
 
 
-def _in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False) -> Any:
-    """The stream or the manager around what the call returned: it books the call when it ends. None: a whole answer."""
+def _in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False, is_async: bool = False) -> Any:
+    """The stream or the manager around what the call returned: it books the call when it ends. None: a whole answer.
+
+    A stream of LiteLLM can be read with ``for`` and with ``async for``. ``is_async``: the second is meant.
+    """
     kind = type(result)
+    if isinstance(result, AsyncIterator):
+        if not isinstance(result, Iterator):
+            return AsyncGuardedStream(result, calls)
+        return _AlsoSyncStream(result, calls) if is_async else _AlsoAsyncStream(result, calls)
     if isinstance(result, Iterator):
         return GuardedStream(result, calls, lazy=lazy)
-    if isinstance(result, AsyncIterator):
-        return AsyncGuardedStream(result, calls)
     if is_manager(result):
         return manage(result, calls)
     if result.__class__ is kind and not hasattr(kind, "__await__") and len(_WHOLE) < _TYPES_KEPT:
@@ -348,7 +353,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             except ValueError:  # a coroutine that is thrown away ends in another context: there is nothing to restore
                 pass
         try:
-            if type(result) not in _WHOLE and (handed := _in_pieces(result, calls)) is not None:
+            if type(result) not in _WHOLE and (handed := _in_pieces(result, calls, is_async=True)) is not None:
                 return handed
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
@@ -811,6 +816,32 @@ class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
                 await leave(kind, error, trace)
         finally:
             await self.aclose()
+
+
+class _AlsoAsyncStream(GuardedStream):
+    """Can be read with ``async for``, too."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._begun = True
+        with self._asking():
+            piece = await anext(self._inner)
+        return self._taken(piece)
+
+
+class _AlsoSyncStream(AsyncGuardedStream):
+    """Can be read with ``for``, too."""
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self._begun = True
+        with self._asking():
+            piece = next(self._inner)
+        return self._taken(piece)
 
 
 # ---- Streams that have to be entered: ``with client.messages.stream(...) as stream``.
