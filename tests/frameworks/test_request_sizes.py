@@ -56,7 +56,7 @@ class OpenAIItems:
 
     def __init__(self) -> None:
         nothing: Any = None
-        self._model = GuardedModel(nothing, MODEL, nothing, nothing)
+        self._model = GuardedModel(nothing, MODEL, nothing)
 
     def make(self, n: int, text: str, args: dict[str, Any]) -> Any:
         return [

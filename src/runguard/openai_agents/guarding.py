@@ -7,7 +7,7 @@ import copy
 import logging
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import cache, partial, wraps
@@ -24,7 +24,21 @@ from agents.models.multi_provider import MultiProvider
 from agents.run_context import TContext
 from agents.run_internal import run_loop
 from agents.usage import Usage as ReportedUsage
-from openai.types.responses import Response, ResponseCompletedEvent, ResponseOutputMessage, ResponseOutputText
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseContentPartAddedEvent,
+    ResponseContentPartDoneEvent,
+    ResponseCreatedEvent,
+    ResponseFailedEvent,
+    ResponseIncompleteEvent,
+    ResponseOutputItemAddedEvent,
+    ResponseOutputItemDoneEvent,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseTextDeltaEvent,
+    ResponseTextDoneEvent,
+)
 
 from runguard.background import FINALIZED
 from runguard.calls.function_state import check_whom
@@ -37,7 +51,7 @@ from runguard.engine.guard import Controls, Guard
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
-from runguard.providers.usage import fields, size_of
+from runguard.providers.usage import LIKELY, fields, size_of
 from runguard.termination.conditions import KEY as _ENDED
 from runguard.termination.conditions import Ended, TerminationCondition
 
@@ -68,21 +82,26 @@ class AgentGuard(Controls):
         self.guard.check_store()
         condition = fitting(termination_condition, "OpenAI Agents", has_hand_offs=True)
         self._runs = Runs(self.guard, {"app": app, "user": user, "session": session, "condition": condition})
-        # by identity of the original, which is kept alive
-        self._copies: dict[int, tuple[Agent[Any], GuardedAgent[Any]]] = {}
+        # by identity of the original
+        self._copies = weakref.WeakValueDictionary[int, GuardedAgent[Any]]()
         self._provider = model_provider if model_provider is not None else MultiProvider()
+
+    def __deepcopy__(self, memo: Any) -> "AgentGuard":
+        """A copy of a guarded agent has the same guard."""
+        return self
 
     def guarded(self, agent: Agent[TContext]) -> "GuardedAgent[TContext]":
         """A guarded copy of ``agent``. Agents that hand off to each other are copied once."""
         known = self._copies.get(id(agent))
-        if known is not None:
-            return known[1]
+        if known is not None and known.runguard_original() is agent:  # another agent may have had the same id
+            return known
         if isinstance(agent, GuardedAgent):
             return agent
         kind: Any = type(f"Guarded{type(agent).__name__}", (GuardedAgent, type(agent)), {})
         made: Any = kind.__new__(kind)
         vars(made).update(vars(agent))
-        self._copies[id(agent)] = (agent, made)
+        made.runguard_original = weakref.ref(agent)
+        self._copies[id(agent)] = made
         copied: GuardedAgent[TContext] = self.around(made)
         return copied
 
@@ -105,7 +124,7 @@ class AgentGuard(Controls):
         if isinstance(model, GuardedModel) and model.is_of(self._runs):
             return model
         inner = model if isinstance(model, Model) else self._provider.get_model(model)
-        return GuardedModel(inner, model, self.guard, self._runs)
+        return GuardedModel(inner, model, self._runs)
 
     def _handoff(self, target: Agent[Any] | Handoff[Any, Any]) -> Agent[Any] | Handoff[Any, Any]:
         if isinstance(target, Agent):
@@ -149,6 +168,7 @@ class GuardedAgent(Agent[TContext]):
     """What ``guarded`` returns: an agent of the SDK whose ``runguard`` has the trips, the spend and the kill switch."""
 
     runguard: AgentGuard
+    runguard_original: Any  # a weak reference to the agent that this is a copy of
 
     def __setattr__(self, name: str, value: Any) -> None:
         """A model, hooks, tools or hand-offs that are assigned later are guarded, too."""
@@ -233,11 +253,15 @@ class Runs:
     """
 
     def __init__(self, guard: Guard, whom: dict[str, Any]) -> None:
-        self._guard, self._whom = guard, whom
+        self.guard, self._whom = guard, whom
         self._runs: dict[tuple[int, str], tuple[weakref.ref[Any], AgentRun]] = {}
         self._requests = Newest[int, _Request](_REQUESTS_KEPT)
         self._has_missed = False  # a call past the guard was seen
         self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> "Runs":
+        """Copies of guarded models, tools and hooks share their runs."""
+        return self
 
     def of(self, context: Any, agent: str) -> AgentRun:
         """The run of a context, begun with its first agent.
@@ -249,7 +273,7 @@ class Runs:
         with self._lock:
             known, run = self._runs.get(key, (None, None))
             if run is None or known is None or known() is not usage:  # another usage may have had the same id
-                run = AgentRun.start(self._guard, agent, **self._whom)
+                run = AgentRun.start(self.guard, agent, **self._whom)
                 self._runs[key] = weakref.ref(usage), run
                 # A run that fails reaches no hook. It ends with its context.
                 weakref.finalize(usage, FINALIZED.put, partial(self._forget, key, run))
@@ -261,7 +285,7 @@ class Runs:
             waiting = (request for request in reversed(self._requests.values()) if not request.is_guarded)
             if (newest := next(waiting, None)) is not None:
                 newest.is_guarded = True
-        return AgentRun.start(self._guard, "model", **self._whom)
+        return AgentRun.start(self.guard, "model", **self._whom)
 
     def end(self, context: Any) -> None:
         key = (id(context.usage), current_place().call)
@@ -307,11 +331,18 @@ class Runs:
 class GuardedModel(Model):
     """Asks the guard before each call of the inner model, and reports what it used."""
 
-    def __init__(self, inner: Model, given: str | Model | None, guard: Guard, runs: Runs) -> None:
+    def __init__(self, inner: Model, given: str | Model | None, runs: Runs) -> None:
         """``given``: what the agent or ``RunConfig`` has as its model. It names the model for its price."""
-        self._inner, self.given, self._guard, self._runs = inner, given, guard, runs
+        self._inner, self.given, self._runs = inner, given, runs
         self.name = given if isinstance(given, str) else name_of(inner)
         self._instead: GuardedModel | None = None
+
+    def __deepcopy__(self, memo: Any) -> "GuardedModel":
+        """A model that an agent names by a text is not copied, as without a guard."""
+        if not isinstance(self.given, Model):
+            return self
+        given = copy.deepcopy(self.given, memo)
+        return GuardedModel(given if self._inner is self.given else copy.deepcopy(self._inner, memo), given, self._runs)
 
     def is_of(self, runs: Runs) -> bool:
         """Whether these runs are checked here."""
@@ -327,7 +358,7 @@ class GuardedModel(Model):
         given = run_config.model if isinstance(run_config.model, str) else chosen
         made = self._instead
         if made is None or made._inner is not chosen or made.given != given:
-            made = self._instead = GuardedModel(chosen, given, self._guard, self._runs)
+            made = self._instead = GuardedModel(chosen, given, self._runs)
         return made
 
     async def close(self) -> None:
@@ -365,7 +396,7 @@ class GuardedModel(Model):
                     )
                 )
             except BaseException as error:
-                permission.fail(error)
+                permission.fail(error, _cut_off(error, settings))
                 if (trip := permission.interrupted) is not None:
                     return ModelResponse([self._last_words(trip, output_schema)], ReportedUsage(), None)
                 raise
@@ -390,12 +421,13 @@ class GuardedModel(Model):
         try:
             permission = await run.ask(lambda: self._asked(system_instructions, input, model_settings, tools, handoffs))
             if not isinstance(permission, Permission):
-                yield _completed(self._last_words(permission, output_schema), self.name)
+                for event in _spoken(self._last_words(permission, output_schema), self.name):
+                    yield event
                 return
             items, settings = permission.changed(_changed, (input, model_settings))
             if permission.last_after is not None:
                 tools, handoffs = [], []
-            streamed, final = 0, None
+            streamed, final, cut = 0, None, None
             try:
                 stream: Any = self._inner.stream_response(
                     system_instructions, items, settings, tools, output_schema, handoffs, tracing, **kwargs
@@ -404,22 +436,27 @@ class GuardedModel(Model):
                     async for event in events:
                         if isinstance(event, ResponseCompletedEvent):
                             final = event.response
+                        elif isinstance(event, ResponseIncompleteEvent | ResponseFailedEvent):  # the SDK will raise
+                            final = event.response if event.response.usage is not None else None
+                            cut = permission.last_after  # the run ends with its stop
+                            if final is None:
+                                permission.fail(None, streamed, streaming=True)
                         elif isinstance(delta := getattr(event, "delta", None), str):
                             streamed += len(delta.encode())
                         if final is not None:
                             permission.read(lambda one, answer: settle_answer(one, answer, handoffs), final)
+                        if cut is not None:
+                            break
                         yield event
-                if final is None and (trip := permission.interrupted) is not None:
-                    permission.fail(None, streamed, streaming=True)
-                    yield _completed(self._last_words(trip, output_schema), self.name)
-                    return
+                trip = cut or (permission.interrupted if final is None else None)
+                permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
             except BaseException as error:
                 permission.fail(error, streamed, streaming=True)
                 if (trip := permission.interrupted) is None:
                     raise
-                yield _completed(self._last_words(trip, output_schema), self.name)
-                return
-            permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
+            if trip is not None:
+                for event in _spoken(self._last_words(trip, output_schema), self.name):
+                    yield event
         finally:
             if is_alone:
                 run.end()
@@ -439,9 +476,11 @@ class GuardedModel(Model):
     def _last_words(self, end: Trip | Ended, schema: AgentOutputSchemaBase | None) -> ResponseOutputMessage:
         """The message that ends the run. With structured output no text can end it, so the typed error is raised."""
         is_trip = isinstance(end, Trip)
-        if (is_trip and self._guard.policy.on_stop == "raise") or (schema is not None and not schema.is_plain_text()):
+        if (is_trip and self._runs.guard.policy.on_stop == "raise") or (
+            schema is not None and not schema.is_plain_text()
+        ):
             raise error_of(end)
-        words, name = (self._guard.stop_text(end), end.id) if isinstance(end, Trip) else (end.reason, _ENDED)
+        words, name = (self._runs.guard.stop_text(end), end.id) if isinstance(end, Trip) else (end.reason, _ENDED)
         text = ResponseOutputText(type="output_text", text=words, annotations=[])
         return ResponseOutputMessage(
             id=f"runguard_{name}", type="message", role="assistant", status="completed", content=[text]
@@ -499,6 +538,8 @@ def _changed(permission: Permission, request: tuple[Any, ModelSettings]) -> tupl
 def _usage_of(usage: Any, output: Any) -> Usage | None:
     if usage is None or not (usage.input_tokens or usage.output_tokens):
         return None
+    if not all(type(figure) is int and figure >= 0 for figure in (usage.input_tokens, usage.output_tokens)):
+        return None
     inputs, outputs = usage.input_tokens_details, usage.output_tokens_details
     return Usage(
         input=usage.input_tokens,
@@ -510,7 +551,16 @@ def _usage_of(usage: Any, output: Any) -> Usage | None:
     )
 
 
-def _completed(message: ResponseOutputMessage, model: str) -> ResponseCompletedEvent:
+def _cut_off(error: BaseException, settings: ModelSettings) -> int:
+    """The bytes of an answer that ended at its output limit. Not streamed, the SDK raises then, without the usage."""
+    is_cut = isinstance(error, ModelBehaviorError) and "max_output_tokens" in str(error)
+    return (settings.max_tokens or 0) * LIKELY if is_cut else 0
+
+
+def _spoken(message: ResponseOutputMessage, model: str) -> Iterator[Any]:
+    """The events of a model that streams ``message``."""
+    [text] = message.content
+    empty = ResponseOutputText(type="output_text", text="", annotations=[])
     response = Response(
         id=message.id,
         created_at=0.0,
@@ -518,10 +568,22 @@ def _completed(message: ResponseOutputMessage, model: str) -> ResponseCompletedE
         object="response",
         output=[message],
         parallel_tool_calls=False,
+        status="completed",
         tool_choice="none",
         tools=[],
     )
-    return ResponseCompletedEvent(response=response, sequence_number=0, type="response.completed")
+    begun: Any = response.model_copy(update={"output": [], "status": "in_progress"})
+    item: Any = message.model_copy(update={"content": [], "status": "in_progress"})
+    words = text.text if isinstance(text, ResponseOutputText) else ""
+    at: Any = {"item_id": message.id, "output_index": 0, "content_index": 0}
+    yield ResponseCreatedEvent(type="response.created", sequence_number=0, response=begun)
+    yield ResponseOutputItemAddedEvent(type="response.output_item.added", sequence_number=1, output_index=0, item=item)
+    yield ResponseContentPartAddedEvent(type="response.content_part.added", sequence_number=2, part=empty, **at)
+    yield ResponseTextDeltaEvent(type="response.output_text.delta", sequence_number=3, delta=words, logprobs=[], **at)
+    yield ResponseTextDoneEvent(type="response.output_text.done", sequence_number=4, text=words, logprobs=[], **at)
+    yield ResponseContentPartDoneEvent(type="response.content_part.done", sequence_number=5, part=text, **at)
+    yield ResponseOutputItemDoneEvent(type="response.output_item.done", sequence_number=6, output_index=0, item=message)
+    yield ResponseCompletedEvent(type="response.completed", sequence_number=7, response=response)
 
 
 # ---- Tools and hooks.

@@ -1,0 +1,73 @@
+"""Guarded agents can be copied and thrown away like plain ones."""
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+from agents import Agent, OpenAIProvider, Runner, function_tool
+
+from runguard.openai_agents import AgentGuard, guarded
+from runguard.testing.conformance import AgentSpec, Reply
+from tests.frameworks.openai_harness import ScriptedModel
+
+
+@function_tool
+def look(page: int) -> str:
+    return f"page {page}"
+
+
+def worker(calls: list[int], **parts: Any) -> Agent[Any]:
+    model = ScriptedModel(
+        AgentSpec(lambda n, _: Reply(calls=[("look", {"page": n})]) if n < 3 else Reply("done")), calls
+    )
+    return Agent(name="worker", model=model, tools=[look], **parts)
+
+
+async def test_the_items_of_a_result_can_be_copied() -> None:
+    agent = guarded(worker([0]))
+    result = await Runner.run(agent, "go")
+    assert len(copy.deepcopy(result.new_items)) == len(result.new_items)
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["model", "name"])
+async def test_a_copy_of_a_guarded_agent_has_the_same_guard(by_name: bool) -> None:
+    calls = [0]
+    if by_name:
+        provider = OpenAIProvider(api_key="x")
+        assert copy.deepcopy(guarded(Agent(name="worker", model="gpt-5-mini"), model_provider=provider)).runguard
+        return
+    agent = guarded(worker(calls, handoffs=[worker(calls)]), max_model_calls=2)
+    copied = copy.deepcopy(agent)
+    assert copied.runguard is agent.runguard
+    await Runner.run(copied, "go")
+    assert calls == [0], "the model was copied with what it holds"
+    assert [trip.rule for trip in agent.runguard.trips] == ["model_calls"]
+
+
+def test_agents_that_are_dropped_are_released() -> None:
+    guard = AgentGuard()
+    alive: list[weakref.ref[Any]] = []
+    for _ in range(50):
+        first, second = worker([0]), worker([0])
+        first.handoffs, second.handoffs = [second], [first]
+        made = guard.guarded(first)
+        assert guard.guarded(first) is made
+        alive += [weakref.ref(first), weakref.ref(second), weakref.ref(made)]
+    del first, second, made
+    gc.collect()
+    assert sum(one() is not None for one in alive) == 0
+
+
+def test_an_agent_never_gets_the_copy_of_another_one() -> None:
+    """Agents that are dropped pass their identity on to new ones."""
+    guard = AgentGuard()
+    copies = [
+        guard.guarded(Agent(name=str(number), model=ScriptedModel(AgentSpec(_done), [0]))) for number in range(50)
+    ]
+    assert [made.name for made in copies] == [str(number) for number in range(50)]
+
+
+def _done(*_: Any) -> Reply:
+    return Reply("done")
