@@ -5,6 +5,7 @@ So a finalizer, a ``__del__`` and the end of a generator that is closed take no 
 """
 
 import ast
+import os
 import subprocess
 import sys
 import textwrap
@@ -100,7 +101,7 @@ def test_the_check_sees_work(bad: str) -> None:
     assert list(work_in_finalizers(ast.parse(bad)))
 
 
-RUNS: Final = 300
+RUNS: Final = 3_000 if os.environ.get("RUNGUARD_FAULTS") == "long" else 300
 FUNCTIONS: Final = """
     def answer(**_):
         raise ConnectionError("down")
@@ -184,7 +185,10 @@ ADK: Final = """
 
 def play(code: str, threshold: str, python: str = sys.executable) -> None:
     """Run code in a process of its own, which a hang cannot outlive."""
-    head = f"import faulthandler, gc, runguard\nfaulthandler.dump_traceback_later(45, exit=True)\nRUNS = {RUNS}\n"
+    seconds = 45 * RUNS / 300
+    head = (
+        f"import faulthandler, gc, runguard\nfaulthandler.dump_traceback_later({seconds}, exit=True)\nRUNS = {RUNS}\n"
+    )
     body = textwrap.dedent(code)
     collecting = f"gc.collect(); gc.freeze(); {threshold}\n"
     done = subprocess.run([python, "-W", "ignore", "-c", head + collecting + body], capture_output=True, text=True)
