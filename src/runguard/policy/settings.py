@@ -479,6 +479,16 @@ class PolicyFile(SettingsModel):
             check_rule(rule, rungs)
         return rules
 
+    @field_validator("stop_text", mode="before")
+    @classmethod
+    def _stop_text_is_one(cls, given: object) -> object:
+        texts = list(given.values()) if isinstance(given, Mapping) else [given]
+        if not callable(given) and given is not None and not all(isinstance(one, str) and one for one in texts):
+            raise ValueError(
+                "give a text, texts by rule such as {'budget': '…', 'default': '…'}, or a function of the trip"
+            )
+        return given
+
     @field_validator("prices_source")
     @classmethod
     def _price_list_is_installed(cls, source: PricesSource) -> PricesSource:
