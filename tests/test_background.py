@@ -13,7 +13,7 @@ import pytest
 
 from runguard import background
 from runguard.alerts import Alert, AlertSettings
-from runguard.background import FinalizerQueue, start_thread
+from runguard.background import FinalizerQueue, off_loop, start_thread
 from runguard.calls.function_state import drive
 from runguard.ledger import sqlite as writer_queue
 from runguard.ledger.ledger import StoreOutage
@@ -227,3 +227,18 @@ def _unlucky(flock: Callable[..., None]) -> Callable[..., None]:
         flock(file, operation)
 
     return locked
+
+
+async def test_what_reads_files_runs_in_another_thread_than_the_loop() -> None:
+    here = threading.get_ident()
+    assert off_loop(threading.get_ident) != here
+    with pytest.raises(LookupError, match="its own"):
+        off_loop(_fail)
+
+
+def test_what_reads_files_runs_here_where_no_loop_runs() -> None:
+    assert off_loop(threading.get_ident) == threading.get_ident()
+
+
+def _fail() -> None:
+    raise LookupError("its own")

@@ -4,10 +4,12 @@ The ledger, the reports and ``calls/function_state`` start their threads here. I
 needs: policies, monitors, alerts and stores do it before anything is logged.
 """
 
+import _thread
 import atexit
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 import traceback
@@ -64,6 +66,30 @@ def log_fault(text: str, count: int = 1) -> None:
     if count & (count - 1) == 0:
         with contextlib.suppress(BaseException):
             _log.exception("runguard.background_error: %s (%d so far)", text, count)
+
+
+def off_loop(work: Callable[[], _T]) -> _T:
+    """Return what ``work`` returns. It reads files, so it never runs in the thread of an event loop.
+
+    ``blockbuster``, which ``langgraph dev`` switches on, raises where code on a loop reads a file, and also where it
+    waits for a lock. So a thread of its own does the work, and it reports through a queue that needs no such lock.
+    """
+    loops = sys.modules.get("asyncio.events")  # not imported here: a token budget must load quickly
+    if loops is None or loops._get_running_loop() is None:
+        return work()
+    results: SimpleQueue[tuple[_T | None, BaseException | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            results.put((work(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    _thread.start_new_thread(run, ())
+    result, error = results.get()
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]
 
 
 class BackgroundQueue(ABC, Generic[_T]):

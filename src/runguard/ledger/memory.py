@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 from weakref import ref
 
+from runguard.background import off_loop
 from runguard.core.errors import PolicyError
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.ledger import (
@@ -55,12 +56,20 @@ def store_name(url: str) -> str:
 def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
     if url == "memory":
         return MemoryLedger()
+    return off_loop(lambda: _open_shared(url, timeout, retention_s))
+
+
+def _open_shared(url: str, timeout: float, retention_s: float) -> Ledger:
     from runguard.ledger.remote import ledger_of
 
     return ledger_of(store_of(url), url, timeout, retention_s)
 
 
 def store_of(url: str) -> Store:
+    return off_loop(lambda: _store_of(url))  # a relative path asks for the working directory
+
+
+def _store_of(url: str) -> Store:
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from runguard.ledger.sqlite import SqliteStore

@@ -23,7 +23,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, Final, Generic, TypeVar
 
-from runguard.background import start_thread
+from runguard.background import off_loop, start_thread
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, to_usd, unit_reached
 from runguard.ledger.ledger import (
     CLOCK_BACK_S,
@@ -334,7 +334,7 @@ class StoreLedger(Waiting):
             return
         self._checked = True  # later callers, such as every run, do not wait for it
         try:
-            self.call(lambda session: session.now(), again=True)
+            off_loop(lambda: self.call(lambda session: session.now(), again=True))
         except (StoreError, StoreDeniedError):
             self._checked = False  # a mistake: report it to every caller
             raise

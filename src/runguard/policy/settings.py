@@ -32,6 +32,7 @@ from pydantic import (
 )
 
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
+from runguard.background import off_loop
 from runguard.core.decision import Rungs, Trip
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
@@ -565,7 +566,7 @@ class Policy(PolicyFile):
 
         The environment is ``RUNGUARD_MODE`` and ``RUNGUARD_STORE``. ``find_policy_file`` says which file applies.
         """
-        values, source = values_from_file()
+        values, source = off_loop(values_from_file)
         if keywords:
             values, source = {**values, **keywords}, "keywords" if not values else f"{source} and keywords"
         for name in ("mode", "store"):

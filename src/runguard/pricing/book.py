@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, Named
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from runguard.background import off_loop
 from runguard.core.errors import PolicyError
 from runguard.core.money import fault_of_dollars, nanos, shown
 from runguard.pricing.rates import PER_MILLION, Band, Rates, SearchPrice, Unpriced, is_tuned, normalise, split_id
@@ -297,6 +298,10 @@ def current_table() -> PriceTable:
 
     A process keeps the table that it first loaded.
     """
+    return off_loop(_newest_table)
+
+
+def _newest_table() -> PriceTable:
     packaged = packaged_table()
     try:
         updated = updated_table()
@@ -347,12 +352,18 @@ def snapshot() -> "DataSnapshot":
 
 def live_table() -> PriceTable:
     """The prices that genai-prices uses now, converted once per snapshot."""
+    if _converted is None or _converted[0] is not snapshot():
+        return off_loop(_convert)
+    return _converted[1]
+
+
+def _convert() -> PriceTable:
     global _converted
     now = snapshot()
-    if _converted is None or _converted[0] is not now:
-        source = f"genai-prices {release()}" + (f", updated {now.timestamp:%Y-%m-%d}" if now.from_auto_update else "")
-        _converted = now, PriceTable(table_text(now, installed_on()), source)
-    return _converted[1]
+    source = f"genai-prices {release()}" + (f", updated {now.timestamp:%Y-%m-%d}" if now.from_auto_update else "")
+    table = PriceTable(table_text(now, installed_on()), source)
+    _converted = now, table
+    return table
 
 
 def release() -> str:
@@ -641,7 +652,7 @@ class ListedPrice:
 
 def _is_missing(package: str) -> bool:
     try:
-        return find_spec(package) is None
+        return off_loop(lambda: find_spec(package)) is None
     except (ImportError, ValueError):  # it was blocked
         return True
 
