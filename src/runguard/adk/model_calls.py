@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, Final
 
 from google.adk.models.base_llm import BaseLlm
@@ -478,12 +478,7 @@ async def _recover(
     error: Exception,
 ) -> Stop | None:
     """After a fault of ``guard``, add an account that is reserved without its rules. Returns a stop if that fails."""
-
-    def describe(at: float) -> ModelCall:
-        sizes, limit = project(request, None), request.config.max_output_tokens
-        sized = (request.model or "", sizes.upper, sizes.audio, limit)
-        return ModelCall(run_id, lane, agent, at, *sized, candidates=request.config.candidate_count or 1)
-
+    describe = partial(plain_call, request, run_id, lane, agent)
     decision, event = await guard.recover("border", error, run_id, agent, describe)
     if decision.action is Action.STOP and decision.enforced:
         return decision.trip, guard
@@ -495,6 +490,13 @@ async def _recover(
         guard.release(event.charge)
         return guard.own_faults.refuse("border", second, run_id, agent), guard
     return None
+
+
+def plain_call(request: LlmRequest, run_id: str, lane: str, agent: str, at: float) -> ModelCall:
+    """Return the event of a call that is reserved without rules: its model and its sizes."""
+    sizes, config = project(request, None), request.config
+    sized = (request.model or "", sizes.upper, sizes.audio, config.max_output_tokens)
+    return ModelCall(run_id, lane, agent, at, *sized, candidates=config.candidate_count or 1)
 
 
 async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, Unpack
 
@@ -33,7 +33,7 @@ from pydantic import BaseModel
 from runguard.adk import patching
 from runguard.adk.a2a import RemoteCalls, is_remote, wrap_remote_agents
 from runguard.adk.events import EventReader, RunStarter
-from runguard.adk.model_calls import cap_output
+from runguard.adk.model_calls import cap_output, plain_call
 from runguard.adk.patching import Generations, invocation_of
 from runguard.adk.runs import (
     ANNOUNCED,
@@ -429,12 +429,7 @@ class ModelHooks:
         """After a fault, reserve the call on the ledger alone. Returns why it must not be made, or None."""
         guard, invocation = self._guard, self._invocations.find(ic.invocation_id)
         run, agent = invocation.run.info.run if invocation is not None else "", getattr(ic.agent, "name", "")
-
-        def describe(at: float) -> ModelCall:
-            sizes, limit = project(request, None), request.config.max_output_tokens
-            sized = (request.model or "", sizes.upper, sizes.audio, limit)
-            return ModelCall(run, lane, agent, at, *sized, candidates=request.config.candidate_count or 1)
-
+        describe = partial(plain_call, request, run, lane, agent)
         decision, event = await guard.recover("before_model", error, run, agent, describe)
         if decision.action is _STOP and decision.enforced:
             return decision.trip

@@ -161,9 +161,7 @@ class Reserving:
                 return self._deciding.decide(run, run.lane(event.lane), event, finding), None
         except Exception as second:
             trip = self._faults.give_up(where, second, run_id, agent)
-            if trip is None and not _is_outage(second):
-                trip = self._faults.refuse(where, second, run_id, agent)
-            return (ALLOW if trip is None else Decision(_STOP, None, trip)), None
+            return Decision(_STOP, None, trip or self._faults.refuse(where, second, run_id, agent)), None
         run.spend.model_calls += 1  # a reservation that failed has taken it back
         if charge is None:
             return ALLOW, None
