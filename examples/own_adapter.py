@@ -9,8 +9,9 @@ what, and ``runguard.testing.conformance`` proves an adapter.
 import asyncio
 from typing import Any
 
-from runguard.calls.model_calls import ModelRequest, Permission, ToolUse
+from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.run import AgentRun, error_of
+from runguard.calls.tool_calls import ToolUse
 from runguard.engine.guard import Guard
 from runguard.errors import RunStoppedError
 from runguard.policy import Policy

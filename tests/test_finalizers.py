@@ -26,7 +26,7 @@ CLOSED_SAFELY: Final = {
     "adk/runner.py:run": "forgets an entry of a dict",
     "calls/functions.py:run": "leaves a job when it is closed",
     "calls/functions.py:_asking": "one call of the provider's library",
-    "calls/model_calls.py:paid_around": "resets a variable",
+    "calls/tool_calls.py:paid_around": "resets a variable",
     "calls/model_calls.py:being_made": "resets a variable",
     "langchain/guarding.py:_stream": "leaves a job when it is closed",
     "ledger/ledger.py:store_faults": "one operation of a store",

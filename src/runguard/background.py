@@ -17,6 +17,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -43,7 +44,7 @@ def start_thread(
     thread, because nothing can save a thread that the system itself ends.
     """
     thread = threading.Thread(target=_keep, args=(name, work, on_fault), name=name, daemon=True)
-    thread.start()
+    Context().run(thread.start)  # it outlives the run that happens to need it first, and must not belong to it
     return thread
 
 

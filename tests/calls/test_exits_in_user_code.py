@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from runguard import ToolRule, guard, guard_async, run
-from runguard.calls.model_calls import ToolUse
 from runguard.calls.run import AgentRun
+from runguard.calls.tool_calls import ToolUse
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
 

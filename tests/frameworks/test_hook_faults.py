@@ -8,8 +8,8 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from runguard import RunStoppedError, ToolRule
-from runguard.calls.model_calls import ToolUse
 from runguard.calls.run import AgentRun
+from runguard.calls.tool_calls import ToolUse
 from runguard.engine.guard import Guard
 from runguard.langchain import GuardedChatModel
 from runguard.policy import Policy

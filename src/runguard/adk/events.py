@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,6 @@ from runguard.adk.stops import Stopper, announce, left_out, refusal, with_notice
 from runguard.core.decision import ALLOW, METADATA_KEY, NOTICE_KEY, PART_STOPPED, Action, printable
 from runguard.core.errors import PolicyError
 from runguard.core.events import (
-    ROOT_LANE,
     Answer,
     HandOff,
     ModelCall,
@@ -42,15 +40,12 @@ from runguard.core.events import (
 )
 from runguard.core.identity import answer_text, words_name
 from runguard.core.money import shown, to_count, to_nano
-from runguard.engine.charges import Denied, finding_of
 from runguard.engine.guard import Guard
-from runguard.engine.resume import review_stops, run_name
+from runguard.engine.resume import reopen, review_stops, run_name
 from runguard.engine.runs import Run
-from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.providers.messages import FRAMEWORK_TOOLS, REQUESTS
 from runguard.providers.usage import CallUsage
 
-_log: Final = logging.getLogger("runguard")
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 _USER: Final = "user"
@@ -439,36 +434,11 @@ async def run_of(guard: Guard, info: RunInfo, history: SessionHistory) -> Run:
     if guard.pauses.belongs_to_others(info):
         info.run = f"{info.run}@{info.session}"
     run = guard.runs.get(info.run)
-    if run is None:
-        await guard.growth.recall(info)
-        record = None
-        try:
-            if guard.shares_store and (history.begun or guard.pauses.find(info.run) is not None):
-                record = await guard.pauses.latest(info)
-            run = guard.runs.get(info.run) or guard.pauses.resume(info, record)  # the first: resumed twice at once
-        except (StoreOutage, StoreError) as error:
-            return _unsure(guard, info, error)
-    if run is None:
-        return guard.start(info)
-    await review_stops(guard, run)
-    return run
-
-
-def _unsure(guard: Guard, info: RunInfo, error: Exception) -> Run:
-    """The store cannot say what the run has used so far. As in an outage, the run stops or starts from zero."""
-    run = guard.start(info)
-    run.unsure = True
-    guard.accounts.outages[guard.policy.on_outage] += 1
-    if guard.policy.on_outage == "closed":
-        event = ModelCall(info.run, ROOT_LANE, "", guard.clock())
-        guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.store_name))
-    else:
-        _log.warning(
-            "runguard.resumed_unsure: the usage of a resumed run is unavailable; with on_outage=open it "
-            "starts from zero: %s",
-            error,
-        )
-    return run
+    if run is not None:
+        await review_stops(guard, run)
+        return run
+    await guard.growth.recall(info)
+    return await reopen(guard, info, may_be_elsewhere=history.begun) or guard.start(info)
 
 
 # ---- Options for one call of a Runner

@@ -31,8 +31,9 @@ from runguard.adk.runs import (
 )
 from runguard.adk.stops import Halt, refused_response, stop_response, until_done
 from runguard.adk.termination import asked_first
-from runguard.calls.model_calls import ModelRequest, Permission, count_tokens, is_inside_tool
+from runguard.calls.model_calls import ModelRequest, Permission, count_tokens
 from runguard.calls.run import AgentRun
+from runguard.calls.tool_calls import is_inside_tool
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip, text_for_user
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult

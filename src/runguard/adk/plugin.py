@@ -49,7 +49,8 @@ from runguard.adk.runs import (
 )
 from runguard.adk.stops import Stopper, is_asked_again
 from runguard.adk.tool_hooks import ToolHooks
-from runguard.calls.model_calls import Layer, Place, count_tokens, register
+from runguard.calls.model_calls import count_tokens
+from runguard.calls.tool_calls import Layer, Place, register
 from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult

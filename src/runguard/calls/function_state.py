@@ -1,8 +1,8 @@
 """What is known about a guarded function between its calls.
 
 ``Caller`` is one guarded function. It has its settings, its state in each run, its costs and the queue of its calls.
-``calls/functions`` creates it, and ``calls/function_calls`` opens and books its calls. ``calls/model_calls`` uses
-``SURROUNDINGS``, and ``calls/run`` uses ``drive``. The adapters use ``check_whom``.
+``calls/functions`` creates it, and ``calls/function_calls`` opens and books its calls. ``RunContext`` is the block of
+``runguard.run()``: guarded functions and ``calls/run`` join it. ``drive`` runs a coroutine for synchronous callers.
 """
 
 import asyncio
@@ -16,10 +16,11 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from enum import Enum, auto
 from itertools import count
 from typing import Any, Final, NamedTuple, TypeVar
@@ -45,15 +46,6 @@ _log: Final = logging.getLogger("runguard")
 
 # ---- Settings: the keywords of ``guard``, ``guard_async`` and ``run``.
 
-
-def check_whom(**whom: object) -> None:
-    """Reject an app, user or session that is no text: budgets could not be kept for it."""
-    for name, value in whom.items():
-        if not isinstance(value, str):
-            raise PolicyError(f"{name} = {shown(value)}: give a text, such as {name}='{_WHOM[name]}'")
-
-
-_WHOM: Final = {"app": "shop", "user": "ann", "session": "chat-7"}
 
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
 _WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}
@@ -653,13 +645,75 @@ class RunContext:
         self.app, self.user, self.session, self.labels, self.caller = app, user, session, labels, caller
         self.outer: RunContext | None = None
         self.states: dict[Caller, RunState] = {}
+        self.agents: dict[Guard, AgentsState] = {}
         self.ended = False
+        # every run that began here and is no part of another one here, for the bill
+        self._billed: list[tuple[Guard, Run]] = []
+
+    def bill(self, guard: Guard, run: Run) -> None:
+        """Put a run on the bill of this block. Calls inside a call that is on it are there already."""
+        is_inside = any(not (charge.over or charge.is_tool) for charge in OWNERS.get())
+        if not is_inside and all(known is not run for _, known in self._billed):
+            self._billed.append((guard, run))
 
     def end(self) -> None:
         self.ended = True
         for caller, state in list(self.states.items()):
             caller.guard.faults.attempt("end of run", caller.guard.end, state.run.info.run)
         self.states.clear()
+        for guard, agents in list(self.agents.items()):
+            guard.faults.attempt("end of run", agents.end, guard)
+        self.agents.clear()
+
+    @property
+    def _runs(self) -> "list[tuple[Guard, Run]]":
+        """The runs whose figures add up. Limits of the block itself count every call in it."""
+        own = self.caller.guard if self.caller is not None else None
+        return [one for one in self._billed if one[0] is own] or self._billed
+
+    @property
+    def usd(self) -> Decimal | None:
+        """What the calls in the block have cost so far, in dollars; None where no price is known."""
+        costs = [run.run_costs.spent_usd for _, run in self._runs]
+        known = [usd for usd in costs if usd is not None]
+        return sum(known, Decimal()) if known or not costs else None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of these calls, input and output."""
+        return self._total("tokens")
+
+    @property
+    def calls(self) -> int:
+        """The model calls that were sent."""
+        return self._total("calls")
+
+    def _total(self, figure: str) -> int:
+        return sum(guard.accounts.spending.of_run(run.run_costs)[figure] for guard, run in self._runs)
+
+    @property
+    def trips(self) -> list[Trip]:
+        """What RunGuard stopped here, oldest first."""
+        found = {trip.id: trip for _, run in self._billed for trip in run.trips}
+        return sorted(found.values(), key=lambda trip: trip.at)
+
+
+@dataclass(slots=True, eq=False)
+class AgentsState:
+    """The run of all agents of one guard in one block, and under which keys it will be kept when the block ends."""
+
+    run: Run
+    lanes: Iterator[int] = field(default_factory=lambda: count(1))
+    keys: tuple[str, ...] = ()
+    waits: bool = False
+
+    def end(self, guard: Guard) -> None:
+        if guard.runs.get(self.run.info.run) is not self.run:
+            return
+        if self.keys:
+            guard.pauses.keep(self.run.info.run, waits=self.waits, keys=self.keys)
+        else:
+            guard.end(self.run.info.run)
 
 
 class Surroundings(NamedTuple):
@@ -748,6 +802,7 @@ class Caller(Controls):
             with self._lock:
                 known = context.states.get(self) or self._begin(context)
                 context.states[self] = known
+            context.bill(self.guard, known.run)
         return known
 
     def _begin(self, context: RunContext) -> RunState:

@@ -34,12 +34,12 @@ from runguard.calls.function_state import (
     GuardedCall,
     GuardSettings,
     RunContext,
-    check_whom,
     drive,
     may_start,
     open_ones,
     settings_of,
 )
+from runguard.calls.whom import check_whom
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.core.money import BudgetStatus
@@ -193,9 +193,10 @@ def run(
 ) -> Iterator[RunContext]:
     """Begin a run: every guarded call in the block belongs to it.
 
-    It has its own counters and is charged to this user and session.
-    ``budget=`` and the other limits of ``guard`` apply to all guarded calls in the block together. Works the same in
-    async code.
+    It has its own counters and is charged to this user and session, with these labels. Agents of LangChain, OpenAI
+    Agents and Pydantic AI that start in the block belong to it, too; ADK's Runner names its own user and session.
+    ``budget=`` and the other limits of ``guard`` apply to all guarded calls in the block together. ``usd``, ``tokens``,
+    ``calls`` and ``trips`` of the block are its bill, also after its end. Works the same in async code.
     """
     check_whom(user=user, session=session, app=app)
     if labels is not None and not (

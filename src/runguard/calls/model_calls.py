@@ -1,8 +1,7 @@
-"""A model call or a tool call of an agent, from its permission to its bill, on every guard around it.
+"""A model call of an agent, from its permission to its bill, on every guard around it.
 
-``calls/run`` creates a ``Permission`` for each model call and an ``OpenCall`` for each tool call. The adapters for
-LangChain, OpenAI Agents and Pydantic AI, and ``adk/model_calls``, settle permissions. ``adk/plugin`` registers how the
-tool call around the current code is found in ADK.
+``calls/run`` creates a ``Permission`` for each model call. The adapters for LangChain, OpenAI Agents and Pydantic AI,
+and ``adk/model_calls``, settle it.
 """
 
 import asyncio
@@ -11,200 +10,22 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from runguard.calls.function_state import SURROUNDINGS
-from runguard.core.decision import Action, Finding, Trip, text_for_model
-from runguard.core.events import Answer, ModelCall, ModelResult, Outcome
-from runguard.core.identity import size_of, words_name
+from runguard.calls.tool_calls import Layer, ToolUse
+from runguard.core.decision import Trip
+from runguard.core.events import ModelCall, ModelResult
+from runguard.core.identity import words_name
 from runguard.core.money import shown
 from runguard.engine.charges import OWNERS, Charge
-from runguard.engine.guard import Guard
-from runguard.engine.runs import Run
 from runguard.pricing.rates import Usage
 from runguard.providers.errors import was_unbilled
-from runguard.providers.messages import arguments
 from runguard.providers.usage import LIKELY, UPPER, checked_usage, measure, tokens_in
 from runguard.termination.conditions import Ended
 
 if TYPE_CHECKING:
     from runguard.calls.run import AgentRun
-
-# ---- Runs inside runs: a tool of one agent may start another agent, of the same framework or of another one.
-# The inner agent belongs to the outer run. Its calls are judged and billed there first, in a lane of their own. After
-# that they are judged under the settings of the inner adapter. So one limit holds for the whole tree.
-
-
-class Layer(NamedTuple):
-    """One guard's view of an agent at work."""
-
-    guard: Guard
-    run: Run
-    lane: str
-
-
-class Place(NamedTuple):
-    """Where an agent would start now: inside a tool call of these layers."""
-
-    layers: tuple[Layer, ...]
-    call: str  # tool and id of the call, unique within the lane
-    depth: int  # agents above
-    conditions: tuple[Any, ...] = ()  # termination conditions of the runs around
-
-
-OUTERMOST: Final = Place((), "", 0)
-# Frameworks that keep their own record of the current tool call, such as ADK, register a function that reads it.
-_readers: Final[list[Callable[[], Place | None]]] = []
-
-
-def register(reader: Callable[[], Place | None]) -> None:
-    """Add a function that says in which tool call of another framework the current code runs."""
-    _readers.append(reader)
-
-
-def current_place() -> Place:
-    """The tool calls around this code, or ``OUTERMOST``. A run that has ended is around nothing."""
-    own = SURROUNDINGS.get().place
-    places = [own] if isinstance(own, Place) else []
-    places += [place for reader in _readers if (place := reader()) is not None]
-    layers: dict[Guard, Layer] = {}
-    call, depth = "", 0
-    conditions: tuple[Any, ...] = ()
-    for place in places:
-        alive = [one for one in place.layers if one.guard.runs.get(one.run.info.run) is one.run]
-        if alive:
-            layers |= {one.guard: one for one in alive}
-            call, depth, conditions = place.call, max(depth, place.depth), (*conditions, *place.conditions)
-    return Place(tuple(layers.values()), call, depth, conditions) if layers else OUTERMOST
-
-
-def is_inside_tool() -> bool:
-    """Whether this code runs inside a tool call that an adapter of this package has opened."""
-    return isinstance(SURROUNDINGS.get().place, Place)
-
-
-class InsideTool:
-    """``with InsideTool(place):`` code in this block runs inside a tool call."""
-
-    __slots__ = ("_place", "_token")
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-
-    def __enter__(self) -> None:
-        self._token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=self._place))
-
-    def __exit__(self, *_: object) -> None:
-        SURROUNDINGS.reset(self._token)
-
-
-def end_layers(layers: tuple[Layer, ...], owns: bool) -> None:
-    """End the last layer's run if it began with this agent, and close the agent's lanes in the runs around."""
-    for guard, run, lane in layers[:-1] if owns else layers:
-        guard.faults.attempt("adapter", guard.close_lane, run, lane)
-    if not owns:
-        return
-    guard, run, _ = layers[-1]
-    if guard.runs.get(run.info.run) is run:
-        guard.faults.attempt("adapter", guard.end, run.info.run)
-
-
-def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
-    """A lane for an agent that a tool call of this layer has started."""
-    guard, run, lane = layer
-    key = f"{lane}/{place.call}"
-    if key not in run.lanes:
-        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
-    return Layer(guard, run, key)
-
-
-def notice_kept(layer: Layer) -> str:
-    """A nudge of a threshold, kept for the next request."""
-    lane = layer.run.lanes.get(layer.lane)
-    if lane is None or not lane.notice:
-        return ""
-    notice, lane.notice = lane.notice, ""
-    return notice
-
-
-@contextmanager
-def paid_around(block: InsideTool, layers: tuple[Layer, ...], key: str) -> Iterator[None]:
-    """``block``, whose calls do not wait for what is held for the tool call ``key`` itself."""
-    charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in layers]
-    held = tuple(charge for charge in charges if charge is not None)
-    token = OWNERS.set((*OWNERS.get(), *held)) if held else None
-    try:
-        with block:
-            yield
-    finally:
-        if token is not None:
-            OWNERS.reset(token)
-
-
-# ---- Tool calls, from the check to the answer that the rules see.
-
-NOT_EXECUTED: Final = "Not executed: this turn was stopped."
-
-
-class ToolUse(NamedTuple):
-    """A tool call that a model asked for."""
-
-    id: str
-    tool: str
-    args: Any = None
-
-
-@dataclass(slots=True)
-class OpenCall:
-    """One call, until the answers of its batch are reported."""
-
-    use: ToolUse
-    batch: str
-    seen: list[tuple[Layer, bytes, bytes]] = field(default_factory=list)  # layer, fingerprint, identity of its effect
-    value: object = None
-    outcome: Outcome | None = None
-    is_over: bool = False
-
-    @property
-    def key(self) -> str:
-        """Unique within a run: frameworks may number the calls of each response from zero."""
-        return f"{self.batch}.{self.use.id}"
-
-    def answer(self, value: object, outcome: Outcome | None = None) -> None:
-        self.value, self.outcome, self.is_over = as_data(value), outcome, True
-
-    def refuse(self) -> None:
-        """The tool was not executed."""
-        self.outcome, self.is_over = Outcome.REFUSED, True
-
-    def answer_in(self, layer: Layer) -> Answer | None:
-        """The answer as one layer sees it. None: the layer was not asked about the call."""
-        for seen, fingerprint, once in self.seen:
-            if seen is layer:
-                use = self.use
-                return Answer(use.tool, fingerprint, self.value, self.key, self.outcome, args=use.args, once=once)
-        return None
-
-
-def left_out(layers: Sequence[Layer], use: ToolUse, value: object) -> str | None:
-    """The note in place of an answer beyond ``max_tool_result_chars``. ``guard.after`` reports it with the others."""
-    for guard, _, _ in layers:
-        limit, rule = guard.policy.max_tool_result_chars, guard.tools.rule(use.tool)
-        if not limit or guard.policy.mode != "enforce" or (rule is not None and rule.exempt):
-            continue
-        chars = size_of(as_data(value), 2 * limit)
-        if chars > limit:
-            return text_for_model(Finding("result_size", Action.BLOCK, chars, limit, "characters", tool=use.tool))
-    return None
-
-
-def as_data(value: object) -> object:
-    """Frameworks pass tool answers on as text. Text that is JSON becomes data again, within bounds."""
-    if type(value) is str and value.lstrip()[:1] in ("{", "["):
-        return arguments(value)
-    return value
-
 
 # ---- Model calls.
 
@@ -232,16 +53,28 @@ class ModelRequest:
     audio_tokens: int = 0
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
     switch: ModelSwitch | None = None  # where the adapter can send the request to another model
+    counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
 
     @classmethod
-    def of(cls, model: str, prompt: Any, max_output_tokens: int | None = None, around: int = 0) -> "ModelRequest":
+    def of(
+        cls,
+        model: str,
+        prompt: Any,
+        max_output_tokens: int | None = None,
+        around: int = 0,
+        *,
+        hidden: int = 0,
+        counts: object = None,
+    ) -> "ModelRequest":
         """``prompt``: messages, instructions and tool declarations, as plain data or objects.
 
-        ``around``: bytes beside them, such as what separates messages in the request.
+        ``around``: bytes beside them, such as what separates messages in the request. ``hidden``: tokens that the
+        provider adds by itself, such as a conversation that it stores.
         """
         size, audio = measure(prompt)
         size += around
-        return cls(model, -(-size // UPPER), -(-size // LIKELY), max_output_tokens, audio)
+        upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
+        return cls(model, upper, likely, max_output_tokens, audio, counts=counts)
 
 
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
@@ -272,13 +105,13 @@ async def count_tokens(counter: Callable[..., Any], request: Any) -> int | None:
 class Permission:
     """Permission for one model call. One of ``settle``, ``fail`` and ``release`` ends it; a second one is ignored."""
 
-    __slots__ = ("_charged", "_is_over", "_run", "interrupted", "last_after", "notice", "request", "task")
+    __slots__ = ("_charged", "_is_over", "_run", "interrupted", "last_after", "measured", "notice", "request", "task")
 
     def __init__(self, run: "AgentRun", task: "asyncio.Task[Any] | None") -> None:
         self._run, self.task = run, task
         self._charged: list[tuple[Layer, ModelCall]] = []
         self._is_over = False
-        self.request = ModelRequest()
+        self.measured = self.request = ModelRequest()  # as the adapter has measured it, and as it was asked for
         self.notice = ""  # for the model, to be added to this request
         self.interrupted: Trip | Ended | None = None  # what has ended the call in flight
         self.last_after: Trip | None = None  # the stop after which this is the last call: it must have no tools
@@ -456,6 +289,7 @@ class Permission:
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
+        self._run.reported(self.measured, usage)
         self._run.tools.asked_for(calls)
         if self._run.ending.all:
             used, _ = _completed(usage, self.request.input_tokens, size)

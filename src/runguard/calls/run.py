@@ -19,60 +19,42 @@ A fault of the guard raises nothing here: ``on_guard_error`` decides whether the
 """
 
 import asyncio
-import itertools
-import logging
 import secrets
-import threading
-import time
 import weakref
-from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from decimal import Decimal
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from runguard.background import FINALIZED
-from runguard.calls.function_state import drive
-from runguard.calls.model_calls import (
-    NOT_EXECUTED,
+from runguard.calls.ending import EndingConditions, error_of, fitting
+from runguard.calls.function_state import AgentsState, RunContext, drive
+from runguard.calls.model_calls import ModelRequest, Permission, Reply, cheaper_request, count_tokens, last_permission
+from runguard.calls.threads import carry
+from runguard.calls.tool_calls import (
     OUTERMOST,
-    InsideTool,
     Layer,
-    ModelRequest,
-    OpenCall,
-    Permission,
-    Place,
-    Reply,
-    ToolUse,
-    cheaper_request,
+    RunTools,
+    batches,
     child_layer,
     current_place,
-    end_layers,
-    last_permission,
-    left_out,
+    drive_layers,
+    in_event_loop,
     notice_kept,
-    paid_around,
 )
+from runguard.calls.whom import Whom, check_named, check_whom, live_blocks
 from runguard.core.decision import ALLOW, Action, Decision, Trip
-from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
-from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolCall, ToolResults
-from runguard.core.money import Per
+from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, RunInfo, ToolResults
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
+from runguard.engine.resume import begin_unsure, reopen
+from runguard.engine.runs import Run
+from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.pricing.rates import Usage
-from runguard.termination.conditions import (
-    Ended,
-    HandoffTermination,
-    StateTermination,
-    TerminatedError,
-    TerminationCondition,
-    checked,
-)
-from runguard.termination.usage import RuleTermination
+from runguard.termination.conditions import TerminationCondition
 
-_T = TypeVar("_T")
-_log: Final = logging.getLogger("runguard")
-_batches: Final = itertools.count(1)  # numbers of model responses
+__all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting"]
 
 
 class AgentRun:
@@ -80,39 +62,54 @@ class AgentRun:
 
     def __init__(
         self,
-        guard: Guard,
         layers: tuple[Layer, ...],
         agent: str,
         depth: int = 0,
         *,
-        owns: bool = False,
+        guard: Guard,
+        opened: tuple[Layer, ...] = (),
+        home: "Home | None" = None,
         refused: Trip | None = None,
-        ending: "EndingConditions | None" = None,
+        ending: EndingConditions | None = None,
     ) -> None:
-        """``refused``: the guard could not begin the run, and its settings say that then no call is made."""
+        """``opened``: the layers whose lanes end with this agent. ``home``: who ends the run of the last layer.
+
+        ``refused``: the guard could not begin the run, and its settings say that then no call is made.
+        """
         self.guard, self.layers, self.agent, self.depth = guard, layers, agent, depth
-        self._owns = owns  # the run of the last layer began with this agent
-        self._refused = refused
+        self._opened, self._home, self._refused = opened, home, refused
         self.ending = ending or EndingConditions()
         self.tools = RunTools(guard, layers, agent, depth, self.ending, refused is not None)
         self._lock, self._ended = self.tools.lock, False
+        self._sizes: dict[str, tuple[ModelRequest, int]] = {}  # by agent: the last request, and its reported size
         # Where a framework calls no hook after an error, the run ends soon after the last reference to it is gone.
         FINALIZED.ready()
-        self._finalizer = weakref.finalize(self, FINALIZED.put, partial(end_layers, layers, owns))
+        carry()
+        self._finalizer = weakref.finalize(self, FINALIZED.put, partial(end_layers, opened, home))
         self._finalizer.atexit = False
 
     @classmethod
     def start(
-        cls, guard: Guard, agent: str, *, condition: TerminationCondition | None = None, **whom: Any
+        cls,
+        guard: Guard,
+        agent: str,
+        *,
+        condition: TerminationCondition | None = None,
+        keys: Sequence[str] = (),
+        around: "AgentRun | None" = None,
+        run: Run | None = None,
+        **whom: Any,
     ) -> "AgentRun":
-        """Begin a run, or join the run in whose tool call this code is executed.
+        """Begin a run, or join the run around this code: of a tool call, or of a block of ``runguard.run()``.
 
-        ``whom``: the app, user and session that budgets are for. ``condition`` ends a run that begins here. A run
-        that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per user
-        or session that is not named raises ``PolicyError``.
+        ``whom``: what ``Whom.of`` gives. ``condition`` ends a run that begins here. ``keys``: a run that was paused
+        under one of them cannot be resumed any more. ``around``: an agent of another guard that hands over to this one.
+        ``run``: go on with it; ``resume`` gives it. A run that cannot begin refuses every call where it has a budget;
+        else ``on_guard_error`` decides. A budget per user or session that is not named raises ``PolicyError``.
         """
-        layers: list[Layer] = []
-        place, owns, refused = OUTERMOST, False, None
+        layers, opened, place = [], [], OUTERMOST
+        home: Home | None = None
+        refused: Trip | None = None
         try:
             place = current_place()
         except Exception as error:
@@ -120,19 +117,66 @@ class AgentRun:
         for outer in place.layers:
             try:
                 layers.append(child_layer(outer, place, agent))
+                opened.append(layers[-1])
             except Exception as error:
                 refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
                 layers.append(outer)  # without a lane of its own
-        if all(outer.guard is not guard for outer in place.layers):
+        known = {layer.guard for layer in layers}
+        layers += [layer for layer in (around.layers if around is not None else ()) if layer.guard not in known]
+        known |= {layer.guard for layer in layers}
+        if guard not in known:
             check_named(guard, **whom)
+            blocks = live_blocks()
             try:
-                info = RunInfo(secrets.token_hex(8), at=guard.clock(), **whom)
-                layers.append(Layer(guard, guard.start(info), ROOT_LANE))
-                owns = True
+                layers += _limits_of(blocks, known)
+                home = Home.of(guard, blocks[0] if blocks else None, keys, run, whom)
+                layers.append(home.layer(agent))
+                if home.block is not None:
+                    opened.append(layers[-1])
             except Exception as error:
                 refused = refused or guard.give_up_call("adapter", error, "", agent)
-        ending = EndingConditions(place.conditions, condition if owns else None)
-        return cls(guard, tuple(layers), agent, place.depth, owns=owns, refused=refused, ending=ending)
+        conditions = (*place.conditions, *(around.ending.all if around is not None else ()))
+        begins = home is not None and home.block is None
+        ending = EndingConditions(conditions, condition if home is not None else None)
+        if run is not None and begins and isinstance(run.memo, EndingConditions):
+            ending = run.memo
+        depth = around.depth if around is not None else place.depth
+        return cls(
+            tuple(layers), agent, depth, guard=guard, opened=tuple(opened), home=home, refused=refused, ending=ending
+        )
+
+    @classmethod
+    async def resume(
+        cls,
+        guard: Guard,
+        agent: str,
+        keys: Sequence[str],
+        *,
+        condition: TerminationCondition | None = None,
+        **whom: Any,
+    ) -> "AgentRun":
+        """Go on with the run that ``pause`` has kept under one of these keys for the same user, here or on another
+        worker of the store. Where there is none, begin a run.
+        """
+        run = None
+        if keys and all(layer.guard is not guard for layer in current_place().layers):
+            info = RunInfo("", at=guard.clock(), **whom)
+            try:
+                try:
+                    info.run = await guard.pauses.named(keys, info)
+                    run = await reopen(guard, info, may_be_elsewhere=True) if info.run else None
+                except (StoreOutage, StoreError) as error:
+                    info.run = secrets.token_hex(8)
+                    run = begin_unsure(guard, info, error)
+            except Exception as error:
+                guard.faults.note("resume", error)  # the run begins anew
+        return cls.start(guard, agent, condition=condition, run=run, **whom)
+
+    @classmethod
+    def resume_now(cls, guard: Guard, agent: str, keys: Sequence[str], **more: Any) -> "AgentRun":
+        """``resume`` for callers without an event loop."""
+        make = partial(cls.resume, guard, agent, keys, **more)
+        return drive(make, guard.shares_store, lambda lost: lost.end())
 
     @classmethod
     def join(cls, agent: str, handled: Collection[Guard]) -> "AgentRun | None":
@@ -141,9 +185,23 @@ class AgentRun:
         outer = [layer for layer in place.layers if layer.guard not in handled]
         if not outer:
             return None
-        place = place._replace(call=f"{place.call}#{next(_batches)}")  # calls at the same time have their own lanes
+        place = place._replace(call=f"{place.call}#{next(batches)}")  # calls at the same time have their own lanes
         layers, ending = tuple(child_layer(one, place, agent) for one in outer), EndingConditions(place.conditions)
-        return cls(outer[-1].guard, layers, agent, place.depth, ending=ending)
+        return cls(layers, agent, place.depth, guard=outer[-1].guard, opened=layers, ending=ending)
+
+    @property
+    def id(self) -> str:
+        """The name of the run, as trips, ``spend("run:…")`` and the store have it."""
+        return self.layers[-1].run.info.run if self.layers else ""
+
+    @property
+    def spent(self) -> "Spent":
+        """What the run has used so far, with everything nested in it."""
+        if not self.layers:
+            return Spent("", None, 0, 0)
+        guard, run, _ = self.layers[-1]
+        figures = guard.accounts.spending.of_run(run.run_costs)
+        return Spent(run.info.run, run.run_costs.spent_usd, figures["tokens"], figures["calls"])
 
     @property
     def stopped(self) -> Trip | None:
@@ -193,6 +251,11 @@ class AgentRun:
         permission, owners = Permission(self, task), OWNERS.get()
         try:
             request = read()
+            if (counter := self.guard.policy.tokens) is not None and request.counts is not None:
+                counted = await count_tokens(counter, request.counts)
+                if counted is not None:
+                    request = replace(request, input_tokens=counted, likely_tokens=counted)
+            permission.measured, request = request, self._learned(request)
         except Exception as error:
             for guard, run, _ in self.layers:
                 if (trip := guard.give_up_call("adapter", error, run.info.run, self.agent)) is not None:
@@ -223,6 +286,22 @@ class AgentRun:
             raise
         permission.notice = next((notice for notice in notices if notice), "")
         return permission
+
+    def _learned(self, request: ModelRequest) -> ModelRequest:
+        """The request with at least the size that its provider has reported for what it repeats of the last one."""
+        last, reported = self._sizes.get(self.agent, (request, 0))
+        missing = reported - last.input_tokens
+        if missing <= 0 or not last.input_tokens:
+            return request
+        if request.input_tokens < last.input_tokens:  # the history was shortened
+            missing = -(-missing * request.input_tokens // last.input_tokens)
+        likely = max(request.likely_tokens, reported + request.likely_tokens - last.likely_tokens)
+        return replace(request, input_tokens=request.input_tokens + missing, likely_tokens=likely)
+
+    def reported(self, request: ModelRequest, usage: Usage | None) -> None:
+        """Remember how long a prompt really was, for the estimate of the next one."""
+        if usage is not None and usage.input > 0:
+            self._sizes[self.agent] = request, usage.input
 
     async def _last(self, request: ModelRequest, trip: Trip, task: "asyncio.Task[Any] | None") -> Permission | Trip:
         """The permission for the last answer of a run that ``trip`` has stopped, or the trip."""
@@ -289,21 +368,39 @@ class AgentRun:
 
     def end(self) -> None:
         """The agent has finished. Safe to call twice."""
+        if self._close():
+            end_layers(self._opened, self._home)
+
+    def pause(self, keys: Sequence[str], *, waits: bool = True) -> None:
+        """The agent has stopped to wait for an answer from outside, such as a human's approval.
+
+        Its run is kept with everything that it has used and seen: ``resume`` goes on with it, by any of these keys. A
+        key is one that only this user can give, or that nobody else's pause has. ``waits=False``: it may also be over.
+        """
+        if self._close():
+            if self._home is not None:
+                self._home.keys, self._home.waits = tuple(keys), waits
+                self._home.run.memo = self.ending
+            end_layers(self._opened, self._home)
+
+    def _close(self) -> bool:
+        """Report what is left. False: this has happened before."""
         with self._lock:
             if self._ended:
-                return
+                return False
             self._ended = True
             self._finalizer.detach()
             self.guard.faults.attempt("adapter", self._report_answers)
-        end_layers(self.layers, self._owns)
+        return True
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the newest answer has called tools, so that the agent is not done."""
+        return self.tools.has_calls
 
     def fault(self, error: Exception) -> None:
         """A fault of the adapter. Where the settings say so, it stops the run."""
-        self.guard.fault("adapter", error, self._name, self.agent)
-
-    @property
-    def _name(self) -> str:
-        return self.layers[-1].run.info.run if self.layers else ""
+        self.guard.fault("adapter", error, self.id, self.agent)
 
     def stop_of(self, decision: Decision) -> Trip | None:
         return decision.trip if decision.action is Action.STOP and decision.enforced else None
@@ -319,409 +416,91 @@ class AgentRun:
             return ALLOW if trip is None else Decision(Action.STOP, None, trip)
 
 
-# ---- Whom budgets are for.
-
-_unnamed: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()  # guards in shadow mode that have warned
+# ---- The run that an agent began, or goes on with.
 
 
-def check_named(guard: Guard, *, user: str = "", session: str = "", **_: Any) -> None:
-    """Reject a budget per user or session where none is named: all users would share one account."""
-    if (user and session) or guard.policy.mode == "off":
-        return
-    kinds = {"user": user, "session": session}
-    for budget in guard.policy.budgets:
-        kind = next((kind for kind, _ in Per.parse(budget.per).parts if not kinds.get(kind, kind)), "")
-        if not kind:
-            continue
-        text = f"a Budget with per = '{budget.per}' needs a {kind}: without one, all share an account; {_HOW[kind]}"
-        if guard.policy.mode == "enforce":
-            raise PolicyError(text)
-        if guard not in _unnamed:
-            _unnamed.add(guard)
-            _log.warning("runguard.unnamed: %s", text)
-        return
+class Spent(NamedTuple):
+    """What a run has used so far."""
+
+    run: str  # its name
+    usd: Decimal | None  # None: no price is known
+    tokens: int
+    calls: int  # of models
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, with dollars as a text of decimals."""
+        usd = None if self.usd is None else f"{self.usd:f}"
+        return {"run": self.run, "usd": usd, "tokens": self.tokens, "model_calls": self.calls}
 
 
-_HOW: Final = {
-    "user": "give user= to the guard, or count per='app'",
-    "session": "give session= to the guard (LangChain: a thread_id in the config), or count per='app'",
-}
+class Home:
+    """The run of an agent, and who ends it: the agents that share it, or the block of ``runguard.run()`` around."""
 
+    __slots__ = ("block", "guard", "keys", "run", "waits")
 
-# ---- The tool calls of an agent.
+    def __init__(self, guard: Guard, run: Run, block: RunContext | None) -> None:
+        self.guard, self.run, self.block = guard, run, block
+        self.keys: tuple[str, ...] = ()  # keep the run under these, instead of ending it
+        self.waits = False
 
+    @classmethod
+    def of(cls, guard: Guard, block: RunContext | None, keys: Sequence[str], run: Run | None, whom: Any) -> "Home":
+        """``keys``: a new run begins under them. ``run``: one that goes on."""
+        if block is not None:
+            state = block.agents.get(guard)
+            if state is None or guard.runs.get(state.run.info.run) is not state.run:
+                name = block.id if block.id not in guard.runs else secrets.token_hex(8)
+                run = run or _begin(guard, name, keys, whom)
+                state = block.agents[guard] = AgentsState(run)
+            state.keys = ()  # it goes on
+            block.bill(guard, state.run)
+            return cls(guard, state.run, block)
+        made = cls(guard, run or _begin(guard, secrets.token_hex(8), keys, whom), None)
+        made.run.owners.add(made)
+        return made
 
-class RunTools:
-    """The tool calls of one ``AgentRun``: checked before they run, paid for, and shown to the rules batch by batch."""
+    def layer(self, agent: str) -> Layer:
+        """The place of an agent in the run. Each agent of a block but the first has a lane of its own."""
+        number = next(self.block.agents[self.guard].lanes) if self.block is not None else 1
+        if number == 1:
+            return Layer(self.guard, self.run, ROOT_LANE)
+        key = f"{ROOT_LANE}/{agent}#{number}"
+        self.guard.open_lane(self.run, key, ROOT_LANE, concurrent=True)
+        return Layer(self.guard, self.run, key)
 
-    def __init__(
-        self, guard: Guard, layers: tuple[Layer, ...], agent: str, depth: int, ending: "EndingConditions", refused: bool
-    ) -> None:
-        """``refused``: no tool of the run may be executed."""
-        self._guard, self._layers, self.agent, self._depth = guard, layers, agent, depth
-        self._ending, self._refused = ending, refused
-        self.lock = threading.RLock()
-        self._open: dict[str, OpenCall] = {}
-        self._batch = ""
-
-    def asked_for(self, calls: Sequence[ToolUse]) -> None:
-        """The tool calls of the newest model response: one batch, however many there are."""
-        with self.lock:
-            self._batch = str(next(_batches))
-            self._open = {use.id: OpenCall(use, self._batch) for use in calls}
-
-    def take_answered(self) -> list[OpenCall]:
-        """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
-        calls, self._open = [call for call in self._open.values() if call.is_over], {}
-        return calls
-
-    # ---- before a call ----------------------------------------------------------------------------------------------
-
-    async def check(self, use: ToolUse) -> str | None:
-        """May this tool be executed? None, or what the model gets instead of an answer."""
-        return await self._check(use, no_loop=False)
-
-    def check_now(self, use: ToolUse) -> str | None:
-        """``check`` for callers without an event loop."""
-        make = partial(self._check, use, no_loop=True)
-        return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
-
-    async def _check(self, use: ToolUse, *, no_loop: bool) -> str | None:
-        call = self._call(use)
-        if self._refused:
-            call.refuse()
-            return NOT_EXECUTED
-        passed: list[tuple[Layer, ToolCall]] = []  # layers that have allowed the call
-        for layer in self._layers:
-            guard, run, lane = layer
-            try:
-                once = guard.tools.once_identity(use.tool, use.args)
-                if once or guard.breakers.get(use.tool) is not None:
-                    await guard.prepare_tool(run, use.tool, once, call.key)
-                fingerprint = guard.fingerprint(use.tool, use.args)
-                call.seen.append((layer, fingerprint, once))
-                at = (run.info.run, lane, self.agent, guard.clock())
-                event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
-                with self.lock:
-                    decision = guard.check(event)
-                passed.append((layer, event))
-                if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
-                    no_wait = no_loop and in_event_loop()
-                    decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
-            except Exception as error:
-                trip: Trip | None = guard.give_up("adapter", error, run.info.run, self.agent)
-                decision = ALLOW if trip is None else Decision(Action.STOP, None, trip, NOT_EXECUTED)
-            except BaseException:
-                self._not_executed(call)
-                raise
-            if decision.action >= Action.BLOCK and decision.enforced:
-                self._not_executed(call)
-                for (outer, of_run, _), allowed in passed:
-                    outer.faults.attempt("adapter", outer.tool_gate.give_up, of_run, allowed)
-                return decision.for_model or NOT_EXECUTED
-        return None
-
-    def _not_executed(self, call: OpenCall) -> None:
-        """A call was refused or given up: no layer pays for it."""
-        call.refuse()
-        for guard, run, _ in self._layers:
-            if run.bills is not None:
-                guard.faults.attempt("adapter", guard.release_tool, run, call.key)
-
-    def inside(self, use: ToolUse) -> AbstractContextManager[None]:
-        """The tool runs in this block. An agent that it starts joins this run."""
-        block = InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all))
-        for _, run, _ in self._layers:
-            if run.bills is not None:
-                return paid_around(block, self._layers, self._call(use).key)
-        return block
-
-    # ---- after a call -----------------------------------------------------------------------------------------------
-
-    def answered(self, use: ToolUse, value: object) -> str | None:
-        """The tool returned ``value``: data, or text that may be JSON.
-
-        Returns what the model must see instead of an answer that is too large.
-        """
-        self._guard.faults.attempt("adapter", self._answered, use, value)
-        note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
-        return note
-
-    def _answered(self, use: ToolUse, value: object) -> None:
-        call = self._call(use)
-        call.answer(value)
-        self._pay(call, call.value)
-
-    def _pay(self, call: OpenCall, answer: object) -> None:
-        with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
-            for guard, run, _ in reversed(self._layers):
-                if run.bills is not None:
-                    paying.callback(
-                        guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
-                    )
-
-    def saw(self, use: ToolUse, value: object) -> None:
-        """The answer to a call that was never checked: the adapter sees tools only in the next request."""
-        self._guard.faults.attempt("adapter", self._saw, use, value)
-
-    def _saw(self, use: ToolUse, value: object) -> None:
-        call = self._call(use)
-        for layer in self._layers:
-            call.seen.append((layer, layer.guard.fingerprint(use.tool, use.args), b""))
-        call.answer(value)
-        for layer in self._layers:
-            guard, run, lane = layer
-            if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
-                guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
-
-    def raised(self, use: ToolUse, error: BaseException) -> None:
-        """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
-        self._guard.faults.attempt("adapter", self._raised, use, error)
-
-    def _raised(self, use: ToolUse, error: BaseException) -> None:
-        call = self._call(use)
-        if not isinstance(error, Exception):
-            call.refuse()
-            for guard, run, _ in self._layers:  # it was executed, and its answer is not known
-                if run.bills is not None:
-                    guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
+    def end(self) -> None:
+        """The agent has finished, or pauses. The last one that shares the run ends it."""
+        guard, run = self.guard, self.run
+        if self.block is not None:
+            state = self.block.agents.get(guard)
+            if state is not None and state.run is run:
+                state.keys, state.waits = self.keys, self.waits
             return
-        self._pay(call, error)
-        call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
-        for guard, run, _ in self._layers:
-            guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
-
-    def _call(self, use: ToolUse) -> OpenCall:
-        with self.lock:
-            call = self._open.get(use.id)
-            if call is None:
-                call = self._open[use.id] = OpenCall(use, self._batch or str(next(_batches)))
-            return call
+        run.owners.discard(self)
+        if run.owners or guard.runs.get(run.info.run) is not run:
+            return
+        if self.keys and not run.unsure:
+            guard.pauses.keep(run.info.run, waits=self.waits, keys=self.keys)
+        else:
+            guard.end(run.info.run)
 
 
-# ---- Callers without an event loop.
+def _begin(guard: Guard, name: str, keys: Sequence[str], whom: Any) -> Run:
+    info = RunInfo(name, at=guard.clock(), **whom)
+    guard.pauses.forget(keys, info)
+    return guard.start(info)
 
 
-def in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _limits_of(blocks: Sequence[RunContext], known: Collection[Guard]) -> list[Layer]:
+    """The limits that blocks of ``runguard.run()`` put on everything inside them, the outermost first."""
+    callers = [block.caller for block in reversed(blocks) if block.caller is not None and not block.caller.is_off]
+    return [Layer(one.guard, one.state().run, ROOT_LANE) for one in callers if one.guard not in known]
 
 
-def drive_layers(
-    layers: tuple[Layer, ...],
-    ending: "EndingConditions",
-    make: Callable[[], Coroutine[Any, Any, _T]],
-    lost: Callable[[_T], None],
-) -> _T:
-    """Run what ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
-    waits = any(layer.guard.accounts.ledger.is_shared for layer in layers)
-    return drive(make, waits or ending.needs_await, lost)
-
-
-# ---- Termination conditions on frameworks other than ADK: what they see of a run, and how they end it.
-
-_REPR_CHARS: Final = 500
-_SOONEST_S: Final = 0.02
-
-
-def error_of(end: Trip | Ended) -> RunGuardError:
-    """What is raised where no text can end a run, such as with structured output."""
-    return RunStoppedError.of(end) if isinstance(end, Trip) else TerminatedError(end.reason)
-
-
-def fitting(condition: object, framework: str, *, has_hand_offs: bool) -> TerminationCondition | None:
-    """The condition, if the framework can show what it looks for. Else it would never fire, and is rejected."""
-    if condition is None:
-        return None
-    found = checked(condition)
-    for leaf in found.leaves():
-        is_hand_off = isinstance(leaf, HandoffTermination)
-        is_hand_off = is_hand_off or (isinstance(leaf, RuleTermination) and leaf.settings()["rule"] == "handoff")
-        if isinstance(leaf, StateTermination):
-            raise PolicyError(
-                f"termination_condition = {leaf!r}: only ADK has a session state; use a function of yours"
-            )
-        if is_hand_off and not has_hand_offs:
-            raise PolicyError(f"termination_condition = {leaf!r}: {framework} has no hand-offs, so it would never fire")
-    return found
-
-
-# ---- events, with the fields of ADK's that conditions read ----------------------------------------------------------
-
-
-class _FunctionCall(NamedTuple):
-    id: str
-    name: str
-    args: Any
-
-
-class _FunctionResponse(NamedTuple):
-    id: str
-    name: str
-    response: Any
-
-
-class _Part(NamedTuple):
-    text: str | None = None
-    function_call: _FunctionCall | None = None
-    function_response: _FunctionResponse | None = None
-
-
-class _Content(NamedTuple):
-    parts: Sequence[_Part] = ()
-
-
-class _Actions(NamedTuple):
-    transfer_to_agent: str | None = None
-
-
-@dataclass(slots=True)
-class RunEvent:
-    """What an agent said, called, got or handed over."""
-
-    author: str
-    content: _Content
-    actions: _Actions = field(default_factory=_Actions)
-    id: str = ""
-    model_version: str = ""
-
-    def is_final_response(self) -> bool:
-        return bool(self.content.parts) and all(part.text is not None for part in self.content.parts)
-
-
-# ---- conditions at work ---------------------------------------------------------------------------------------------
-
-
-class RunCondition:
-    """One condition at work in one run. Safe to use from the tasks and threads of that run."""
-
-    def __init__(self, condition: TerminationCondition) -> None:
-        self._condition = condition.for_run(time.monotonic())
-        self._name = repr(condition)[:_REPR_CHARS]
-        self._events: list[RunEvent] = []
-        self._lock = threading.Lock()
-
-    def see(self, event: RunEvent) -> None:
-        with self._lock:
-            self._events.append(event)
-
-    def count(self, usage: Usage, model: str) -> None:
-        with self._lock:
-            self._condition.count(usage.input, usage.output, model=model, usage=usage)
-
-    @property
-    def needs_await(self) -> bool:
-        return self._condition.needs_await
-
-    @property
-    def ended(self) -> Ended | None:
-        return Ended(self._condition.reason or "", self._name) if self._condition.terminated else None
-
-    async def ask(self) -> Ended | None:
-        """Pass on what has happened since the last time."""
-        with self._lock:
-            events, self._events = self._events, []
-        if not self._condition.terminated and (events or self._condition.knows_early):
-            try:
-                if self._condition.needs_await:
-                    await self._condition(events)
-                else:
-                    with self._lock:
-                        self._condition.check(events)
-            except TerminatedError:  # by another task at the same time
-                pass
-            except Exception:  # a user's condition: its failure does not end the run
-                _log.exception("runguard.termination_failed: %s raised; it counts as not fired", self._name)
-        return self.ended
-
-    def look(self) -> Ended | None:
-        """What is known without an event: time, usage, signals."""
-        with self._lock:
-            for leaf in self._condition.leaves():
-                if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
-                    leaf.check([])
-        return self.ended
-
-    def listen(self, end: Callable[[], None]) -> Callable[[], None]:
-        """Call ``end`` when time or a signal ends the run. Returns how to stop listening."""
-        loop, timer, is_listening = asyncio.get_running_loop(), None, True
-
-        def look() -> None:
-            nonlocal timer
-            if not is_listening:
-                return
-            if self.look() is not None:
-                end()
-            elif (wake := self._condition.wake_at()) is not None:
-                timer = loop.call_later(max(wake - time.monotonic(), _SOONEST_S), look)
-
-        unsubscribe = self._condition.on_set(lambda: loop.call_soon_threadsafe(look))
-        look()
-
-        def stop() -> None:
-            nonlocal is_listening
-            is_listening = False
-            unsubscribe()
-            if timer is not None:
-                timer.cancel()
-
-        return stop
-
-
-class EndingConditions:
-    """The conditions around one agent: those of the runs around its own, and the one of its own run.
-
-    A condition belongs to the run of the agent that it was given to. It sees what that agent says, calls and hands
-    over. Agents that its tools start are runs of their own inside of it: their tokens, cost and time count, their texts
-    do not. It is asked before every model call. Time and signals also end an asynchronous call in flight.
-    """
-
-    def __init__(self, around: Sequence[RunCondition] = (), own: TerminationCondition | None = None) -> None:
-        self._own = None if own is None else RunCondition(own)
-        self.all: tuple[RunCondition, ...] = (*around, *(() if self._own is None else (self._own,)))
-
-    @property
-    def ended(self) -> Ended | None:
-        return next((ended for one in self.all if (ended := one.ended) is not None), None)
-
-    @property
-    def needs_await(self) -> bool:
-        return any(one.needs_await for one in self.all)
-
-    async def ask(self) -> Ended | None:
-        for one in self.all:
-            if (ended := await one.ask()) is not None:
-                return ended
-        return None
-
-    def listen(self, end: Callable[[], None]) -> Callable[[], None]:
-        """Call ``end`` when time or a signal ends a run that the agent is part of."""
-        stops = [one.listen(end) for one in self.all]
-
-        def stop() -> None:
-            for one in stops:
-                one()
-
-        return stop
-
-    def answered(self, agent: str, usage: Usage, model: str, calls: Sequence[ToolUse], text: str) -> None:
-        """A model answered."""
-        for one in self.all:
-            one.count(usage, model)
-        if self._own is not None:
-            parts = [_Part(text)] if text else []
-            parts += [_Part(function_call=_FunctionCall(use.id, use.tool, use.args)) for use in calls]
-            self._own.see(RunEvent(agent, _Content(parts), model_version=model))
-
-    def executed(self, agent: str, calls: Iterable[OpenCall]) -> None:
-        """Tools answered."""
-        if self._own is not None:
-            answers = [_FunctionResponse(call.use.id, call.use.tool, call.value) for call in calls]
-            self._own.see(RunEvent(agent, _Content([_Part(function_response=answer) for answer in answers])))
-
-    def handed_off(self, agent: str, target: str) -> None:
-        if self._own is not None:
-            self._own.see(RunEvent(agent, _Content(), _Actions(target)))
+def end_layers(opened: tuple[Layer, ...], home: Home | None) -> None:
+    """Close the lanes that an agent has opened, and leave the run that it began."""
+    for guard, run, lane in opened:
+        if lane != ROOT_LANE:
+            guard.faults.attempt("adapter", guard.close_lane, run, lane)
+    if home is not None:
+        home.guard.faults.attempt("adapter", home.end)

@@ -33,7 +33,7 @@ from runguard.cli.screens import (
     seen_models,
 )
 from runguard.core.errors import PolicyError, RunGuardError
-from runguard.ledger.memory import check_store
+from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy, find_policy_file
 from runguard.pricing.book import updated_table
@@ -293,7 +293,7 @@ def policy_line(policy: Policy, *, of_app: bool) -> CheckResult:
 
 
 def store_line(policy: Policy) -> CheckResult:
-    if policy.store == "memory":
+    if in_memory(policy.store):
         return CheckResult(
             "store",
             "ok",

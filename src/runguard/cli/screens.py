@@ -29,7 +29,7 @@ from runguard.core.money import nanos, to_usd, usd_text
 from runguard.engine.charges import scopes_of
 from runguard.engine.guard import Guard
 from runguard.ledger.ledger import ALL, StoreDeniedError, StoreOutage, StoreSession
-from runguard.ledger.memory import store_of
+from runguard.ledger.memory import in_memory, store_of
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy, find_policy_file, load_policy_file
 from runguard.pricing import book
@@ -95,9 +95,9 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
 def named_store(store: str | None) -> tuple[str, StoreSession]:
     """Return the name of the store and a connection to it; initialize an empty store."""
     policy = _policy(store)
-    if policy.store == "memory":
+    if in_memory(policy.store):
         raise CommandError(
-            "store = 'memory' ends with its process; name a durable store, in the policy or with --store"
+            f"store = '{policy.store}' ends with its process; name a durable store, in the policy or with --store"
         )
     check_file(policy.store)
     found = store_of(policy.store)
@@ -633,7 +633,7 @@ def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], lis
 
 def seen_models(policy: Policy) -> list[str]:
     """Return the models of the last 30 days in the policy's store; none if the store is in memory."""
-    if policy.store == "memory":
+    if in_memory(policy.store):
         return []
     with contextlib.closing(StoreView(policy.store)) as view:
         now = view.now()

@@ -7,6 +7,7 @@ files of this package. ``Controls`` is what an operator can see and do.
 
 import asyncio
 import json
+import logging
 import threading
 import time
 import weakref
@@ -30,7 +31,8 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.core.money import BudgetStatus
+from runguard.core.identity import Newest
+from runguard.core.money import BudgetStatus, Per
 from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
 from runguard.engine.charges import Charge, finding_of_stop, scopes_of
 from runguard.engine.decide import (
@@ -61,6 +63,7 @@ from runguard.ledger.ledger import (
     read_stops,
     with_stops,
 )
+from runguard.ledger.memory import MemoryLedger
 from runguard.policy.settings import Policy, ToolRule, switching
 from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
@@ -249,6 +252,9 @@ class Conductor(Protocol):
     def release_tool(self, run: Run, call_id: str) -> None:
         """The tool was not executed: its price is not booked."""
 
+    def unspent_tool(self, run: Run, event: ToolCall) -> None:
+        """Do not count a tool call that ``check`` has allowed and that waits for an approval."""
+
     def report_failure(self, run: Run, tool: str, call_id: str) -> None:
         """A tool raised or timed out. Its answer goes to ``after`` all the same."""
 
@@ -266,6 +272,7 @@ class Conductor(Protocol):
 
 # ---- The guard
 
+_log: Final = logging.getLogger("runguard")
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
 _TRIPS_KEPT: Final = 1_000
@@ -400,7 +407,7 @@ class Guard:
         self.close = settling.close
         self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
         self.prepare_tool, self.settle_once = gate.prepare_tool, gate.settle_once
-        self.report_failure = gate.report_failure
+        self.report_failure, self.unspent_tool = gate.report_failure, gate.unspent
         self.reserve_tool, self.settle_tool, self.release_tool = prices.reserve, prices.settle, prices.release
         self.fault, self.stop_after, self.give_up = own_faults.fault, own_faults.stop_after, own_faults.give_up
         self.goes_on_after, self.fail = own_faults.goes_on_after, own_faults.fail
@@ -409,6 +416,11 @@ class Guard:
 
         if before is not None:
             take_over(self, before)
+        if isinstance(ledger, MemoryLedger) and ledger.is_common:
+            for part in (self.pauses, self.once, self.breakers):
+                common = ledger.commons.setdefault(type(part), part)
+                if common is not part:
+                    part.share(common)
         self._calls_to_time = 0
         self.time_next(SAMPLE // 8)
         # last: the store may report changes at once
@@ -586,6 +598,7 @@ class Guard:
             self.accounts.ledger.check()
         except (StoreError, StoreDeniedError) as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
+        warn_of_many(self.policy)
 
     @property
     def store_name(self) -> str:
@@ -648,6 +661,23 @@ class Guard:
         jobs += [self.alarms.flush] if self.alarms is not None else []
         jobs += [self.telemetry.flush] if self.telemetry is not None else []
         return all([job(max(end - time.monotonic(), 0.0)) for job in jobs])  # noqa: C419 - each of them is asked
+
+
+_MANY: Final = 20
+_built: Final = Newest[str, int](1_000)  # guards with budgets beyond a run and a memory of their own, by their policy
+
+
+def warn_of_many(policy: Policy) -> None:
+    """Warn once when many guards of one policy are built: each would count the budgets of users or days anew."""
+    if policy.store != "memory" or all(Per.parse(b.per).kind == "run" and b.window is None for b in policy.budgets):
+        return
+    number = _built[policy.digest] = _built.get(policy.digest, 0) + 1
+    if number == _MANY:
+        _log.warning(
+            "runguard.many_guards: %d guards with the same budgets were built in this process, and each counts them "
+            "from zero; build one guard for the whole process, or let them share store='memory://NAME'",
+            number,
+        )
 
 
 # ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function

@@ -1,8 +1,8 @@
 """Runs that pause and resume, and guards that take over from each other.
 
 ``engine/guard`` writes the store's records of runs with ``RunRecords``, and forecasts runs for its snapshot.
-``adk/runs`` pauses runs in ``Pauses``, ``adk/events`` resumes them and reviews their stops, and ``adk/runner`` retires
-a guard whose policy was loaded again.
+``adk/runs`` and ``calls/run`` pause runs in ``Pauses`` and ``reopen`` them. ``adk/runner`` retires a guard whose policy
+was loaded again.
 """
 
 import json
@@ -11,21 +11,24 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.decision import Action, Trip, printable
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.core.identity import Newest, digest
 from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
 from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
 from runguard.engine.charges import (
     OUTAGES,
+    Denied,
     Entry,
     RecentCall,
     Tally,
     add_tally,
+    finding_of,
     finding_of_stop,
     flat_limits,
     lower_ceiling,
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 # ---- Runs that may be resumed
 
 _log: Final = logging.getLogger("runguard")
+KEY: Final = "key"  # the kind of record that names a run by a key of its framework
+KEYS_KEPT: Final = 4_096
 WAITING_KEPT: Final = 1_000  # runs with a question that is open: a confirmation, a sign-in, a long-running call
 ENDED_KEPT: Final = 256  # runs that were stopped or have ended: their invocation could still be run again
 
@@ -68,11 +73,14 @@ class Pauses:
         self._guard = guard
         self._waiting: OrderedDict[str, Run] = OrderedDict()
         self._ended: OrderedDict[str, Run] = OrderedDict()
+        # when a run was kept and its name, by the keys under which it was kept
+        self._names = Newest[str, tuple[float, str]](KEYS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "Pauses") -> None:
         """Keep the same runs as another guard: either of them resumes a run that the other has paused."""
         self._waiting, self._ended, self._lock = other._waiting, other._ended, other._lock
+        self._names = other._names
 
     @property
     def waiting(self) -> int:
@@ -87,16 +95,19 @@ class Pauses:
         known = self._guard.runs.get(info.run) or self.find(info.run)
         return known is not None and _owner(known.info) != _owner(info)
 
-    def keep(self, run_id: str, *, waits: bool) -> "Future[None] | None":
+    def keep(self, run_id: str, *, waits: bool, keys: Iterable[str] = ()) -> "Future[None] | None":
         """A run has paused, or has ended and may be run again.
 
-        ``waits``: for an answer to a question. Returns when its record is written.
+        ``waits``: for an answer to a question. ``keys``: what ``named`` will be asked for, where the framework that
+        resumes the run does not know its name. Returns when its record is written.
         """
         guard = self._guard
         run = guard.runs.pop(run_id, None)
         if run is None:
             return None
         run.paused_at, run.pauses, run.run_costs.over = guard.clock(), run.pauses + 1, not waits
+        for key in keys:
+            self._name(_owned(run.info, key), run_id)
         shelf, most = (self._waiting, WAITING_KEPT) if waits else (self._ended, ENDED_KEPT)
         with self._lock:
             shelf[run_id] = run
@@ -119,6 +130,43 @@ class Pauses:
         if written is not None:
             written.add_done_callback(lambda done: _is_written(run, done))
         return written
+
+    def _name(self, key: str, run_id: str) -> None:
+        now = self._guard.clock()
+        with self._lock:
+            self._names[key] = now, run_id
+        ledger = self._guard.accounts.ledger
+        if ledger.is_shared:
+            ledger.tell(lambda session: session.append(KEY, key, f"{now} {run_id}"))
+
+    async def named(self, keys: Iterable[str], info: RunInfo) -> str:
+        """Return the name of the run of this user and session that was kept last under one of these keys, or "".
+
+        Raises ``StoreOutage`` and ``StoreError``.
+        """
+        owned, ledger = [_owned(info, key) for key in keys], self._guard.accounts.ledger
+        found = [known for key in owned if (known := self._names.get(key)) is not None]
+        if owned and ledger.is_shared:
+            texts: list[str] = []
+            await ledger.ask(
+                lambda session: texts.extend(text for key in owned for _, text in session.about(KEY, key, last=1)),
+                again=True,
+            )
+            for text in texts:
+                at, _, name = text.partition(" ")
+                try:
+                    found.append((float(at), name))
+                except ValueError:
+                    raise StoreError("the name of a paused run cannot be read") from None
+        return max(found)[1] if found else ""
+
+    def forget(self, keys: Iterable[str], info: RunInfo) -> None:
+        """A new run begins under these keys: those before cannot be resumed any more."""
+        for key in keys:
+            with self._lock:
+                known = self._names.pop(_owned(info, key), None)
+            if known is not None:
+                self.discard(replace(info, run=known[1]))
 
     def _record(self, run: Run) -> "Future[None] | None":
         return self._guard.records.write_end(run, dump_run(run)) if self._guard.accounts.ledger.is_shared else None
@@ -209,6 +257,11 @@ def _is_written(run: Run, done: "Future[None]") -> None:
 
 def _owner(info: RunInfo) -> tuple[str, str, str]:
     return info.app, info.user, info.session
+
+
+def _owned(info: RunInfo, key: str) -> str:
+    """Return the name of a key of this user and session alone: a client may send the key of somebody else."""
+    return digest("\0".join([*_owner(info), key])).hex()
 
 
 def _renew_limits(run: Run, info: RunInfo) -> None:
@@ -355,6 +408,44 @@ def _read_tally(rows: list[list[Any]]) -> Tally:
         (str(agent), str(model), str(tool)): Entry(*(int(figure) for figure in figures[:_FIGURES]))
         for agent, model, tool, *figures in rows
     }
+
+
+# ---- A run that goes on
+
+
+async def reopen(guard: "Guard", info: RunInfo, *, may_be_elsewhere: bool) -> Run | None:
+    """Return the run of this name with everything that it has used, or None for a new one.
+
+    ``may_be_elsewhere``: another worker of the store may have paused it. Where the store cannot say what it has used, a
+    run comes back that is stopped or starts from zero, as in any outage.
+    """
+    record = None
+    try:
+        if guard.shares_store and (may_be_elsewhere or guard.pauses.find(info.run) is not None):
+            record = await guard.pauses.latest(info)
+        run = guard.runs.get(info.run) or guard.pauses.resume(info, record)  # the first: resumed twice at once
+    except (StoreOutage, StoreError) as error:
+        return begin_unsure(guard, info, error)
+    if run is not None:
+        await review_stops(guard, run)
+    return run
+
+
+def begin_unsure(guard: "Guard", info: RunInfo, error: Exception) -> Run:
+    """Begin a run whose usage so far the store cannot tell. As in an outage, it stops or starts from zero."""
+    run = guard.start(info)
+    run.unsure = True
+    guard.accounts.outages[guard.policy.on_outage] += 1
+    if guard.policy.on_outage == "closed":
+        event = ModelCall(info.run, ROOT_LANE, "", guard.clock())
+        guard.stop(run, event, finding_of(Denied(outage=str(error)), event, guard.store_name))
+    else:
+        _log.warning(
+            "runguard.resumed_unsure: the usage of a resumed run is unavailable; with on_outage=open it "
+            "starts from zero: %s",
+            error,
+        )
+    return run
 
 
 # ---- Whether a stopped run that is resumed may go on

@@ -51,6 +51,7 @@ from runguard.core.rules.repetition import (
 from runguard.engine.charges import Charge, RunCosts
 from runguard.engine.waiting import Slots, Waiter, waiting_for
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
+from runguard.ledger.memory import in_memory
 from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, ORDERS, REWORDED, RULES, TOLD_AGAIN, TRY_AGAIN, Policy
 from runguard.policy.tools import Tools
 from runguard.reporting.journal import Journal
@@ -211,6 +212,7 @@ class Run(Stoppable):
         "model_calls",
         "noted",
         "nudges",
+        "owners",
         "paused_at",
         "pauses",
         "pending_once",
@@ -252,6 +254,7 @@ class Run(Stoppable):
         self.pauses = 0  # so many times
         self.written: Future[None] | None = None  # the record of its last pause
         self.memo: Any = None  # what the adapter needs to go on after a pause
+        self.owners: set[object] = set()  # who works on it, where the last one to finish ends it
         self.unsure = False  # it was resumed, and what it had used before could not be read
         self.spend = RunCounts()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
@@ -490,7 +493,7 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
             made += [partial(Rereading, LONG_ANSWERS), partial(Reworded, REWORDED)]
             made += [SameAnswers, SamePair, OnlyNotes, NearEqualCalls]
     if "same_call" in rungs:
-        made.append(partial(SameCall, rungs["same_call"], look_from=2 if policy.store != "memory" else None))
+        made.append(partial(SameCall, rungs["same_call"], look_from=None if in_memory(policy.store) else 2))
     if "empty" in rungs:
         made.append(partial(EmptyAnswers, rungs["empty"]))
     if "cycle" in rungs:

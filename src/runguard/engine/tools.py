@@ -20,6 +20,7 @@ from runguard.core.identity import Newest, answer_text, digest, mask, size_of
 from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
 from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
 from runguard.core.rules.failures import lacks_arguments
+from runguard.core.rules.limits import CallsPerTool, ToolCalls
 from runguard.engine.calls import Settling
 from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.decide import Breakers, Deciding, stop_in_force
@@ -200,6 +201,16 @@ class ToolGate:
         effect = self._tools.effect_of(event)
         if effect and run.pending_once.get(effect) == event.id:
             self.settle_once(run, effect, False)
+
+    def unspent(self, run: Run, event: ToolCall) -> None:
+        """Do not count a call that was allowed and not made. It will be checked again."""
+        run.spend.tool_calls -= 1
+        for detector in run.detectors:
+            if isinstance(detector, ToolCalls | CallsPerTool):
+                detector.take_back(event)
+        held = run.permits.pop(event.id, None)
+        if held is not None:
+            self._breakers.release(event.tool, held[1])
 
     def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
         """A call of a ``once`` tool has ended: done, or free to be tried again."""

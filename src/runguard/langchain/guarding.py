@@ -24,10 +24,10 @@ from langgraph.types import Command
 from pydantic import BaseModel, PrivateAttr
 
 from runguard.background import FINALIZED
-from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.model_calls import ModelSwitch, Permission, ToolUse
-from runguard.calls.run import AgentRun, error_of, fitting
+from runguard.calls.model_calls import ModelSwitch, Permission
+from runguard.calls.run import AgentRun, check_whom, error_of, fitting
+from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.engine.guard import Controls, Guard

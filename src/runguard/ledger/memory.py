@@ -5,6 +5,8 @@
 
 import logging
 import math
+import re
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +14,7 @@ from importlib import import_module
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
-from weakref import ref
+from weakref import WeakMethod, ref
 
 from runguard.background import off_loop
 from runguard.core.errors import PolicyError
@@ -39,23 +41,35 @@ _log: Final = logging.getLogger("runguard")
 
 # ---- From a store's URL to its ledger.
 
-_KNOWN_STORES: Final = "memory, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
+_KNOWN_STORES: Final = "memory, memory://name, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
+_NAMED: Final = "memory://"
+_NAMES: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+def in_memory(url: str) -> bool:
+    """Return whether a store ends with its process."""
+    return url == "memory" or url.startswith(_NAMED)
 
 
 def check_store(url: str) -> None:
     """Check a store URL without connecting."""
-    if url != "memory":
+    if not in_memory(url):
         store_of(url)
+    elif url != "memory" and _NAMES.fullmatch(url.removeprefix(_NAMED)) is None:
+        raise PolicyError(f"store = '{url}': give a name of letters, digits, '_', '.' and '-', such as memory://shop")
 
 
 def store_name(url: str) -> str:
     """A URL for people: without a password."""
-    return url if url == "memory" else store_of(url).name
+    return url if in_memory(url) else store_of(url).name
 
 
 def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) -> Ledger:
     if url == "memory":
         return MemoryLedger()
+    if in_memory(url):
+        with _named_lock:
+            return _named.setdefault(url, MemoryLedger(url))
     return off_loop(lambda: _open_shared(url, timeout, retention_s))
 
 
@@ -115,10 +129,15 @@ _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calen
 class MemoryLedger(Waiting):
     """Exact under any number of tasks and threads; gone with the process. Accounts that are not in use are packed."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "memory") -> None:
+        """``name``: that of a store that all guards of this process share which name it."""
         super().__init__()
-        self.name, self.is_shared, self.is_away, self.worker = "memory", False, False, ""
+        self.name, self.is_shared, self.is_away, self.worker = name, False, False, ""
+        self.is_common = name != "memory"
+        # what the guards that share this ledger have in common, by its type: runs that wait, effects that were done
+        self.commons: dict[type, Any] = {}
         self._control = ""
+        self._watchers: list[WeakMethod[Callable[[str], None]]] = []
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
         # all accounts of a scope are here, or all are above
@@ -364,8 +383,11 @@ class MemoryLedger(Waiting):
 
     def change_control(self, change: Callable[[str], str]) -> str:
         with self._lock:
-            self._control = change(self._control)
-            return self._control
+            text = self._control = change(self._control)
+            watchers = [heard for watcher in self._watchers if (heard := watcher()) is not None]
+        for on_control in watchers:
+            on_control(text)
+        return text
 
     async def refresh(self) -> None:
         """Only this process can change it."""
@@ -377,7 +399,15 @@ class MemoryLedger(Waiting):
         """Memory can always be used."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Only this process can change it."""
+        """Report changes by other guards that share this ledger."""
+        if not self.is_common:
+            return
+        with self._lock:
+            self._watchers = [one for one in self._watchers if one() is not None]
+            self._watchers.append(WeakMethod(on_control))
+            text = self._control
+        if text:
+            on_control(text)
 
     def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
         """Memory drops no settlement."""
@@ -668,3 +698,7 @@ class Shared(Generic[_T]):
         other = type(self)()
         other._values = dict(self._values)
         return other
+
+
+_named: Final[dict[str, MemoryLedger]] = {}  # by URL, for the life of the process
+_named_lock: Final = threading.Lock()

@@ -41,9 +41,9 @@ from openai.types.responses import (
 )
 
 from runguard.background import FINALIZED
-from runguard.calls.function_state import check_whom
-from runguard.calls.model_calls import ModelRequest, Permission, ToolUse, current_place, left_out
-from runguard.calls.run import AgentRun, error_of, fitting
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.calls.run import AgentRun, check_whom, error_of, fitting
+from runguard.calls.tool_calls import ToolUse, current_place, left_out
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunGuardError
 from runguard.core.identity import Newest

@@ -21,10 +21,10 @@ from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models import ModelRequestContext
 from pydantic_ai.tools import RunContext, ToolDefinition
 
-from runguard.calls.function_state import check_whom
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.model_calls import Permission, ToolUse, count_tokens
-from runguard.calls.run import AgentRun, error_of, fitting
+from runguard.calls.model_calls import Permission, count_tokens
+from runguard.calls.run import AgentRun, check_whom, error_of, fitting
+from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunStoppedError
 from runguard.engine.guard import Controls, Guard

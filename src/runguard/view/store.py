@@ -33,7 +33,7 @@ from runguard.ledger.ledger import (
     read_sums,
     store_faults,
 )
-from runguard.ledger.memory import store_of
+from runguard.ledger.memory import in_memory, store_of
 from runguard.ledger.redis import RedisSession
 from runguard.ledger.sqlite import SqliteSession, SqliteStore, mapped_errors
 from runguard.view.story import (
@@ -74,9 +74,9 @@ class StoreView:
     """
 
     def __init__(self, url: str, timeout: float = _TIMEOUT_S) -> None:
-        if url == "memory":
+        if in_memory(url):
             raise PolicyError(
-                "store = 'memory' ends with its process, so other processes cannot read it; "
+                f"store = '{url}' ends with its process, so other processes cannot read it; "
                 "name a durable store, in the policy or with --store: sqlite:///guard.db, redis://host:6379/0 or postgresql://user@host/database"
             )
         self._store, self._timeout = store_of(url), timeout

@@ -55,6 +55,10 @@ class ToolCalls:
             return None
         return Finding("tool_calls", Action.STOP, self.count, self.limit, "tool calls", "run", event.tool)
 
+    def take_back(self, event: ToolCall) -> None:
+        """Do not count a call that was allowed and not made."""
+        self.count = max(self.count - 1, 0)
+
 
 class CallsPerTool:
     """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops."""
@@ -83,6 +87,11 @@ class CallsPerTool:
         return Finding(
             "tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool
         )
+
+    def take_back(self, event: ToolCall) -> None:
+        """Do not count a call that was allowed and not made."""
+        if self._counts[event.tool] > 0:
+            self._counts[event.tool] -= 1
 
     def dump(self) -> dict[str, list[int | str | None]]:
         """Each tool that was counted: its calls, and the response in which one was refused first. JSON-ready."""

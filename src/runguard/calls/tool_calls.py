@@ -1,0 +1,402 @@
+"""The tool calls of an agent: where they run, whether they may, what they cost and what the rules see of them.
+
+``calls/run`` gives each ``AgentRun`` its ``RunTools``. Agents that a tool starts find the runs around them with
+``current_place``. ``adk/plugin`` registers how the tool call around the current code is found in ADK.
+"""
+
+import asyncio
+import inspect
+import itertools
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from runguard.calls.ending import EndingConditions
+from runguard.calls.function_state import SURROUNDINGS, drive
+from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model
+from runguard.core.events import Answer, Outcome, ToolCall
+from runguard.core.identity import size_of
+from runguard.engine.charges import OWNERS
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
+from runguard.providers.messages import arguments
+
+_T = TypeVar("_T")
+batches: Final = itertools.count(1)  # numbers of model responses
+_LIMITS_OF_TOOLS: Final = frozenset({"tool_calls", "tool_limit"})
+
+# ---- Runs inside runs: a tool of one agent may start another agent, of the same framework or of another one.
+# The inner agent belongs to the outer run. Its calls are judged and billed there first, in a lane of their own. After
+# that they are judged under the settings of the inner adapter. So one limit holds for the whole tree.
+
+
+class Layer(NamedTuple):
+    """One guard's view of an agent at work."""
+
+    guard: Guard
+    run: Run
+    lane: str
+
+
+class Place(NamedTuple):
+    """Where an agent would start now: inside a tool call of these layers."""
+
+    layers: tuple[Layer, ...]
+    call: str  # tool and id of the call, unique within the lane
+    depth: int  # agents above
+    conditions: tuple[Any, ...] = ()  # termination conditions of the runs around
+
+
+OUTERMOST: Final = Place((), "", 0)
+# Frameworks that keep their own record of the current tool call, such as ADK, register a function that reads it.
+_readers: Final[list[Callable[[], Place | None]]] = []
+
+
+def register(reader: Callable[[], Place | None]) -> None:
+    """Add a function that says in which tool call of another framework the current code runs."""
+    _readers.append(reader)
+
+
+def current_place() -> Place:
+    """The tool calls around this code, or ``OUTERMOST``. A run that has ended is around nothing."""
+    own = SURROUNDINGS.get().place
+    places = [own] if isinstance(own, Place) else []
+    places += [place for reader in _readers if (place := reader()) is not None]
+    layers: dict[Guard, Layer] = {}
+    call, depth = "", 0
+    conditions: tuple[Any, ...] = ()
+    for place in places:
+        alive = [one for one in place.layers if one.guard.runs.get(one.run.info.run) is one.run]
+        if alive:
+            layers |= {one.guard: one for one in alive}
+            call, depth, conditions = place.call, max(depth, place.depth), (*conditions, *place.conditions)
+    return Place(tuple(layers.values()), call, depth, conditions) if layers else OUTERMOST
+
+
+def is_inside_tool() -> bool:
+    """Whether this code runs inside a tool call that an adapter of this package has opened."""
+    return isinstance(SURROUNDINGS.get().place, Place)
+
+
+class InsideTool:
+    """``with InsideTool(place):`` code in this block runs inside a tool call."""
+
+    __slots__ = ("_place", "_token")
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        self._token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=self._place))
+
+    def __exit__(self, *_: object) -> None:
+        SURROUNDINGS.reset(self._token)
+
+
+def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
+    """A lane for an agent that a tool call of this layer has started."""
+    guard, run, lane = layer
+    key = f"{lane}/{place.call}"
+    if key not in run.lanes:
+        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
+    return Layer(guard, run, key)
+
+
+def notice_kept(layer: Layer) -> str:
+    """A nudge of a threshold, kept for the next request."""
+    lane = layer.run.lanes.get(layer.lane)
+    if lane is None or not lane.notice:
+        return ""
+    notice, lane.notice = lane.notice, ""
+    return notice
+
+
+@contextmanager
+def paid_around(block: InsideTool, layers: tuple[Layer, ...], key: str) -> Iterator[None]:
+    """``block``, whose calls do not wait for what is held for the tool call ``key`` itself."""
+    charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in layers]
+    held = tuple(charge for charge in charges if charge is not None)
+    token = OWNERS.set((*OWNERS.get(), *held)) if held else None
+    try:
+        with block:
+            yield
+    finally:
+        if token is not None:
+            OWNERS.reset(token)
+
+
+# ---- Tool calls, from the check to the answer that the rules see.
+
+NOT_EXECUTED: Final = "Not executed: this turn was stopped."
+
+
+class ToolUse(NamedTuple):
+    """A tool call that a model asked for."""
+
+    id: str
+    tool: str
+    args: Any = None
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """One call, until the answers of its batch are reported."""
+
+    use: ToolUse
+    batch: str
+    seen: list[tuple[Layer, bytes, bytes]] = field(default_factory=list)  # layer, fingerprint, identity of its effect
+    passed: list[tuple[Layer, ToolCall]] = field(default_factory=list)  # layers that have judged it
+    value: object = None
+    outcome: Outcome | None = None
+    is_over: bool = False
+
+    @property
+    def key(self) -> str:
+        """Unique within a run: frameworks may number the calls of each response from zero."""
+        return f"{self.batch}.{self.use.id}"
+
+    def answer(self, value: object, outcome: Outcome | None = None) -> None:
+        self.value, self.outcome, self.is_over = as_data(value), outcome, True
+
+    def refuse(self) -> None:
+        """The tool was not executed."""
+        self.outcome, self.is_over = Outcome.REFUSED, True
+
+    def answer_in(self, layer: Layer) -> Answer | None:
+        """The answer as one layer sees it. None: the layer was not asked about the call."""
+        for seen, fingerprint, once in self.seen:
+            if seen is layer:
+                use = self.use
+                return Answer(use.tool, fingerprint, self.value, self.key, self.outcome, args=use.args, once=once)
+        return None
+
+
+def left_out(layers: Sequence[Layer], use: ToolUse, value: object) -> str | None:
+    """The note in place of an answer beyond ``max_tool_result_chars``. ``guard.after`` reports it with the others."""
+    for guard, _, _ in layers:
+        limit, rule = guard.policy.max_tool_result_chars, guard.tools.rule(use.tool)
+        if not limit or guard.policy.mode != "enforce" or (rule is not None and rule.exempt):
+            continue
+        chars = size_of(as_data(value), 2 * limit)
+        if chars > limit:
+            return text_for_model(Finding("result_size", Action.BLOCK, chars, limit, "characters", tool=use.tool))
+    return None
+
+
+def as_data(value: object) -> object:
+    """Frameworks pass tool answers on as text. Text that is JSON becomes data again, within bounds."""
+    if type(value) is str and value.lstrip()[:1] in ("{", "["):
+        return arguments(value)
+    return value
+
+
+# ---- The tool calls of an agent.
+
+
+class RunTools:
+    """The tool calls of one ``AgentRun``: checked before they run, paid for, and shown to the rules batch by batch."""
+
+    def __init__(
+        self, guard: Guard, layers: tuple[Layer, ...], agent: str, depth: int, ending: EndingConditions, refused: bool
+    ) -> None:
+        """``refused``: no tool of the run may be executed."""
+        self._guard, self._layers, self.agent, self._depth = guard, layers, agent, depth
+        self._ending, self._refused = ending, refused
+        self.lock = threading.RLock()
+        self._open: dict[str, OpenCall] = {}
+        self._batch = ""
+
+    def asked_for(self, calls: Sequence[ToolUse]) -> None:
+        """The tool calls of the newest model response: one batch, however many there are."""
+        with self.lock:
+            self._batch = str(next(batches))
+            self._open = {use.id: OpenCall(use, self._batch) for use in calls}
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether the newest model response has asked for tools."""
+        return bool(self._open)
+
+    def take_answered(self) -> list[OpenCall]:
+        """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
+        calls, self._open = [call for call in self._open.values() if call.is_over], {}
+        return calls
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    async def check(self, use: ToolUse) -> str | None:
+        """May this tool be executed? None, or what the model gets instead of an answer."""
+        return await self._check(use, no_loop=False)
+
+    def check_now(self, use: ToolUse) -> str | None:
+        """``check`` for callers without an event loop."""
+        make = partial(self._check, use, no_loop=True)
+        return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
+
+    async def _check(self, use: ToolUse, *, no_loop: bool) -> str | None:
+        call = self._call(use)
+        if self._refused:
+            call.refuse()
+            return NOT_EXECUTED
+        for layer in self._layers:
+            guard, run, lane = layer
+            try:
+                once = guard.tools.once_identity(use.tool, use.args)
+                if once or guard.breakers.get(use.tool) is not None:
+                    await guard.prepare_tool(run, use.tool, once, call.key)
+                fingerprint = guard.fingerprint(use.tool, use.args)
+                call.seen.append((layer, fingerprint, once))
+                at = (run.info.run, lane, self.agent, guard.clock())
+                event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
+                with self.lock:
+                    decision = guard.check(event)
+                call.passed.append((layer, event))
+                if guard.tools.has_prices and (decision.action < Action.BLOCK or not decision.enforced):
+                    no_wait = no_loop and in_event_loop()
+                    decision = await guard.reserve_tool(run, event, use.args, no_loop=no_loop, no_wait=no_wait)
+            except Exception as error:
+                trip: Trip | None = guard.give_up("adapter", error, run.info.run, self.agent)
+                decision = ALLOW if trip is None else Decision(Action.STOP, None, trip, NOT_EXECUTED)
+            except BaseException:
+                self._not_executed(call)
+                raise
+            if decision.action >= Action.BLOCK and decision.enforced:
+                self._not_executed(call)
+                return decision.for_model or NOT_EXECUTED
+        return None
+
+    def _not_executed(self, call: OpenCall) -> None:
+        """A call was refused or given up: no layer pays for it, and its side effect may be tried again."""
+        call.refuse()
+        for guard, run, _ in self._layers:
+            if run.bills is not None:
+                guard.faults.attempt("adapter", guard.release_tool, run, call.key)
+        for (guard, run, _), event in call.passed:
+            guard.faults.attempt("adapter", guard.tool_gate.give_up, run, event)
+
+    def deferred(self, use: ToolUse) -> None:
+        """The tool was not executed: it waits for an approval, or something outside will answer.
+
+        It is checked again before it is executed. Until then it costs nothing, counts for no limit and is no answer.
+        """
+        with self.lock:
+            call = self._open.get(use.id)
+        if call is None:
+            return
+        self._not_executed(call)
+        for (guard, run, _), event in call.passed:
+            guard.faults.attempt("adapter", guard.unspent_tool, run, event)
+        call.is_over = False
+
+    def inside(self, use: ToolUse) -> AbstractContextManager[None]:
+        """The tool runs in this block. An agent that it starts joins this run."""
+        block = InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all))
+        for _, run, _ in self._layers:
+            if run.bills is not None:
+                return paid_around(block, self._layers, self._call(use).key)
+        return block
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
+
+    def answered(self, use: ToolUse, value: object) -> str | None:
+        """The tool returned ``value``: data, or text that may be JSON.
+
+        Returns what the model must see instead of an answer that is too large.
+        """
+        self._guard.faults.attempt("adapter", self._answered, use, value)
+        note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
+        return note
+
+    def _answered(self, use: ToolUse, value: object) -> None:
+        call = self._call(use)
+        call.answer(value)
+        self._pay(call, call.value)
+
+    def _pay(self, call: OpenCall, answer: object) -> None:
+        with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
+            for guard, run, _ in reversed(self._layers):
+                if run.bills is not None:
+                    paying.callback(
+                        guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
+                    )
+
+    def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None) -> None:
+        """The answer to a call that was never checked: the framework refused it, or shows tools only afterwards.
+
+        ``outcome``: how it ended, where the framework says so. A call beyond a limit on tool calls stops the run:
+        it was made, so nothing else is left to refuse.
+        """
+        self._guard.faults.attempt("adapter", self._saw, use, value, outcome)
+
+    def _saw(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
+        call = self._call(use)
+        for layer in self._layers:
+            fingerprint = layer.guard.fingerprint(use.tool, use.args)
+            call.seen.append((layer, fingerprint, b""))
+            layer.guard.faults.attempt("adapter", self._count_seen, layer, call, fingerprint)
+        call.answer(value, outcome)
+        for layer in self._layers:
+            guard, run, lane = layer
+            if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
+                guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
+
+    def _count_seen(self, layer: Layer, call: OpenCall, fingerprint: bytes) -> None:
+        guard, run, lane = layer
+        event = ToolCall(
+            run.info.run, lane, self.agent, guard.clock(), call.use.tool, fingerprint, call.batch, call.key
+        )
+        with self.lock:
+            decision = guard.check(event)
+            finding = decision.finding
+            if decision.action is Action.BLOCK and finding is not None and finding.rule in _LIMITS_OF_TOOLS:
+                guard.found(event, replace(finding, action=Action.STOP))
+
+    def raised(self, use: ToolUse, error: BaseException) -> None:
+        """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
+        self._guard.faults.attempt("adapter", self._raised, use, error)
+
+    def _raised(self, use: ToolUse, error: BaseException) -> None:
+        call = self._call(use)
+        if not isinstance(error, Exception):
+            call.refuse()
+            for guard, run, _ in self._layers:  # it was executed, and its answer is not known
+                if run.bills is not None:
+                    guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
+            return
+        self._pay(call, error)
+        call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
+        for guard, run, _ in self._layers:
+            guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
+
+    def _call(self, use: ToolUse) -> OpenCall:
+        with self.lock:
+            call = self._open.get(use.id)
+            if call is None:
+                self._batch = self._batch or str(next(batches))
+                call = self._open[use.id] = OpenCall(use, self._batch)
+            return call
+
+
+# ---- Callers without an event loop.
+
+
+def in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def drive_layers(
+    layers: tuple[Layer, ...],
+    ending: EndingConditions,
+    make: Callable[[], Coroutine[Any, Any, _T]],
+    lost: Callable[[_T], None],
+) -> _T:
+    """Run what ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
+    waits = any(layer.guard.shares_store or inspect.iscoroutinefunction(layer.guard.policy.tokens) for layer in layers)
+    return drive(make, waits or ending.needs_await, lost)
