@@ -255,7 +255,7 @@ def rounds_of_turn(messages: object, clean: Callable[[str], str]) -> Iterator[Ro
                 calls, results = [], []
             results += reversed(found)
             at = index
-        elif results and (asked := _calls_in(of)):
+        elif results and (asked := _calls_in(given[index], of)):
             calls += reversed(asked)
         elif of("role") == "user" and clean(_said(of)):
             break
@@ -274,7 +274,7 @@ def _results_in(of: Any, clean: Callable[[str], str]) -> list[tuple[str, ToolRes
     return [(_text(key), result._replace(value=_plain(result.value, clean))) for key, result in found[:MAX_CALLS]]
 
 
-def _calls_in(of: Any) -> list[tuple[str, str, object]]:
+def _calls_in(message: Any, of: Any) -> list[tuple[str, str, object]]:
     parts = Reading()
     if type(kind := of("type")) is str and kind in _ACTIONS:
         responses_item(of, parts)
@@ -282,6 +282,7 @@ def _calls_in(of: Any) -> list[tuple[str, str, object]]:
         for call in items(of("tool_calls"))[:MAX_CALLS]:
             chat_call(fields(call).get, parts)
         if not parts.calls:
+            gemini_parts(message, parts)
             _content(None, of, parts)
     return [(id_, tool, args) for id_, (tool, args) in zip(parts.ids, parts.calls, strict=True)]
 
