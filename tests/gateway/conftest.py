@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.gateways import RawUpstream
 from tests.kit.gemini_server import GeminiServer
 from tests.kit.openai_server import OpenAIServer
 
@@ -36,5 +37,12 @@ def openai_server() -> Iterator[OpenAIServer]:
 @pytest.fixture
 def gemini_server() -> Iterator[GeminiServer]:
     server = GeminiServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def upstream() -> Iterator[RawUpstream]:
+    server = RawUpstream()
     yield server
     server.close()

@@ -152,4 +152,4 @@ def test_a_key_is_never_kept(openai_server: OpenAIServer, caplog: pytest.LogCapt
         runs = gateway.snapshot()["runs"]
         assert all(run["user"].startswith("key-") for run in runs)
         assert "dummy" not in str(runs)
-    assert MODEL == openai_server.requests[0].body["model"]
+    assert openai_server.requests[0].body["model"] == MODEL

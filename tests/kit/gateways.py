@@ -1,14 +1,21 @@
 """A gateway that serves on a free port, and agents in plain Python that talk to it with real clients."""
 
+import asyncio
 import json
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import anthropic
 import openai
 from google import genai
 from google.genai import types
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from runguard.engine.guard import Guard
 from runguard.gateway.access import Access, Upstreams
@@ -188,3 +195,86 @@ def gemini_loop(
         ]
         contents.append(types.Content(role="user", parts=answers))
     return most, ""
+
+
+# ---- A provider that answers with whatever bytes a test wants.
+
+
+@dataclass
+class Arrived:
+    """A request as it came to the provider."""
+
+    method: str
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class RawUpstream:
+    """A provider on a free port. ``answer`` is a response, or a function of the request that gives one."""
+
+    def __init__(self) -> None:
+        self.arrived: list[Arrived] = []
+        self.answer: Any = lambda request: JSONResponse({})
+        self.left = threading.Event()  # a stream was left by its reader
+        app = Starlette(routes=[Route("/{path:path}", self._serve, methods=["GET", "HEAD", "POST", "PUT", "DELETE"])])
+        self._socket = listen("127.0.0.1", 0)
+        self._server = served_in_background(app, self._socket, self._close)
+        self._server.__enter__()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        self._server.__exit__(None, None, None)
+
+    async def _close(self) -> None:
+        pass
+
+    async def _serve(self, request: Request) -> Response:
+        body = await request.body()
+        raw: bytes = request.scope["raw_path"]
+        arrived = Arrived(request.method, raw.decode(), request.url.query, dict(request.headers), body)
+        self.arrived.append(arrived)
+        answer = self.answer(arrived)
+        return answer if isinstance(answer, Response) else await answer
+
+    def never_ending(self, pieces: Iterable[bytes]) -> StreamingResponse:
+        """A stream that says some pieces and then nothing more, until its reader leaves."""
+
+        async def stream() -> AsyncIterator[bytes]:
+            try:
+                for piece in pieces:
+                    yield piece
+                await asyncio.sleep(60)
+            finally:
+                self.left.set()
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+
+def chat_answer(text: str = "fine", *, input: int = 1_000, output: int = 250, **more: Any) -> dict[str, Any]:  # noqa: A002
+    """A whole chat completion."""
+    message = {"role": "assistant", "content": text, **more}
+    usage = {"prompt_tokens": input, "completion_tokens": output, "total_tokens": input + output}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return {"id": "c-1", "object": "chat.completion", "model": MODEL, "choices": [choice], "usage": usage}
+
+
+def chat_events(text: str = "fine", *, usage: bool = True) -> list[bytes]:
+    """The events of a streamed chat completion."""
+    head = {"id": "c-1", "object": "chat.completion.chunk", "model": MODEL}
+    chunks: list[dict[str, Any]] = [
+        {**head, "choices": [{"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
+    ]
+    if usage:
+        counts = {"prompt_tokens": 1_000, "completion_tokens": 250, "total_tokens": 1_250}
+        chunks.append({**head, "choices": [], "usage": counts})
+    return [*(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks), b"data: [DONE]\n\n"]

@@ -190,7 +190,8 @@ class ChatCompletions(WireFormat):
             return event({**head, "choices": [choice]})
 
         pieces = [chunk({"role": "assistant", "content": text}, None), chunk({}, "stop")]
-        if (body.get("stream_options") or {}).get("include_usage"):
+        options = body.get("stream_options")
+        if isinstance(options, dict) and options.get("include_usage"):
             usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
             pieces.append(event({**head, "choices": [], "usage": usage}))
         return b"".join([*pieces, b"data: [DONE]\n\n"])

@@ -135,15 +135,16 @@ class Exchange:
 
     async def run(self) -> None:
         """Answer the request. Ends quietly when the client leaves."""
-        wire = format_of(self._target.path) if self._scope["method"] == "POST" else None
+        is_post = self._scope["method"] == "POST"
+        wire = format_of(self._target.path) if is_post else None
         try:
             if wire is not None and self._guard.policy.mode != "off":
                 await self._guarded(wire)
-            elif _UNBOUNDED.search(self._target.path) and self._guard.must_hold():
+            elif is_post and _UNBOUNDED.search(self._target.path) and self._guard.must_hold():
                 text = "this kind of request is paid later, so that no budget can be reserved for it; it was not sent"
                 await self._json(403, {"error": {"message": f"RunGuard: {text}", "type": "runguard_unbounded"}})
             else:
-                if self._scope["method"] == "POST" and _MODELS.search(self._target.path):
+                if is_post and _MODELS.search(self._target.path):
                     self._gateway.note_unguarded(self._target.path)
                 await self._pass()
         except asyncio.CancelledError:
@@ -207,7 +208,7 @@ class Exchange:
         try:
             await self._answer(call, response)
         finally:
-            await response.aclose()
+            await asyncio.shield(response.aclose())  # also where the client leaves just now
 
     async def _answer(self, call: "GuardedCall", response: httpx.Response) -> None:
         if not 200 <= response.status_code < 300:
@@ -302,7 +303,7 @@ class Exchange:
             await self._relay(response.aiter_raw())
         finally:
             watcher.cancel()
-            await response.aclose()
+            await asyncio.shield(response.aclose())  # also where the client leaves just now
 
     async def _relay(self, chunks: AsyncIterator[bytes]) -> None:
         async for chunk in chunks:
