@@ -97,10 +97,13 @@ class _Quiet(uvicorn.Server):
 
 @contextlib.contextmanager
 def served_in_background(
-    app: ASGIApp, listening: socket.socket, close: Callable[[], Awaitable[None]]
+    app: ASGIApp,
+    listening: socket.socket,
+    close: Callable[[], Awaitable[None]],
+    protocol: type[BoundedProtocol] = BoundedProtocol,
 ) -> Iterator[asyncio.AbstractEventLoop]:
     """Serve on a thread of its own while the block runs. Gives the event loop of that thread."""
-    server = _Quiet(configured(app))
+    server = _Quiet(configured(app, protocol))
     loops: list[asyncio.AbstractEventLoop] = []
     ready = threading.Event()
 
