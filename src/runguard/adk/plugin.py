@@ -50,6 +50,7 @@ from runguard.adk.runs import (
 from runguard.adk.stops import Stopper, is_asked_again
 from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import count_tokens
+from runguard.calls.threads import carry
 from runguard.calls.tool_calls import Layer, Place, register
 from runguard.core.decision import ALLOW, Action, Trip
 from runguard.core.errors import PolicyError
@@ -121,6 +122,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     def __init__(self, *, name: str = NAME, **policy: Unpack[PolicySettings]) -> None:
         BasePlugin.__init__(self, name=name)
+        carry(HERE)
         self.policy_error: str | None = None
         self.from_file_only = name != NAME and not policy  # how ``adk web --extra_plugins`` builds it
         try:

@@ -39,6 +39,7 @@ from runguard.calls.function_state import (
     open_ones,
     settings_of,
 )
+from runguard.calls.threads import carry
 from runguard.calls.whom import check_whom
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
@@ -213,6 +214,7 @@ def run(
     is_closed = False
     try:
         FINALIZED.ready()
+        carry()
         yield here
     except GeneratorExit:  # the block is in a generator that is closed, perhaps by the collector
         is_closed = True
