@@ -41,6 +41,7 @@ from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.messages import Reading, Request, ToolResult, newest_results, read_request, request_mark
+from runguard.providers.usage import GrowingPrompts
 
 _log: Final = logging.getLogger("runguard")
 
@@ -628,6 +629,7 @@ class RunState:
     lock: threading.Lock = field(default_factory=threading.Lock)
     until: float | None = None  # when the period of the budget that stopped the run ends
     progress: NoProgress | None = None  # None: loops are not compared by results
+    prompts: GrowingPrompts = field(default_factory=GrowingPrompts)
 
 
 class RunContext:
@@ -854,7 +856,9 @@ class Caller(Controls):
             except Exception as error:
                 self.fault(error)
         try:
-            return read_request(args, kwargs) if self._reads_request and (args or kwargs) else NO_REQUEST
+            if not (self._reads_request and (args or kwargs)):
+                return NO_REQUEST
+            return read_request(args, kwargs, self.state().prompts.measure)
         except Exception as error:
             self.fault(error)
             return NO_REQUEST
