@@ -888,13 +888,15 @@ class Caller(Controls):
 
     # ---- the queue of calls whose cost is unknown -------------------------------------------------------------------
 
-    def admission(self, request: Request, no_loop: bool) -> tuple[Admission, Ticket | None]:
-        """Whether a call may start now, or has to wait because nothing limits what it may cost."""
+    def admission(self, request: Request, no_loop: bool, owners: tuple[Charge, ...]) -> tuple[Admission, Ticket | None]:
+        """Whether a call may start now, or has to wait because nothing limits what it may cost.
+
+        ``owners``: the charges around it.
+        """
         try:
             if not self.enforces or None not in self.costs.bound(request):
                 return Admission.NOW, None
             # A call made inside a call of the same callable, or of any that others wait for: waiting might never end.
-            owners = [charge for charge in OWNERS.get() if not charge.over]
             if any(charge.home is self.guard.accounts for charge in owners):
                 return Admission.ALONGSIDE, None
             around = frozenset(id(charge) for charge in owners if id(charge) in WAITED_FOR)
