@@ -296,6 +296,13 @@ class Permission:
             at = (self._run.agent, used, model or self.request.model)
             self._run.guard.faults.attempt("adapter", self._run.ending.answered, *at, calls, text)
 
+    def correct(self, usage: Usage | None, *, model: str = "") -> None:
+        """A report that came after ``settle`` replaces the estimate that was booked then."""
+        usage = checked_usage(usage)
+        for layer, event in self._charged if usage is not None else ():
+            if event.charge is not None:
+                layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, 0)
+
     def fail(self, error: BaseException | None, streamed: int = 0, *, streaming: bool = False) -> None:
         """The call raised, was cancelled, or its stream was cut after ``streamed`` bytes: booked as an estimate."""
         if self._close():

@@ -132,6 +132,7 @@ class Access:
 
 
 _LONGEST: Final = 200
+PAYERS_KEY_CHARS: Final = 12  # of the digest of a key
 _KEYS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
 
 
@@ -139,7 +140,7 @@ def _key_name(headers: Headers, query: str) -> str:
     """A name for the provider's key of a request, from which the key cannot be found out."""
     secret = next((value for name in _KEYS if (value := headers.get(name))), "")
     secret = secret or next(iter(parse_qs(query).get("key", [])), "")
-    return f"key-{digest(secret).hex()[:12]}" if secret else "no-key"
+    return f"key-{digest(secret).hex()[:PAYERS_KEY_CHARS]}" if secret else "no-key"
 
 
 # ---- What a client says about itself: names, which decide about nothing that is paid.
@@ -158,6 +159,11 @@ def session_of(headers: Headers) -> str:
 
 def agent_of(headers: Headers) -> str:
     """The name of the program, as it gives it: claude-cli, OpenAI, codex."""
-    name = headers.get("user-agent", "").partition("/")[0].strip()
+    return agent_named(headers.get("user-agent", ""))
+
+
+def agent_named(user_agent: str) -> str:
+    """The name at the beginning of a user agent."""
+    name = user_agent.partition("/")[0].strip()
     kept = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:40]
     return kept or "agent"

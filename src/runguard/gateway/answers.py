@@ -77,7 +77,7 @@ class AnswerReader:
             return
         if isinstance(data, list):  # Gemini's stream without server-sent events
             for one in data:
-                self._take(one)
+                self._note(one)
             self._is_stream = True
         else:
             self._whole, self.name = read(data), _name_of(data)
@@ -107,10 +107,17 @@ class AnswerReader:
             data = json.loads(line)
         except (ValueError, RecursionError):
             return False
-        self._take(data)
+        self._note(data)
         return self._wire.is_end(data)
 
-    def _take(self, data: Any) -> None:
+    def take(self, chunk: Any) -> None:
+        """Take in a piece of a stream that a library has read: an object, or the text of events."""
+        if isinstance(chunk, str | bytes):
+            self.feed(chunk.encode() if isinstance(chunk, str) else chunk)
+        else:
+            self._note(chunk)
+
+    def _note(self, data: Any) -> None:
         self._stream.feed(data)
         if not self.name and isinstance(data, dict):
             self.name = _name_of(data.get("response"))

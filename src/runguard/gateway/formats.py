@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
-from runguard.calls.model_calls import ModelRequest
+from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.core.identity import digest
 from runguard.providers.messages import Round, rounds_of_turn
 from runguard.providers.usage import items
@@ -117,6 +117,15 @@ class WireFormat:
     def forbid_tools(self, body: Body) -> None:
         """Let the model answer without tools. Their declarations stay, so that no cached prefix changes."""
         body["tool_choice"] = "none"
+
+    def change(self, body: Body, permission: Permission) -> None:
+        """Add what a permission says: a notice, a lower limit, no tools. Only the body itself is written to."""
+        if permission.last_after is not None:
+            self.forbid_tools(body)
+        if permission.notice:
+            self.add_notice(body, permission.notice)
+        if (limit := permission.max_output_tokens) is not None:
+            self.lower(body, limit)
 
     # ---- what the gateway answers by itself -------------------------------------------------------------------------
 

@@ -420,12 +420,7 @@ class GuardedCall:
 
     def _change(self, permission: Permission, body: Body) -> Body:
         body = dict(body)
-        if permission.last_after is not None:
-            self.wire.forbid_tools(body)
-        if permission.notice:
-            self.wire.add_notice(body, permission.notice)
-        if (limit := permission.max_output_tokens) is not None:
-            self.wire.lower(body, limit)
+        self.wire.change(body, permission)
         return body
 
     def settle(self, reader: AnswerReader) -> None:
