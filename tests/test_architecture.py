@@ -28,7 +28,8 @@ RANKS = (
     {"engine"},
     {"termination"},
     {"calls"},
-    {"adk", "langchain", "openai_agents", "pydantic_ai"},
+    {"gateway"},
+    {"adk", "langchain", "litellm", "openai_agents", "pydantic_ai"},
     {"replay"},
     {"calibrate", "gate", "view", "testing"},
     {"cli"},
@@ -45,6 +46,7 @@ FRAMEWORKS = {
     "agents": {"openai_agents"},
     "openai": {"openai_agents"},
     "pydantic_ai": {"pydantic_ai"},
+    "litellm": {"litellm"},
 }
 FORBIDDEN_IN_CORE = {
     "time",

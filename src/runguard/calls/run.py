@@ -295,7 +295,7 @@ class AgentRun:
         except BaseException:
             permission.release()
             raise
-        permission.notice = next((notice for notice in notices if notice), "")
+        permission.notice = "\n".join(dict.fromkeys(notice for notice in notices if notice))
         return permission
 
     def _learned(self, request: ModelRequest) -> ModelRequest:

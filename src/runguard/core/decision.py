@@ -262,7 +262,8 @@ _NUDGES: Final[dict[str, str]] = {
         "step, give the result, or say what is missing."
     ),
     "budget": (
-        "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
+        "Little is left of what may be used in this turn: {left}. Finish now: give your best answer with what you "
+        "already have."
     ),
     "polling": (
         "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state "
@@ -397,7 +398,17 @@ def text_for_model(finding: Finding) -> str:
         before=_number(max(finding.observed - 1, 1)),
         limit=_number(finding.limit),
         tool=finding.tool,
+        left=_left(finding) if finding.rule == "budget" else "",
     )
+
+
+def _left(finding: Finding) -> str:
+    """What is left of a budget, as the model reads it."""
+    limit = Decimal(str(finding.limit))
+    left = max(limit - Decimal(str(finding.observed)), Decimal(0))
+    if finding.unit != "usd":
+        return f"{_number(left)} of {_number(limit)} {finding.unit}"
+    return f"${left:.2f} of ${limit:.2f}" if left >= 1 else f"${left:.4f} of ${limit:.4f}"
 
 
 def text_for_user(rule: str) -> str:
