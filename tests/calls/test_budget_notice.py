@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 
-from runguard import Budget, PolicyError
+from runguard import Budget, PolicyError, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.run import AgentRun
@@ -61,7 +61,7 @@ def test_shares_that_are_none_are_rejected(given: Any) -> None:
 
 
 async def test_a_nudge_says_how_much_is_left() -> None:
-    thresholds = [{"percent": 0.5, "action": "nudge"}]
+    thresholds = [Threshold(0.5, action="nudge")]
     told = await notices(6, budgets=[Budget(usd="0.010", thresholds=thresholds)])
     assert told[5].startswith("Little is left of what may be used in this turn: $0.0050 of $0.0100. Finish now")
 

@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, StreamingResponse
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
 litellm = pytest.importorskip("litellm")
+ModifyResponseException: Any = pytest.importorskip("litellm.exceptions").ModifyResponseException
 
 import runguard as package  # noqa: E402
 from runguard.litellm import RunGuardGateway  # noqa: E402
-from runguard.litellm.callback import ModifyResponseException  # noqa: E402
 from tests.kit.gateways import FAILED, MODEL, PRICES, TOOL, Arrived, RawUpstream, chat_answer, chat_loop  # noqa: E402
 
 # litellm brings the proxy's own packages only with its extra

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,9 @@ def claude() -> str:
     found = Path(MODULES) / "node_modules" / ".bin" / "claude"
     if MODULES and found.exists():
         return str(found)
-    try:
-        import claude_agent_sdk
-    except ImportError:
-        return shutil.which("claude") or ""
-    bundled = Path(claude_agent_sdk.__file__).parent / "_bundled" / "claude"
-    return str(bundled) if bundled.exists() else ""
+    sdk = find_spec("claude_agent_sdk")
+    bundled = Path(sdk.origin).parent / "_bundled" / "claude" if sdk is not None and sdk.origin else None
+    return str(bundled) if bundled is not None and bundled.exists() else shutil.which("claude") or ""
 
 
 @pytest.mark.skipif(not claude(), reason="needs Claude Code, from npm or from claude-agent-sdk")
