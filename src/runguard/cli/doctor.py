@@ -36,7 +36,7 @@ from runguard.core.errors import PolicyError, RunGuardError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy, find_policy_file
-from runguard.pricing.book import updated_table
+from runguard.pricing.book import prices_per_token, updated_table
 from runguard.view.store import StoreView
 
 # ---- every check, with a live test that stops agents on this machine's ADK
@@ -351,6 +351,15 @@ def _missing_file(can_be_made: bool, path: str) -> CheckResult:
 
 
 def price_lines(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
+    """Report the models that have a price and those without, and prices that were given per token."""
+    low = [
+        CheckResult("prices", "warning", warning, "correct the price in the policy")
+        for warning in prices_per_token(policy.prices, policy.prices_source)
+    ]
+    return low + _known_prices(policy, named)
+
+
+def _known_prices(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
     names = dict.fromkeys(named)
     with contextlib.suppress(RunGuardError):  # the check of the store reports this
         names |= dict.fromkeys(seen_models(policy))

@@ -66,7 +66,7 @@ from runguard.ledger.ledger import (
 from runguard.ledger.memory import MemoryLedger
 from runguard.policy.settings import Policy, ToolRule, switching
 from runguard.policy.tools import Tools
-from runguard.pricing.book import Pricing
+from runguard.pricing.book import Pricing, prices_per_token
 from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
 from runguard.reporting.telemetry import SAMPLE, Outbox, SpanCosts, Telemetry
@@ -599,6 +599,7 @@ class Guard:
         except (StoreError, StoreDeniedError) as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
         warn_of_many(self.policy)
+        warn_of_low_prices(self.policy)
 
     @property
     def store_name(self) -> str:
@@ -678,6 +679,12 @@ def warn_of_many(policy: Policy) -> None:
             "from zero; build one guard for the whole process, or let them share store='memory://NAME'",
             number,
         )
+
+
+def warn_of_low_prices(policy: Policy) -> None:
+    """Warn of prices that were given per token. Limits in dollars would allow a million times as much."""
+    for warning in prices_per_token(policy.prices, policy.prices_source):
+        _log.warning("runguard.low_price: %s", warning)
 
 
 # ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function

@@ -371,7 +371,7 @@ class PolicyFile(SettingsModel):
     )
     prices_source: PricesSource = Field(
         default="table",
-        description="The price list: the table of this release, or the installed genai-prices package.",
+        description="The price list: the newest table, or the installed genai-prices package with its own updates.",
     )
     min_output_tokens: Count = Field(
         default=1024,
@@ -945,7 +945,7 @@ class CommonSettings(TypedDict, total=False):
     on_unpriced: Literal["refuse", "tokens"] | PriceOf
     """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""
     prices_source: Literal["table", "genai-prices"]
-    """The price list: the table of this release, or the installed genai-prices package."""
+    """The price list: the newest table, or the installed genai-prices package with its own updates."""
     min_output_tokens: int
     """When the rest of a budget cannot pay for a full answer, the answer is capped, down to this."""
     store: str
