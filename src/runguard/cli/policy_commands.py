@@ -271,7 +271,7 @@ def _has_table(path: Path) -> bool:
     """Return whether the file can set anything: a pyproject.toml needs a [tool.runguard] table."""
     if path.name != "pyproject.toml":
         return True
-    tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+    tool = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("tool", {})
     return isinstance(tool, dict) and "runguard" in tool
 
 
