@@ -112,6 +112,14 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
             "problem",
             "comes after LoggingPlugin",
         ),
+        (
+            (
+                "runguard.install(max_usd=3)\n"
+                "app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(max_usd=8)])"
+            ),
+            "warning",
+            "max_usd=8 applies, not 3. Give the plugin these settings, or leave the plugin out",
+        ),
         ("", "problem", "is not guarded: it has no RunGuardPlugin"),
         (
             "root_agent = LlmAgent(name='a', model=GuardedLlm('gemini-2.5-flash', max_usd=1))",
@@ -119,10 +127,10 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
             "is guarded by its models",
         ),
     ],
-    ids=["install", "first", "second", "none", "guarded model"],
+    ids=["install", "first", "second", "both", "none", "guarded model"],
 )
 def test_is_the_app_guarded_and_does_the_guard_stand_first(more: str, state: str, words: str) -> None:
-    line = lines("--app", agent(more), code=0 if state == "ok" else 1)["plugins"]
+    line = lines("--app", agent(more), code=1 if state == "problem" else 0)["plugins"]
     assert line["state"] == state
     assert words in line["found"]
     assert bool(line["do"]) == (state != "ok")

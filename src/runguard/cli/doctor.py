@@ -498,6 +498,10 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     if before:
         found = f"RunGuardPlugin comes after {', '.join(before)}: an earlier plugin that answers a call hides it"
         return CheckResult("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
+    from runguard.adk.runner import overruled_settings
+
+    if differing := overruled_settings(own):
+        return CheckResult("plugins", "warning", differing, "keep one of the two policies")
     return CheckResult(
         "plugins",
         "ok",
