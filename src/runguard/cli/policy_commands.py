@@ -642,7 +642,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="PERCENT",
     help="By how much the cost per success may rise. Default: by what chance explains.",
 )
-@click.option("--assume-success", is_flag=True, help="Treat recordings without a label as successful.")
+@click.option(
+    "--assume-success", is_flag=True, help="Treat unlabelled recordings as successful, unless RunGuard stopped them."
+)
 @click.option("--junit", type=_FILE, help="Write the result as JUnit XML to this file.")
 @click.option("--markdown", type=_FILE, help="Write the result as Markdown to this file, for a pull request.")
 @json_option

@@ -144,6 +144,12 @@ def running_in(view: StoreView, scope: str) -> list[str]:
     return [row.run for row in view.running() if scope == ALL or scope in _scopes(row)]
 
 
+def begins_with(row: RunningRow, prefix: str) -> bool:
+    """Return whether a scope of the run starts with ``prefix``; True for scopes that a run does not tell, as model:."""
+    scopes, kind = _scopes(row), prefix.partition(":")[0]
+    return any(scope.startswith(prefix) for scope in scopes) or not any(scope.startswith(kind) for scope in scopes)
+
+
 def known_scopes(view: StoreView) -> list[str]:
     """Return every scope that has a budget in the store or an active run."""
     running = {scope for row in view.running() for scope in _scopes(row)}

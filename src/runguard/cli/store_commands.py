@@ -39,7 +39,10 @@ _ROWS: Final = 25
     """,
 )
 @click.option(
-    "--scope", metavar="PREFIX", default="", help="Only budgets whose scope starts with this: user:, user:docs/alice."
+    "--scope",
+    metavar="PREFIX",
+    default="",
+    help="Only budgets and runs whose scope starts with this: user:, user:docs/alice.",
 )
 @click.option(
     "--by",
@@ -107,12 +110,14 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
 
 
 def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, Any]:
+    from runguard.cli.screens import begins_with
+
     now = view.now()
     budgets = [row for row in view.budgets() if row.scope.startswith(scope)]
     return {
         "now": now,
         "stops": view.stops(),
-        "running": view.running(),
+        "running": [row for row in view.running() if begins_with(row, scope)],
         "budgets": budgets,
         "spend": view.spend(since, now, by),
         "breakers": view.breakers(),
