@@ -78,7 +78,10 @@ def test_all_is_well_here() -> None:
         ("python", "runguard", "google-adk", "policy", "store", "price list", "prices", "self-test"), "ok"
     )
     assert "a limit of 3 model calls stopped after 3" in found["self-test"]["found"]
-    assert "the kill switch before the first; all calls answered" in found["self-test"]["found"]
+    assert (
+        "the kill switch stopped a run before its first call; every tool call was answered"
+        in found["self-test"]["found"]
+    )
     shown = runguard("doctor")
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[-1] == "no problems, no warnings"

@@ -140,8 +140,8 @@ async def _stops() -> str:
     _need(model.calls == 1, "no call runs after resume")
     loop = f"a loop was stopped by {rule} after {loop_calls}"
     return (
-        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
-        "calls answered"
+        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch stopped a run before its "
+        "first call; every tool call was answered"
     )
 
 

@@ -483,12 +483,9 @@ def _listening(ctx: click.Context, host: str, port: str) -> "socket.socket":
 
 
 def _user() -> str:
-    import getpass
+    from runguard.engine.guard import this_user
 
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have no name
-        return "unknown"
+    return this_user()
 
 
 @click.command(

@@ -6,6 +6,7 @@ files of this package. ``Controls`` is what an operator can see and do.
 """
 
 import asyncio
+import getpass
 import json
 import logging
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from runguard.background import off_loop
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
 from runguard.core.errors import PolicyError
 from runguard.core.events import (
@@ -687,6 +689,14 @@ def warn_of_low_prices(policy: Policy) -> None:
         _log.warning("runguard.low_price: %s", warning)
 
 
+def this_user() -> str:
+    """Return the name of the user of this system."""
+    try:
+        return off_loop(getpass.getuser)
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        return "unknown"
+
+
 # ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function
 
 
@@ -728,13 +738,13 @@ class Controls:
         """
         return self._in_charge.accounts.extend(scope, usd, tokens, calls)
 
-    def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None:
+    def stop(self, scope: str, *, actor: str | None = None, reason: str | None = None) -> None:
         """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
 
-        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared
-        store, by every worker.
+        ``actor``: who stops the scope; None: the user of this system. Model calls in flight are ended, new ones and new
+        runs are refused until ``resume``; with a shared store, by every worker.
         """
-        self._in_charge.throw_switch(scope, actor, reason)
+        self._in_charge.throw_switch(scope, this_user() if actor is None else actor, reason)
 
     def resume(self, scope: str) -> None:
         """Take a stop back."""

@@ -442,7 +442,7 @@ class PolicyFile(SettingsModel):
     )
     on_surplus: Literal["queue", "refuse"] | None = Field(
         default=None,
-        description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set).",
+        description="What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set).",
     )
     max_fan_out: Count | None = Field(
         default=None,
@@ -995,7 +995,7 @@ class CommonSettings(TypedDict, total=False):
     max_concurrent_agents: int | None
     """Model calls in flight at once. None: 20, surplus waits."""
     on_surplus: Literal["queue", "refuse"] | None
-    """What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."""
+    """What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set)."""
     max_fan_out: int | None
     """Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."""
     max_tool_result_chars: int | None
