@@ -87,6 +87,7 @@ types-frameworks: $(FRAMEWORKS)/.ready
 	@$(FRAMEWORKS)/bin/mypy --config-file mypy-frameworks.ini
 
 docs: $(NEW)/.ready
+	@$(NEW)/bin/python docs/words.py
 	@$(NEW)/bin/sphinx-build -q -W --keep-going -n docs build/site && echo "build/site/index.html"
 
 # The dashboard is tested in a real Chromium: one that is there, or the system's package, or the one that Playwright brings.
