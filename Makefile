@@ -153,7 +153,7 @@ test-adk-own: $(NEW)/.ready
 PYTHONS ?= 3.11 3.12 3.13 3.14
 test-pythons: $(NEW)/.ready
 	@for python in $(PYTHONS); do \
-	  found=$$($(NEW)/bin/uv python find --quiet --no-python-downloads $$python 2>/dev/null || \
+	  found=$$($(NEW)/bin/uv python find --no-python-downloads $$python 2>/dev/null || \
 	    ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$python.*/bin/python 2>/dev/null | tail -n 1); \
 	  test -n "$$found" || { echo "== no Python $$python here"; continue; }; \
 	  echo "== Python $$python: $$found"; \

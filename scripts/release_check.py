@@ -103,9 +103,10 @@ def check_sdist(sdist: Path) -> None:
 
 def find_python(version: str, uv: str) -> str | None:
     """Return the path of a Python that is installed: on the PATH, one of uv, or one of pyenv."""
-    found = run(uv, "python", "find", "--quiet", "--no-project", "--no-python-downloads", version, speaks=False)
-    if not found.returncode and run(found.stdout.strip(), "-c", "", speaks=False).returncode == 0:
-        return found.stdout.strip()
+    found = run(uv, "python", "find", "--no-project", "--no-python-downloads", version, speaks=False)
+    path = found.stdout.strip()
+    if path and run(path, "-c", "", speaks=False).returncode == 0:  # a shim of pyenv may lead nowhere
+        return path
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     return str(max(pyenv.glob(f"{version}.*/bin/python"), default="")) or None
 
