@@ -15,7 +15,7 @@ from runguard.core.money import Per, shown
 from runguard.engine.guard import Guard
 
 _log: Final = logging.getLogger("runguard")
-Named = str | Callable[[Any], str]
+Named = str | Callable[[Any], str | None]
 _EXAMPLES: Final = {"app": "shop", "user": "ann", "session": "chat-7"}
 
 
