@@ -33,11 +33,11 @@ async def test_runs_at_the_same_time_are_apart_and_leave_nothing() -> None:
     guard = RunGuard(max_model_calls=1, on_stop="raise")
     agent: Agent[Any, str] = Agent(TestModel(), capabilities=[guard])
     async with agent.iter("x") as first, agent.iter("y") as second:
-        assert len(guard._runs) == 2
+        assert len(guard._turns) == 2
         async for _ in first:
             pass
         async for _ in second:
             pass
     gc.collect()
-    assert len(guard._runs) == len(guard.guard.runs) == 0
+    assert len(guard._turns) == len(guard.guard.runs) == 0
     assert guard.trips == []
