@@ -18,6 +18,7 @@ from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.run import AgentRun, Whom
 from runguard.calls.tool_calls import ToolUse, current_place
 from runguard.core.decision import Trip
+from runguard.core.events import Outcome
 from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
@@ -203,6 +204,19 @@ async def test_a_call_that_was_deferred_can_be_answered_elsewhere() -> None:
     run.tools.saw(use, "found")
     run.end()
     assert guard.accounts.spend()["tools_usd"] == Decimal("0.4")
+
+
+async def test_a_call_that_no_tool_executed_is_shown_to_the_rules_and_costs_nothing() -> None:
+    guard = guard_with(max_usd=1, tools={"search": {"price": "0.1"}})
+    run = AgentRun.start(guard, "agent", **ANN)
+    for number in range(10):
+        use = ToolUse(f"call-{number}", "search", {"q": f"{number} o'clock"})
+        if await model_call(run, tools=(use,)) is None:
+            break
+        run.tools.saw(use, "q: Input should be a valid integer", Outcome.ERROR, executed=False)
+    run.end()
+    assert [trip.rule for trip in guard.trips] == ["stall"]
+    assert guard.accounts.spend()["tools_usd"] == 0
 
 
 # ---- Sizes of requests.

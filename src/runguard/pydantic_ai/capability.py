@@ -21,7 +21,15 @@ from pydantic_ai.exceptions import (
     SkipToolExecution,
     ToolRetryError,
 )
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+from pydantic_ai.messages import (
+    BaseToolCallPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
 from pydantic_ai.models import Model, ModelRequestContext
 from pydantic_ai.models.fallback import FallbackModel
 from pydantic_ai.models.wrapper import WrapperModel
@@ -33,7 +41,7 @@ from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun, Whom, error_of, fitting
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.core.errors import RunStoppedError
+from runguard.core.errors import RunGuardError, RunStoppedError
 from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.settings import Policy, PolicySettings
@@ -174,8 +182,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
             if not turn.attempts:
                 raise
             permission = turn.attempts[-1]
-            if isinstance(error, SkipModelRequest):  # another capability answered
-                permission.release()
+            if isinstance(error, SkipModelRequest | RunGuardError) and error.__context__ is None:
+                permission.release()  # another capability answered, or another guard refused: nothing was sent
             else:
                 permission.fail(error, streaming=request_context.streaming)
                 self.guard.faults.attempt("adapter", turn.learn, getattr(error, "attempts", ()))
@@ -274,21 +282,22 @@ def _show_unchecked(tools: RunTools, messages: Sequence[ModelMessage], request: 
             outcome = getattr(part, "outcome", "retried")
             if use is None or use.tool in outputs or outcome in ("denied", "interrupted"):
                 continue
-            if outcome != "retried":
-                tools.saw(use, part.content, Outcome.FAILED if outcome == "failed" else None)
-            elif use.tool in known:
-                tools.saw(use, _text_of(part), Outcome.ERROR)
+            if outcome == "retried":
+                tools.saw(use, _why(part), Outcome.ERROR if use.tool in known else Outcome.UNKNOWN_TOOL, executed=False)
             else:
-                tools.saw(use, _text_of(part), Outcome.UNKNOWN_TOOL)
+                tools.saw(use, part.content, Outcome.FAILED if outcome == "failed" else None)
 
 
-def _text_of(part: Any) -> str:
-    """What the model reads: older versions of Pydantic AI keep the errors of a validation as data."""
-    return part.content if isinstance(part.content, str) else part.model_response()
+def _why(part: Any) -> Any:
+    """What was wrong, without the arguments that differ each time: a text, or what an older tool gave."""
+    if not isinstance(part.content, list):
+        return part.content
+    faults = [fault for fault in part.content if isinstance(fault, dict) and "msg" in fault]
+    return "; ".join(f"{'.'.join(map(str, fault.get('loc', ())))}: {fault['msg']}" for fault in faults) or part.content
 
 
-def _words(error: ToolRetryError | ModelRetry) -> str:
-    return error.message if isinstance(error, ModelRetry) else _text_of(error.tool_retry)
+def _words(error: ToolRetryError | ModelRetry) -> Any:
+    return error.message if isinstance(error, ModelRetry) else _why(error.tool_retry)
 
 
 def _timed_out(error: BaseException) -> bool:
@@ -355,10 +364,10 @@ def _asked(request: ModelRequestContext) -> Asked:
             prompt.append(newest.instructions)
     for message in messages:
         for part in message.parts:
-            if isinstance(part, ToolCallPart):
+            if isinstance(part, BaseToolCallPart):
                 prompt += (part.tool_name, part.args)
             else:
-                prompt.append(getattr(part, "content", None))
+                prompt.append(getattr(part, "content", part))
     limit = (request.model_settings or {}).get("max_tokens")
     around = len(messages) * _MESSAGE
     model, *others = _candidates(request.model)
