@@ -105,7 +105,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         config = get_config()
         session = str(config.get("configurable", {}).get("thread_id") or "")
         name = str((config.get("metadata") or {}).get("lc_agent_name") or "agent")
-        whom = {"app": self._app, "user": self._user, "session": session}
+        whom: dict[str, Any] = {"app": self._app, "user": self._user, "session": session}
         return AgentRun.start(self.guard, name, **whom, condition=self._condition)
 
     def _run_of(self, state: Any) -> AgentRun:
