@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic_ai import Agent
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel
 from pydantic_ai.models.test import TestModel
 
@@ -18,6 +19,8 @@ from tests.frameworks.pydantic_harness import PydanticAIHarness
 
 @pytest.mark.parametrize(("name", "mode"), conformance.CASES)
 async def test_scenario(name: str, mode: str) -> None:
+    if (name, mode) == ("kill_switch", "stream") and not hasattr(AbstractCapability, "prepare_model_request"):
+        pytest.skip("this version goes on reading a stream whose request was stopped, until its next piece")
     await conformance.check(PydanticAIHarness(), name, mode)
 
 
