@@ -333,6 +333,19 @@ def test_a_function_names_the_user_from_what_the_framework_gives() -> None:
         assert whom.of(guard, {"identity": "ann"})["user"] == "bob"
 
 
+async def test_nobody_is_asked_whose_agent_joins_the_run_around_it() -> None:
+    guard = guard_with(budgets=[Budget(usd=1, per="user")])
+    whom = Whom(user=lambda given: given["identity"])
+    run = AgentRun.start(guard, "outer", **whom.of(guard, {"identity": "ann"}))
+    use = ToolUse("a", "delegate")
+    await model_call(run, tools=(use,))
+    with run.tools.inside(use):
+        inner = AgentRun.start(guard, "inner", **whom.of(guard, None))
+    assert inner.id == run.id
+    inner.end()
+    run.end()
+
+
 @pytest.mark.parametrize("wrong", [{"user": 123}, {"user": None}, {"app": None}, {"session": 7}, {"app": lambda _: ""}])
 def test_a_wrong_name_is_refused_at_construction(wrong: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):

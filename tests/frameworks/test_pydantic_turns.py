@@ -142,8 +142,9 @@ async def test_an_approval_with_a_message_goes_on_with_the_turn() -> None:
     assert conversation.calls == 8
 
 
-async def test_many_approvals_alone_stop_nothing() -> None:
-    guard = RunGuard()
+@pytest.mark.parametrize("settings", [{}, {"max_reentries": 1, "max_delegation_depth": 1}])
+async def test_many_approvals_alone_stop_nothing(settings: Any) -> None:
+    guard = RunGuard(**settings)
     conversation = Conversation(guard, calls=15)
     assert await conversation.approve_all() == "done"
     assert conversation.calls == 16

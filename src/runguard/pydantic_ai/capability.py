@@ -16,6 +16,7 @@ from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import (
     ApprovalRequired,
     CallDeferred,
+    FallbackExceptionGroup,
     ModelRetry,
     SkipModelRequest,
     SkipToolExecution,
@@ -133,7 +134,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
         ``Agent(…, metadata=guard.bill)`` puts it into the ``metadata`` of each result.
         """
         turn = self._turn(ctx)
-        return {} if turn is None else {METADATA_KEY: turn.run.spent.to_dict()}
+        spent = None if turn is None else self.guard.faults.attempt("adapter", lambda: turn.run.spent.to_dict())
+        return {} if spent is None else {METADATA_KEY: spent}
 
     def _turn(self, ctx: RunContext[Any]) -> _Turn | None:
         innermost = _INNERMOST.get()
@@ -146,7 +148,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
         if self._is_off:
             return await handler()
         name = (ctx.agent.name if ctx.agent is not None else None) or "agent"
-        waiting, whom = _unanswered(ctx.messages), self._whom.of(self.guard, ctx)
+        whom = self._whom.of(self.guard, ctx)
+        waiting = self.guard.faults.attempt("adapter", _unanswered, ctx.messages) or {}
         run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
         run.tools.asked_for(list(waiting.values()))
         turn = self._turns[ctx.run_id] = _Turn(run, ctx.run_id)
@@ -186,7 +189,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
                 permission.release()  # another capability answered, or another guard refused: nothing was sent
             else:
                 permission.fail(error, streaming=request_context.streaming)
-                self.guard.faults.attempt("adapter", turn.learn, getattr(error, "attempts", ()))
+                if isinstance(error, FallbackExceptionGroup):
+                    self.guard.faults.attempt("adapter", turn.learn, getattr(error, "attempts", ()))
             if (trip := permission.interrupted) is not None:
                 raise self._stop(trip, request_context) from None
             raise
