@@ -5,11 +5,10 @@ Pydantic AI calls its hooks. They ask ``calls/run`` before every model call and 
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
-from weakref import WeakValueDictionary, ref
+from weakref import WeakValueDictionary
 
 from pydantic_ai import DeferredToolRequests
 from pydantic_ai.capabilities import AbstractCapability
@@ -58,10 +57,10 @@ _HAS_ATTEMPTS: Final = hasattr(AbstractCapability, "prepare_model_request")
 class _Turn:
     """One run of an agent while it works: its ``AgentRun``, and the attempts at its newest model request."""
 
-    __slots__ = ("__weakref__", "attempts", "id", "making", "run")
+    __slots__ = ("__weakref__", "attempts", "making", "run")
 
-    def __init__(self, run: AgentRun, run_id: str | None) -> None:
-        self.run, self.id = run, run_id
+    def __init__(self, run: AgentRun) -> None:
+        self.run = run
         self.attempts: list[Permission] = []
         self.making = ExitStack()  # around the newest attempt
 
@@ -89,10 +88,6 @@ class _Turn:
                 used = used or Usage(self.attempts[-1].request.input_tokens)
                 total = Usage(total.input + used.input, total.output + used.output)
         return total
-
-
-# The innermost run around this code. Two runs at the same time may have the same id: an app can take it from a client.
-_INNERMOST: Final[ContextVar["ref[_Turn] | None"]] = ContextVar("runguard_pydantic_ai_turn", default=None)
 
 
 class RunGuard(Controls, AbstractCapability[Any]):
@@ -124,9 +119,9 @@ class RunGuard(Controls, AbstractCapability[Any]):
         self.guard.check_store()
         self._condition = fitting(termination_condition, "Pydantic AI", has_hand_offs=False)
         self._is_off = self.guard.policy.mode == "off"
-        # By the id of the run. A copy of this capability per run would make Pydantic AI resolve the model twice. The
-        # frame of ``wrap_run`` holds the value, so a run that is dropped leaves nothing here.
-        self._turns: WeakValueDictionary[str | None, _Turn] = WeakValueDictionary()
+        # A copy of this capability per run would make Pydantic AI resolve the model twice. The frame of ``wrap_run``
+        # holds the value, so a run that is dropped leaves nothing here.
+        self._turns: WeakValueDictionary[tuple[str | None, int], _Turn] = WeakValueDictionary()
 
     def bill(self, ctx: RunContext[Any]) -> dict[str, Any]:
         """Return what the run of this context has used so far, as ``{"runguard": {"run", "usd", "tokens", …}}``.
@@ -138,11 +133,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         return {} if spent is None else {METADATA_KEY: spent}
 
     def _turn(self, ctx: RunContext[Any]) -> _Turn | None:
-        innermost = _INNERMOST.get()
-        turn = innermost() if innermost is not None else None
-        if turn is None or turn.id != ctx.run_id or turn.run.guard is not self.guard:
-            turn = self._turns.get(ctx.run_id)
-        return turn
+        return self._turns.get(_key(ctx))
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
         if self._is_off:
@@ -152,8 +143,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         waiting = self.guard.faults.attempt("adapter", _unanswered, ctx.messages) or {}
         run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
         run.tools.asked_for(list(waiting.values()))
-        turn = self._turns[ctx.run_id] = _Turn(run, ctx.run_id)
-        _INNERMOST.set(ref(turn))
+        turn = self._turns[_key(ctx)] = _Turn(run)
         try:
             if (trip := run.enter()) is not None:
                 raise RunStoppedError.of(trip)
@@ -162,8 +152,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
                 run.pause([call.tool_call_id for call in (*result.output.approvals, *result.output.calls)])
             return result
         finally:
-            if self._turns.get(ctx.run_id) is turn:
-                del self._turns[ctx.run_id]
+            if self._turn(ctx) is turn:
+                del self._turns[_key(ctx)]
             run.end()
 
     # ---- model calls ------------------------------------------------------------------------------------------------
@@ -252,6 +242,11 @@ class RunGuard(Controls, AbstractCapability[Any]):
             raise
         note = tools.answered(use, result)
         return result if note is None else note
+
+
+def _key(ctx: RunContext[Any]) -> tuple[str | None, int]:
+    """What all contexts of a run share. Its id alone is not enough: an app can take that from a client."""
+    return ctx.run_id, id(ctx.usage)
 
 
 # ---- Answers of tools that no hook sees.
