@@ -12,6 +12,7 @@ from typing import Any, Final
 GENEROUS: Final[dict[str, Any]] = {
     "max_usd": 1_000_000,
     "max_model_calls": 1_000_000,
+    "max_tool_failures": 1_000_000,  # tests whose tools of one name fail are no reason to stop the others'
     "on_unpriced": {"input": 1, "output": 1},
 }
 
@@ -43,10 +44,11 @@ def _langchain(guarded: bool) -> None:
         async def awrap_tool_call(self, request: Any, handler: Any) -> Any:
             return await handler(request)
 
-    make, one = factory.create_agent, RunGuardMiddleware(**GENEROUS) if guarded else Noop()
+    make = factory.create_agent
 
     @wraps(make)
     def create(*args: Any, middleware: Any = (), **kwargs: Any) -> Any:
+        one = RunGuardMiddleware(**GENEROUS) if guarded else Noop()
         return make(*args, middleware=[one, *middleware], **kwargs)
 
     for module in (agents, factory):
