@@ -29,7 +29,7 @@ def test_snippet_runs(code: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "[]" in done.stdout, "the snippet shows that nothing was stopped"
+    assert ".trips" not in code or "[]" in done.stdout, "the snippet shows that nothing was stopped"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -30,7 +30,15 @@ from typing import Any, NamedTuple
 from runguard.background import FINALIZED
 from runguard.calls.ending import EndingConditions, error_of, fitting
 from runguard.calls.function_state import AgentsState, RunContext, drive
-from runguard.calls.model_calls import ModelRequest, Permission, Reply, cheaper_request, count_tokens, last_permission
+from runguard.calls.model_calls import (
+    ModelRequest,
+    Permission,
+    Reply,
+    cheaper_request,
+    count_tokens,
+    dearest,
+    last_permission,
+)
 from runguard.calls.threads import carry
 from runguard.calls.tool_calls import (
     OUTERMOST,
@@ -331,7 +339,7 @@ class AgentRun:
         guard, run, lane = layer
 
         def describe(at: float) -> ModelCall:
-            sized = (request.model, request.input_tokens, request.audio_tokens, request.max_output_tokens)
+            sized = (dearest(guard, request), request.input_tokens, request.audio_tokens, request.max_output_tokens)
             return ModelCall(run.info.run, lane, self.agent, at, *sized)
 
         decision, event = await guard.recover("adapter", error, run.info.run, self.agent, describe)
@@ -341,12 +349,13 @@ class AgentRun:
 
     def model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
         guard, run, lane = layer
-        event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
+        model = dearest(guard, request)
+        event = ModelCall(run.info.run, lane, self.agent, guard.clock(), model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
         event.fixed_output = request.fixed_output
         event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
         event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
-        event.context_limit = guard.context_limit(request.model)
+        event.context_limit = guard.context_limit(model)
         return event
 
     def _report_answers(self) -> list[str]:
