@@ -54,6 +54,7 @@ class ModelRequest:
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
     switch: ModelSwitch | None = None  # where the adapter can send the request to another model
     counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
+    hidden: int = 0  # tokens of these that the provider adds by itself, such as a conversation that it stores
 
     @classmethod
     def of(
@@ -74,7 +75,7 @@ class ModelRequest:
         size, audio = measure(prompt)
         size += around
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
-        return cls(model, upper, likely, max_output_tokens, audio, counts=counts)
+        return cls(model, upper, likely, max_output_tokens, audio, counts=counts, hidden=hidden)
 
 
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects

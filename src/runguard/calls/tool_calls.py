@@ -220,6 +220,17 @@ class RunTools:
         """Whether the newest model response has asked for tools."""
         return bool(self._open)
 
+    @property
+    def asked(self) -> list[str]:
+        """Return the ids of the calls of the newest response."""
+        return list(self._open)
+
+    @property
+    def waiting(self) -> dict[str, tuple[ToolUse, bool]]:
+        """Return the calls of the newest response that nothing has answered, by id, and whether each was checked."""
+        with self.lock:
+            return {name: (call.use, bool(call.seen)) for name, call in self._open.items() if not call.is_over}
+
     def take_answered(self) -> list[OpenCall]:
         """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
         calls, self._open = [call for call in self._open.values() if call.is_over], {}
@@ -323,22 +334,22 @@ class RunTools:
                         guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
                     )
 
-    def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None) -> None:
+    def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None, *, executed: bool = True) -> None:
         """The answer to a call that was never checked: the framework refused it, or shows tools only afterwards.
 
-        ``outcome``: how it ended, where the framework says so. A call beyond a limit on tool calls stops the run:
-        it was made, so nothing else is left to refuse.
+        ``outcome``: how it ended, where the framework says so. ``executed=False``: the tool has not run, so
+        that it costs nothing. A call beyond a limit on tool calls stops the run: nothing else is left to refuse.
         """
-        self._guard.faults.attempt("adapter", self._saw, use, value, outcome)
+        self._guard.faults.attempt("adapter", self._saw, use, value, outcome, executed)
 
-    def _saw(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
+    def _saw(self, use: ToolUse, value: object, outcome: Outcome | None, executed: bool) -> None:
         call = self._call(use)
         for layer in self._layers:
             fingerprint = layer.guard.fingerprint(use.tool, use.args)
             call.seen.append((layer, fingerprint, b""))
             layer.guard.faults.attempt("adapter", self._count_seen, layer, call, fingerprint)
         call.answer(value, outcome)
-        for layer in self._layers:
+        for layer in self._layers if executed else ():
             guard, run, lane = layer
             if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
                 guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
