@@ -18,7 +18,7 @@ from runguard.core.errors import PolicyError, RunGuardError
 from runguard.engine.guard import Controls, Guard
 from runguard.openai_agents import runner
 from runguard.openai_agents.models import guarded_model
-from runguard.openai_agents.tools import guarded_tool
+from runguard.openai_agents.tools import guarded_tools
 from runguard.openai_agents.turns import TURN, Bill
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.termination.conditions import TerminationCondition
@@ -125,7 +125,7 @@ class GuardedAgent(Agent[TContext]):
         if (turn := TURN.get()) is not None:
             await turn.work(self, run_context)
             self.handoffs = self.handoffs  # some may have been appended
-        tools = [guarded_tool(tool) for tool in await super().get_all_tools(run_context)]
+        tools = guarded_tools(await super().get_all_tools(run_context), turn)
         if turn is not None:
             turn.offered = frozenset(str(getattr(tool, "name", "")) for tool in tools)
         return tools

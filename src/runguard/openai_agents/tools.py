@@ -4,6 +4,7 @@ A guardrail refuses with a text and leaves approvals alone. ``agents`` puts them
 """
 
 import copy
+from operator import is_not
 from typing import Any, Final
 
 from agents import (
@@ -21,7 +22,21 @@ from runguard.openai_agents.turns import TURN, Turn, as_failure
 from runguard.providers.messages import arguments
 
 
-def guarded_tool(tool: Any) -> Any:
+def guarded_tools(tools: list[Any], turn: Turn | None) -> list[Any]:
+    """Return copies of function tools that ask the guard. A turn copies each tool once: its schema is copied, too."""
+    made = []
+    for tool in tools:
+        values = tuple(vars(tool).values()) if turn is not None and isinstance(tool, FunctionTool) else ()
+        known = turn.tools.get(id(tool)) if turn is not None else None
+        if known is None or len(known[1]) != len(values) or any(map(is_not, known[1], values)):
+            known = tool, values, _guarded(tool)
+            if turn is not None and values:
+                turn.tools[id(tool)] = known
+        made.append(known[2])
+    return made
+
+
+def _guarded(tool: Any) -> Any:
     """Return a copy of a function tool that asks the guard. Tools that OpenAI hosts are executed elsewhere."""
     if not isinstance(tool, FunctionTool) or _BEFORE in (tool.tool_input_guardrails or ()):
         return tool

@@ -34,6 +34,8 @@ class Turn:
         self.run: AgentRun | None = None  # that the newest model call belongs to
         self.errors: dict[str, BaseException] = {}  # by tool call, until its answer is known
         self.models: dict[tuple[int, Any], Any] = {}  # guarded ones, as the SDK remembers all models of a run
+        # by identity: the tool, what it held, and the guarded copy
+        self.tools: dict[int, tuple[Any, tuple[Any, ...], Any]] = {}
         self._pending = {use.id: use for use in pending}
         self._keys = tuple(self._pending)
         self._place = SURROUNDINGS.get().place
