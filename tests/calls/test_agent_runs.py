@@ -206,6 +206,24 @@ async def test_a_call_that_was_deferred_can_be_answered_elsewhere() -> None:
     assert guard.accounts.spend()["tools_usd"] == Decimal("0.4")
 
 
+async def test_a_call_that_was_never_executed_is_seen_and_costs_nothing() -> None:
+    guard = guard_with(max_usd=1, tools={"delete": {"price": "0.4"}})
+    run = AgentRun.start(guard, "agent", **ANN)
+    rejected, executed = ToolUse("a", "delete", {"row": 1}), ToolUse("b", "delete", {"row": 2})
+    await model_call(run, tools=(rejected, executed))
+    assert run.tools.asked == ["a", "b"]
+    assert run.tools.waiting == {"a": (rejected, False), "b": (executed, False)}
+    run.tools.saw(rejected, "not approved", executed=False)
+    assert guard.accounts.spend()["tools_usd"] == 0
+    assert run.tools.waiting == {"b": (executed, False)}
+    assert await run.tools.check(executed) is None
+    assert run.tools.waiting == {"b": (executed, True)}
+    run.tools.answered(executed, "deleted")
+    assert not run.tools.waiting
+    run.end()
+    assert guard.accounts.spend()["tools_usd"] == Decimal("0.4")
+
+
 async def test_a_call_that_no_tool_executed_is_shown_to_the_rules_and_costs_nothing() -> None:
     guard = guard_with(max_usd=1, tools={"search": {"price": "0.1"}})
     run = AgentRun.start(guard, "agent", **ANN)
@@ -220,6 +238,20 @@ async def test_a_call_that_no_tool_executed_is_shown_to_the_rules_and_costs_noth
 
 
 # ---- Sizes of requests.
+
+
+async def test_tokens_that_an_adapter_has_learned_of_are_counted_once() -> None:
+    guard = guard_with(max_tokens=1_000_000)
+    run = AgentRun.start(guard, "agent", **ANN)
+    first = await run.ask(lambda: ModelRequest.of("m", "x" * 300))
+    assert isinstance(first, Permission)
+    first.settle(Usage(50_000, 10), model="m")
+    second = await run.ask(lambda: ModelRequest.of("m", "x" * 300, hidden=50_010))
+    assert isinstance(second, Permission)
+    assert 50_010 <= second.request.input_tokens <= 50_200
+    assert 50_010 <= second.request.likely_tokens <= 50_200
+    second.release()
+    run.end()
 
 
 async def test_the_next_reservation_knows_how_long_the_last_prompt_really_was() -> None:
@@ -404,6 +436,23 @@ async def test_a_guard_around_another_one_holds_too() -> None:
     around.end()
     assert not outer.runs
     assert not inner.runs
+
+
+async def test_a_guard_around_another_one_holds_after_a_pause_too() -> None:
+    outer, inner = guard_with(max_model_calls=3), guard_with(max_model_calls=10)
+    for keys in ([], ["call-1"], ["call-1"]):
+        around = await AgentRun.resume(outer, "first", keys, **ANN)
+        run = await AgentRun.resume(inner, "second", keys, around=around, **ANN)
+        assert await model_call(run, tools=(ToolUse("call-1", "delete"),)) is not None
+        if len(outer.trips) + len(inner.trips) == 0:
+            run.pause(["call-1"])
+            around.pause(["call-1"])
+    around = await AgentRun.resume(outer, "first", ["call-1"], **ANN)
+    run = await AgentRun.resume(inner, "second", ["call-1"], around=around, **ANN)
+    assert await model_call(run) is None
+    run.end()
+    around.end()
+    assert [len(outer.trips), len(inner.trips)] == [1, 0]
 
 
 # ---- Threads.

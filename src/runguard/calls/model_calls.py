@@ -59,6 +59,7 @@ class ModelRequest:
     fixed_output: bool = False  # the adapter cannot send a lower output limit
     counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
     others: Sequence[str] = ()  # models that may answer, or be paid, in place of ``model``
+    hidden: int = 0  # tokens of these that the provider adds by itself, such as a conversation that it stores
 
     @classmethod
     def of(
@@ -81,7 +82,7 @@ class ModelRequest:
         size, audio = measure(prompt)
         size += around
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
-        return cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others)
+        return cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
 
 
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects

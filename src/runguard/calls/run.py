@@ -161,13 +161,15 @@ class AgentRun:
         keys: Sequence[str],
         *,
         condition: TerminationCondition | None = None,
+        around: "AgentRun | None" = None,
         **whom: Any,
     ) -> "AgentRun":
         """Go on with the run that ``pause`` has kept under one of these keys for the same user, here or on another
         worker of the store. Where there is none, begin a run.
         """
         run = None
-        if keys and all(layer.guard is not guard for layer in current_place().layers):
+        known = (*current_place().layers, *(around.layers if around is not None else ()))
+        if keys and all(layer.guard is not guard for layer in known):
             info = RunInfo("", at=guard.clock(), **whom)
             try:
                 try:
@@ -178,7 +180,7 @@ class AgentRun:
                     run = begin_unsure(guard, info, error)
             except Exception as error:
                 guard.faults.note("resume", error)  # the run begins anew
-        return cls.start(guard, agent, condition=condition, run=run, **whom)
+        return cls.start(guard, agent, condition=condition, around=around, run=run, **whom)
 
     @classmethod
     def resume_now(cls, guard: Guard, agent: str, keys: Sequence[str], **more: Any) -> "AgentRun":
@@ -298,6 +300,8 @@ class AgentRun:
     def _learned(self, request: ModelRequest) -> ModelRequest:
         """The request with at least the size that its provider has reported for what it repeats of the last one."""
         last, reported = self._sizes.get(self.agent, (request, 0))
+        known_now = max(request.hidden - last.hidden, 0)  # what the adapter has learned by itself since then
+        reported -= known_now
         missing = reported - last.input_tokens
         if missing <= 0 or not last.input_tokens:
             return request

@@ -223,7 +223,18 @@ class RunTools:
     @property
     def unchecked(self) -> dict[str, ToolUse]:
         """The calls of the newest model response that neither ``check`` nor ``saw`` has met, by their ids."""
-        return {key: call.use for key, call in self._open.items() if not call.seen and not call.is_over}
+        return {name: use for name, (use, is_checked) in self.waiting.items() if not is_checked}
+
+    @property
+    def asked(self) -> list[str]:
+        """Return the ids of the calls of the newest response."""
+        return list(self._open)
+
+    @property
+    def waiting(self) -> dict[str, tuple[ToolUse, bool]]:
+        """Return the calls of the newest response that nothing has answered, by id, and whether each was checked."""
+        with self.lock:
+            return {name: (call.use, bool(call.seen)) for name, call in self._open.items() if not call.is_over}
 
     def take_answered(self) -> list[OpenCall]:
         """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
@@ -335,8 +346,8 @@ class RunTools:
     def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None, *, executed: bool = True) -> None:
         """The answer to a call that was never checked: the framework refused it, or shows tools only afterwards.
 
-        ``outcome``: how it ended, where the framework says so. A call beyond a limit on tool calls stops the run:
-        it was made, so nothing else is left to refuse. ``executed``: the tool ran, so that its price is booked.
+        ``outcome``: how it ended, where the framework says so. ``executed=False``: the tool has not run, so
+        that it costs nothing. A call beyond a limit on tool calls stops the run: nothing else is left to refuse.
         """
         self._guard.faults.attempt("adapter", self._saw, use, value, outcome, executed)
 

@@ -696,12 +696,14 @@ def policy_of(agents: list[FoundAgent]) -> Policy | None:
 
 
 def _ends(one: object) -> Iterator[Any]:
-    yield from reachable(one, lambda other: _is_end(other) or _is_middleware(other), _is_end)
-    if _kind(one) == "OpenAI" and (guard := getattr(one, "runguard", None)) is not None:
-        for hand_off in getattr(one, "handoffs", ()):  # such an object makes the guarded copy when it is used
-            reference = getattr(hand_off, "_agent_ref", None)
-            if reference is not None and (target := reference()) is not None:
-                yield guard.guarded(target)
+    guard: Any = getattr(one, "runguard", None) if _kind(one) == "OpenAI" else None
+    for other in reachable(one, lambda other: _is_end(other) or _is_middleware(other), _is_end):
+        # what a guarded agent runs gets its guard when it runs
+        yield guard.guarded(other) if guard is not None and _kind(other) == "OpenAI" else other
+    for hand_off in getattr(one, "handoffs", ()) if guard is not None else ():
+        reference = getattr(hand_off, "_agent_ref", None)
+        if reference is not None and (target := reference()) is not None:
+            yield guard.guarded(target)
 
 
 def _is_end(one: object) -> bool:
@@ -765,11 +767,10 @@ def _models_aside(graph: Any, middleware: list[Any]) -> Iterator[tuple[str, Any]
 
 
 def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
-    do = "guard the outermost agent: guarded(agent, ...); call an agent inside of a tool as guarded, too"
+    do = "guard the outermost agent: guarded(agent, ...)"
     found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
     model = agent.model
-    name = "name" if isinstance(model, _class("runguard.openai_agents.guarding", "GuardedModel")) else "model"
-    found.models = [model if isinstance(model, str) else str(getattr(model, name, ""))]
+    found.models = [model if isinstance(model, str) else str(getattr(model, "model", ""))]
     hosted = sorted({type(tool).__name__ for tool in agent.tools} & set(_HOSTED))
     if hosted:
         what = f"OpenAI executes {', '.join(hosted)}: the guard sees the tokens, not the calls"
