@@ -41,6 +41,8 @@ _NO_SESSION = ("middleware", "chat model")  # the thread is the session
 def test_what_is_no_text_is_rejected(guard: str, name: str, value: Any) -> None:
     if name == "session" and guard in _NO_SESSION:
         pytest.skip("takes no session")
+    if name == "user" and guard in _NO_SESSION and callable(value):
+        pytest.skip("takes a function that names the user")
     with pytest.raises(PolicyError, match=f"^{name} = .*: give a text"):
         GUARDS[guard](**{name: value})
 

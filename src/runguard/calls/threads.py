@@ -18,6 +18,13 @@ from runguard.engine.charges import OWNERS, Charge
 _Carried = tuple[Surroundings, tuple[Charge, ...]]
 _NOTHING: Final[_Carried] = (SURROUNDINGS.get(), ())
 _lock: Final = threading.Lock()
+_marks: Final[list[Callable[[Surroundings], Surroundings]]] = []
+
+
+def mark(add: Callable[[Surroundings], Surroundings]) -> None:
+    """Let a framework that knows by itself in which turn this code runs add the turn to what threads take along."""
+    _marks.append(add)
+    carry()
 
 
 def carry() -> None:
@@ -32,7 +39,10 @@ def carry() -> None:
 
 def _here() -> _Carried | None:
     """What is around this code; None where no run is, which is the common case."""
-    carried = SURROUNDINGS.get(), OWNERS.get()
+    surroundings = SURROUNDINGS.get()
+    for add in _marks:
+        surroundings = add(surroundings)
+    carried = surroundings, OWNERS.get()
     return None if carried == _NOTHING else carried
 
 
