@@ -32,6 +32,7 @@ from runguard.langchain.messages import (
     answer_size,
     answered_by,
     calls_of,
+    failed,
     last_message,
     limit_key,
     model_name,
@@ -205,7 +206,7 @@ class _Asking:
             model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> ChatResult:
             name = _name(run_manager)
-            if _is_inside(model, name):  # the model itself calls one of its methods through another
+            if _is_inside((self, type(model)), name):  # the model itself calls one of its methods through another
                 return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
             with self._alone_until_answered(found):
@@ -214,12 +215,12 @@ class _Asking:
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
                 try:
-                    with permission.being_made(), _making(model, name):
+                    with permission.being_made(), _making((self, type(model)), name):
                         result: ChatResult = own(model, asked, stop=stop, run_manager=run_manager, **options)
                 except BaseException as error:
-                    _failed(permission, error)
+                    failed(permission, error)
                     raise
-                permission.read(partial(_settle_result, model), result)
+                permission.read(partial(_settle_result, model, self._has_tools(kwargs)), result)
                 return result
 
         return _generate
@@ -231,7 +232,7 @@ class _Asking:
             model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> ChatResult:
             name = _name(run_manager)
-            if _is_inside(model, name):
+            if _is_inside((self, type(model)), name):
                 return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
             with self._alone_until_answered(found):
@@ -240,16 +241,16 @@ class _Asking:
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
                 try:
-                    with _making(model, name):
+                    with _making((self, type(model)), name):
                         result: ChatResult = await permission.during(
                             own(model, asked, stop=stop, run_manager=run_manager, **options)
                         )
                 except BaseException as error:
-                    _failed(permission, error)
+                    failed(permission, error)
                     if (trip := permission.interrupted) is not None:
                         return _result(self._stopped(trip, kwargs))
                     raise
-                permission.read(partial(_settle_result, model), result)
+                permission.read(partial(_settle_result, model, self._has_tools(kwargs)), result)
                 return result
 
         return _agenerate
@@ -261,7 +262,7 @@ class _Asking:
             model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> Iterator[ChatGenerationChunk]:
             name = _name(run_manager)
-            if _is_inside(model, name):
+            if _is_inside((self, type(model)), name):
                 yield from own(model, messages, stop=stop, run_manager=run_manager, **kwargs)
                 return
             found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
@@ -274,7 +275,7 @@ class _Asking:
             whole: list[ChatGenerationChunk] = []
             pieces = own(model, asked, stop=stop, run_manager=run_manager, **options)
             try:
-                for piece in permission.pieces_now(_each(model, name, pieces)):
+                for piece in permission.pieces_now(_each((self, type(model)), name, pieces)):
                     whole.append(piece)
                     yield piece
             except GeneratorExit:  # closed by its reader, or by the collector
@@ -283,7 +284,7 @@ class _Asking:
             except BaseException as error:
                 _cut(found, permission, error, whole)
                 raise
-            permission.read(partial(_settle_pieces, model), whole)
+            permission.read(partial(_settle_pieces, model, self._has_tools(kwargs)), whole)
             _end(found)
 
         return _stream
@@ -295,7 +296,7 @@ class _Asking:
             model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> AsyncIterator[ChatGenerationChunk]:
             name = _name(run_manager)
-            if _is_inside(model, name):
+            if _is_inside((self, type(model)), name):
                 async for piece in own(model, messages, stop=stop, run_manager=run_manager, **kwargs):
                     yield piece
                 return
@@ -309,7 +310,7 @@ class _Asking:
             whole: list[ChatGenerationChunk] = []
             try:
                 pieces = own(model, asked, stop=stop, run_manager=run_manager, **options)
-                async for piece in permission.pieces(_each_later(model, name, pieces)):
+                async for piece in permission.pieces(_each_later((self, type(model)), name, pieces)):
                     whole.append(piece)
                     yield piece
                 if (trip := permission.interrupted) is not None:
@@ -319,7 +320,7 @@ class _Asking:
             except BaseException as error:
                 _cut(found, permission, error, whole)
                 raise
-            permission.read(partial(_settle_pieces, model), whole)
+            permission.read(partial(_settle_pieces, model, self._has_tools(kwargs)), whole)
             _end(found)
 
         return _astream
@@ -343,6 +344,9 @@ class _Asking:
                     found.run.tools.saw(use, value)
         return found
 
+    def _has_tools(self, kwargs: dict[str, Any]) -> bool:
+        return bool({**self._bound, **kwargs}.get("tools"))
+
     def _warn(self, is_loop: bool) -> None:
         """Warn once of a loop that is written by hand, where each call is a run of its own."""
         policy = self.guard.policy
@@ -364,19 +368,20 @@ class _Asking:
         return last_message(self.guard, end)
 
 
-# The calls that are being made around this code: the class of each model, and LangChain's name of the call.
-_MAKING: Final[ContextVar[tuple[tuple[type, UUID | None], ...]]] = ContextVar("runguard_making", default=())
+_Owner = tuple[_Asking, type]
+# The calls that are being made around this code: who asked, for which class of model, and LangChain's name of the call.
+_MAKING: Final[ContextVar[tuple[tuple[_Owner, UUID | None], ...]]] = ContextVar("runguard_making", default=())
 
 
-def _is_inside(model: Any, name: UUID | None) -> bool:
+def _is_inside(owner: _Owner, name: UUID | None) -> bool:
     """Whether a method of the model is called by another one of its own, as a part of the same call."""
-    return any(kind is type(model) and (name is None or name == made) for kind, made in _MAKING.get())
+    return any(one == owner and (name is None or name == made) for one, made in _MAKING.get())
 
 
 @contextmanager
-def _making(model: Any, name: UUID | None) -> Iterator[None]:
+def _making(owner: _Owner, name: UUID | None) -> Iterator[None]:
     """The model's own method runs in this block."""
-    token = _MAKING.set((*_MAKING.get(), (type(model), name)))
+    token = _MAKING.set((*_MAKING.get(), (owner, name)))
     try:
         yield
     finally:
@@ -384,10 +389,10 @@ def _making(model: Any, name: UUID | None) -> Iterator[None]:
             _MAKING.reset(token)
 
 
-def _each(model: Any, name: UUID | None, pieces: Iterator[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
+def _each(owner: _Owner, name: UUID | None, pieces: Iterator[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
     """The pieces of a stream, each made inside the call: between two of them, its reader is at work."""
     while True:
-        with _making(model, name):
+        with _making(owner, name):
             piece = next(pieces, None)
         if piece is None:
             return
@@ -395,12 +400,12 @@ def _each(model: Any, name: UUID | None, pieces: Iterator[ChatGenerationChunk]) 
 
 
 async def _each_later(
-    model: Any, name: UUID | None, pieces: AsyncGenerator[ChatGenerationChunk, None]
+    owner: _Owner, name: UUID | None, pieces: AsyncGenerator[ChatGenerationChunk, None]
 ) -> AsyncIterator[ChatGenerationChunk]:
     """``_each`` for an asynchronous stream."""
     try:
         while True:
-            with _making(model, name):
+            with _making(owner, name):
                 piece = await anext(pieces, None)
             if piece is None:
                 return
@@ -460,19 +465,20 @@ def _changed(
     return messages, kwargs
 
 
-def _settle_result(model: Any, permission: Permission, result: ChatResult) -> None:
-    first = result.generations[0]
-    _settle(model, permission, first, result.llm_output)
+def _settle_result(model: Any, has_tools: bool, permission: Permission, result: ChatResult) -> None:
+    _settle(model, has_tools, permission, result.generations[0], result.llm_output)
 
 
-def _settle_pieces(model: Any, permission: Permission, pieces: list[ChatGenerationChunk]) -> None:
+def _settle_pieces(model: Any, has_tools: bool, permission: Permission, pieces: list[ChatGenerationChunk]) -> None:
     if pieces:
-        _settle(model, permission, pieces[0] + pieces[1:], None)
+        _settle(model, has_tools, permission, pieces[0] + pieces[1:], None)
     else:
         permission.fail(None)
 
 
-def _settle(model: Any, permission: Permission, answer: ChatGeneration, whole: dict[str, Any] | None) -> None:
+def _settle(
+    model: Any, has_tools: bool, permission: Permission, answer: ChatGeneration, whole: dict[str, Any] | None
+) -> None:
     message = answer.message
     if not isinstance(message, AIMessage):
         permission.fail(None)
@@ -483,22 +489,16 @@ def _settle(model: Any, permission: Permission, answer: ChatGeneration, whole: d
             usage_of(message),
             model=answered_by(message.response_metadata, answer.generation_info, whole) or model_name(model),
             calls=calls_of(message),
-            text=str(message.text),
+            text=str(message.text) if has_tools else "",  # without tools, many texts in a row are a batch and no loop
             size=answer_size(message),
         )
-
-
-def _failed(permission: Permission, error: BaseException) -> None:
-    """The call raised. A guard inside of the model may have refused it: then nothing was sent."""
-    if isinstance(error, RunStoppedError):
-        permission.release()
-    else:
-        permission.fail(error)
 
 
 def _cut(found: Found, permission: Permission, error: BaseException | None, pieces: list[ChatGenerationChunk]) -> None:
     """A streamed answer ended early."""
     size = sum(answer_size(piece.message) for piece in pieces)
+    if isinstance(error, RunStoppedError) and not pieces:
+        permission.release()
     permission.fail(error, size, streaming=True)
     _end(found)
 

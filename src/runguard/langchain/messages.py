@@ -13,8 +13,10 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
+from runguard.calls.model_calls import Permission
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
+from runguard.core.errors import RunStoppedError
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
@@ -176,6 +178,14 @@ def last_message(guard: Guard, end: Trip | Ended) -> AIMessage:
 def was_refused(message: BaseMessage) -> bool:
     """Whether a guard inside the model has answered in its place, so that no call was made."""
     return METADATA_KEY in message.response_metadata
+
+
+def failed(permission: Permission, error: BaseException) -> None:
+    """The call raised. A guard inside of the model may have refused it: then nothing was sent."""
+    if isinstance(error, RunStoppedError):
+        permission.release()
+    else:
+        permission.fail(error)
 
 
 def notice_message(notice: str) -> HumanMessage:

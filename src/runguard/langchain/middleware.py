@@ -29,6 +29,7 @@ from runguard.langchain.messages import (
     calls_of,
     declared,
     declared_output,
+    failed,
     has_open_call,
     last_message,
     limit_key,
@@ -105,7 +106,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             with permission.being_made():
                 response = handler(permission.changed(_changed, request))
         except BaseException as error:
-            permission.fail(error)
+            failed(permission, error)
             if (trip := permission.interrupted) is not None:
                 return self._stop(trip, request)
             raise
@@ -124,7 +125,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         try:
             response = await permission.during(handler(permission.changed(_changed, request)))
         except BaseException as error:
-            permission.fail(error)
+            failed(permission, error)
             if (trip := permission.interrupted) is not None:
                 return self._stop(trip, request)
             raise
