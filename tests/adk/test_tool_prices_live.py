@@ -12,11 +12,13 @@ from google.adk.tools import FunctionTool, LongRunningFunctionTool
 from google.adk.tools.agent_tool import AgentTool
 
 import runguard
+import runguard.testing
 from runguard import Budget, ToolRule
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, call, text
 from tests.kit.adk_runs import observe, play
 from tests.kit.rule_agents import Tool, agent
+from tests.kit.virtual_time import VirtualLoop, run_virtually
 
 FREE = {"scripted-1": {"input": 0, "output": 0}}
 SEARCH = {"search": ToolRule(price="0.008")}
@@ -208,3 +210,23 @@ async def test_a_budget_of_calls_counts_no_tools() -> None:
     plugin = RunGuardPlugin(budgets=[Budget(calls=4, per="app")], tools=SEARCH)
     await play(agent(searches(3), Tool("search", lambda n: {"hit": n})), plugins=[plugin])
     assert plugin.trips == []
+
+
+def test_an_agent_in_a_paid_tool_does_not_wait_for_the_money_that_is_held_for_it() -> None:
+    loop = VirtualLoop()
+    inner = LlmAgent(name="inner", model=ScriptedModel(lambda n, _: text("found")))
+    outer = LlmAgent(
+        name="outer", model=ScriptedModel([call("inner", request="q"), text("done")]), tools=[AgentTool(inner)]
+    )
+    plugin = RunGuardPlugin(
+        tools={"inner": ToolRule(price="0.4")},
+        prices={"scripted-1": {"input": 0, "output": 1}},
+        models={"scripted-1": {"max_output_tokens": 200_000}},
+        min_output_tokens=150_000,
+        budgets=[Budget(usd="0.5", per="app", window="1h", on_exhausted="wait")],
+        max_wait_seconds=60,
+        clock=loop.clock,
+    )
+    result = run_virtually(loop, runguard.testing.run(outer, plugins=[plugin]))
+    assert [trip.rule for trip in result.trips] == ["budget"]
+    assert loop.passed < 1, "nothing that it could wait for comes back"

@@ -24,7 +24,7 @@ from runguard.pricing.rates import Usage
 from runguard.termination import MaxIterationsTermination
 
 PRICES = {"m": {"input": 0.0, "output": 1.0}}  # dollars per million tokens
-ANN = {"app": "shop", "user": "ann", "session": "chat-7"}
+ANN: dict[str, Any] = {"app": "shop", "user": "ann", "session": "chat-7"}
 
 
 def guard_with(**settings: Any) -> Guard:

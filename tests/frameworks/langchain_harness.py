@@ -119,7 +119,15 @@ class LangChainSession(Session):
     def model_calls(self) -> int:
         return self._counter[0]
 
-    async def turn(self, message: str, *, stream: bool = False) -> TurnResult:
+    def play_now(self, message: str | None) -> TurnResult:
+        raise NotImplementedError
+
+    def moved(self, guard: Controls) -> Session:
+        raise NotImplementedError
+
+    async def play(self, message: str | None, *, stream: bool) -> TurnResult:
+        if message is None:
+            raise NotImplementedError
         result = TurnResult()
         known = len(self._messages())
         try:

@@ -145,7 +145,15 @@ class OpenAIAgentsSession(Session):
         model = ScriptedModel(spec, self._counter)
         return Agent(name=spec.name, model=model, tools=tools, output_type=Answer if spec.structured else None)
 
-    async def turn(self, message: str, *, stream: bool = False) -> TurnResult:
+    def play_now(self, message: str | None) -> TurnResult:
+        raise NotImplementedError
+
+    def moved(self, guard: Controls) -> Session:
+        raise NotImplementedError
+
+    async def play(self, message: str | None, *, stream: bool) -> TurnResult:
+        if message is None:
+            raise NotImplementedError
         result = TurnResult()
         known = len(await self._session.get_items())
         config = RunConfig(tracing_disabled=True)

@@ -90,7 +90,15 @@ class PydanticAISession(Session):
 
         return Tool(ask, name=spec.name, takes_ctx=False)
 
-    async def turn(self, message: str, *, stream: bool = False) -> TurnResult:
+    def play_now(self, message: str | None) -> TurnResult:
+        raise NotImplementedError
+
+    def moved(self, guard: Controls) -> Session:
+        raise NotImplementedError
+
+    async def play(self, message: str | None, *, stream: bool) -> TurnResult:
+        if message is None:
+            raise NotImplementedError
         result, limits = TurnResult(), UsageLimits(request_limit=None)
         known = len(self._history)
         try:

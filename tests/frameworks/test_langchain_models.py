@@ -144,9 +144,8 @@ class _Stopping(_Whole):
 def test_it_is_a_model_of_the_same_class_and_shares_its_fields() -> None:
     plain: Any = _Stopping(stop=["END"], name="mine")
     guard: Any = GuardedChatModel(plain, max_model_calls=3)
-    assert isinstance(guard, _Stopping)
-    assert isinstance(guard, GuardedChatModel)
-    assert not isinstance(plain, GuardedChatModel)
+    assert [isinstance(guard, kind) for kind in (_Stopping, GuardedChatModel)] == [True, True]
+    assert [isinstance(plain, kind) for kind in (_Stopping, GuardedChatModel)] == [True, False]
     assert (guard.stop, guard.get_name(), guard._llm_type) == (["END"], "mine", "whole")
     assert guard.model_dump() == plain.model_dump()
     assert guard._get_llm_string() == plain._get_llm_string()

@@ -408,7 +408,7 @@ def test_the_user_of_a_graph_s_model_comes_from_the_runtime_too() -> None:
         assert get_runtime().context == {"account": "ann"}
         return {"messages": [guard.invoke(state["messages"])]}
 
-    graph: Any = StateGraph(MessagesState, context_schema=dict)  # type: ignore[type-var]
+    graph: Any = StateGraph(MessagesState, context_schema=dict)
     graph.add_node("model", node)
     graph.add_edge(START, "model")
     graph.compile().invoke(HI, context={"account": "ann"})

@@ -50,8 +50,9 @@ from runguard.adk.runs import (
 from runguard.adk.stops import Stopper, is_asked_again
 from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import count_tokens
+from runguard.calls.threads import carry
 from runguard.calls.tool_calls import Layer, Place, register
-from runguard.core.decision import ALLOW, Action, Trip
+from runguard.core.decision import ALLOW, METADATA_KEY, STOP_CODE, Action, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.identity import words_name
@@ -121,6 +122,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     def __init__(self, *, name: str = NAME, **policy: Unpack[PolicySettings]) -> None:
         BasePlugin.__init__(self, name=name)
+        carry(HERE)
         self.policy_error: str | None = None
         self.from_file_only = name != NAME and not policy  # how ``adk web --extra_plugins`` builds it
         try:
@@ -553,7 +555,9 @@ class ModelHooks:
     def after(
         self, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> tuple[Trip, Invocation, str] | None:
-        """Returns the stop, its invocation and lane where a last answer is none."""
+        """Return the stop, its invocation and lane where a last answer is none, or where the kill switch has ended the
+        call: the loops around it must end, too.
+        """
         ic = callback_context._invocation_context
         try:
             invocation = self._invocations.find(ic.invocation_id)
@@ -593,6 +597,10 @@ class ModelHooks:
                     self._guard.after(result)
                 if task is not None:
                     invocation.run.slots.give_back(task)
+                if llm_response.error_code == STOP_CODE and (cut := self._invocations.stop_of(ic.invocation_id)):
+                    told = (llm_response.custom_metadata or {}).get(METADATA_KEY)
+                    if isinstance(told, dict) and told.get("id") == cut.id:
+                        return cut, invocation, flight.lane
                 if flight.last_after is not None and not is_answer(llm_response, ic.agent):
                     return flight.last_after, invocation, flight.lane
         except Exception as error:

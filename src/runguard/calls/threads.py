@@ -1,58 +1,58 @@
 """Code that a guarded call starts in other threads belongs to the same run.
 
-``asyncio.to_thread`` takes context variables along. Threads and thread pools do not, so ``calls/run`` calls ``carry``
-before the first agent starts. It carries only what RunGuard itself keeps there, and only for one job: a pool's worker
-that kept it would take the run into later jobs of others. ``multiprocessing.pool.ThreadPool`` stays uncovered.
+``asyncio.to_thread`` takes context variables along. Threads and thread pools do not, so ``calls/run`` and ``adk`` call
+``carry`` before the first agent starts. It carries only what RunGuard itself keeps there, and only for one job: a
+pool's worker that kept it would take the run into later jobs of others. ``multiprocessing.pool.ThreadPool`` stays
+uncovered.
 """
 
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import thread as pools
+from contextvars import Context, ContextVar
 from functools import wraps
 from typing import Any, Final
 
-from runguard.calls.function_state import SURROUNDINGS, Surroundings
-from runguard.engine.charges import OWNERS, Charge
+from runguard.calls.function_state import SURROUNDINGS
+from runguard.engine.charges import OWNERS
 
-_Carried = tuple[Surroundings, tuple[Charge, ...]]
-_NOTHING: Final[_Carried] = (SURROUNDINGS.get(), ())
+_Values = tuple[object, ...]
 _lock: Final = threading.Lock()
-_marks: Final[list[Callable[[Surroundings], Surroundings]]] = []
+_carried: "tuple[tuple[ContextVar[Any], ...], _Values]" = ((), ())  # variables, and their values where no run is around
 
 
-def mark(add: Callable[[Surroundings], Surroundings]) -> None:
-    """Let a framework that knows by itself in which turn this code runs add the turn to what threads take along."""
-    _marks.append(add)
-    carry()
+def carry(*variables: ContextVar[Any]) -> None:
+    """Let threads and thread pools take the run around along, from now on. Safe to call again.
 
-
-def carry() -> None:
-    """Let threads and thread pools take the run around along, from now on. Safe to call again."""
-    if getattr(ThreadPoolExecutor.submit, "__runguard__", False):
+    ``variables``: where a framework keeps its own record of it.
+    """
+    global _carried
+    if _carried[0] and not variables:
         return
     with _lock:
+        known = _carried[0] or (SURROUNDINGS, OWNERS)
+        every = (*known, *(one for one in variables if one not in known))
+        _carried = every, tuple(Context().run(one.get) for one in every)
         if not getattr(ThreadPoolExecutor.submit, "__runguard__", False):
             _carry_into_threads()
             _carry_into_pools()
 
 
-def _here() -> _Carried | None:
+def _here() -> _Values | None:
     """What is around this code; None where no run is, which is the common case."""
-    surroundings = SURROUNDINGS.get()
-    for add in _marks:
-        surroundings = add(surroundings)
-    carried = surroundings, OWNERS.get()
-    return None if carried == _NOTHING else carried
+    variables, defaults = _carried
+    values = tuple([variable.get() for variable in variables])
+    return None if values == defaults else values
 
 
-def _inside(carried: _Carried, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    surroundings, owners = SURROUNDINGS.set(carried[0]), OWNERS.set(carried[1])
+def _inside(carried: _Values, work: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    tokens = [(variable, variable.set(value)) for variable, value in zip(_carried[0], carried, strict=False)]
     try:
         return work(*args, **kwargs)
     finally:
-        OWNERS.reset(owners)
-        SURROUNDINGS.reset(surroundings)
+        for variable, token in tokens:
+            variable.reset(token)
 
 
 def _carry_into_pools() -> None:

@@ -802,8 +802,9 @@ class Reserver:
     ) -> tuple[Hold | Refusal, Denied | None]:
         """In shadow mode the call is made. Return its hold, and the refusal where an enforcing guard would refuse."""
         left = self._waits.patience
-        while charge.lines.names and (opening := self._waits.opening(charge.lines, refusal, left)) is not None:
-            if not opening.fits:
+        while charge.lines.names:
+            opening = self._waits.opening(charge.lines, refusal, left, others_settle=refusal.wait_helps)
+            if opening is None or not opening.fits:
                 break
             self._waits.skip(charge, opening)
             left -= opening.seconds
@@ -869,19 +870,17 @@ class Reserver:
         asked = charge.max_output, charge.lowered, charge.limited
         while not stopped():
             left = give_up - loop.time()
-            opening = visit.opens(refusal) if visit is not None else None
+            # what the calls around this one hold does not come back while it waits
+            kept = held_for_long(refusal, ledger, owners_of(event), list(self.standing.values()))
+            others_settle = refusal.wait_helps and refusal.held[refusal.unit] > kept
+            opening = visit.opens(refusal, others_settle=others_settle) if visit is not None else None
             is_open = charge.bound is not None and None in charge.bound  # it takes what is left
             if visit is not None and opening is None:
                 visit.step_aside(refusal)
             if visit is not None and opening is not None and opening.fits and not is_open:
                 if await self._for_room(visit, refusal, opening, charge, event, denied):
                     return None
-            elif (
-                refusal.wait_helps
-                and left > 0
-                and refusal.held[refusal.unit]
-                > held_for_long(refusal, ledger, owners_of(event), list(self.standing.values()))
-            ):
+            elif others_settle and left > 0:
                 await ledger.changed(refusal, min(left, _LOOKS_S))
                 if stopped():
                     break

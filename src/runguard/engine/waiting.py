@@ -84,8 +84,11 @@ class RoomWaits:
         self.listener: WaitListener | None = None
         self.advance: Callable[[float], None] | None = None  # of a replay: moves its clock instead of waiting
 
-    def opening(self, lines: AccountLines, refusal: Refusal, left: float) -> Opening | None:
-        """When there is room; None where a budget that refuses does not wait, or the time left is too short."""
+    def opening(self, lines: AccountLines, refusal: Refusal, left: float, *, others_settle: bool) -> Opening | None:
+        """When there is room; None where a budget that refuses does not wait, or the time left is too short.
+
+        ``others_settle``: other calls hold a part of it and may give it back before the window is over.
+        """
         known = {a.key: (a, group) for a, group in zip(lines.accounts, lines.groups, strict=True)}
         last: tuple[Account, int] | None = None
         fits = True
@@ -100,7 +103,7 @@ class RoomWaits:
             return None
         until = last[0].ends or 0.0
         seconds = max(until - self.ledger.period_time(self._clock()), 0.0)
-        if seconds > left + _CLOCKS_DIFFER_S and not refusal.wait_helps:
+        if seconds > left + _CLOCKS_DIFFER_S and not others_settle:
             return None
         return Opening(last[0], last[1], until, seconds, fits)
 
@@ -141,8 +144,8 @@ class Visit:
         patience = self._began + self._waits.patience - now
         return patience if listener is None else min(patience, listener.seconds_left(self.charge))
 
-    def opens(self, refusal: Refusal) -> Opening | None:
-        return self._waits.opening(self.charge.lines, refusal, self.left())
+    def opens(self, refusal: Refusal, *, others_settle: bool) -> Opening | None:
+        return self._waits.opening(self.charge.lines, refusal, self.left(), others_settle=others_settle)
 
     async def in_turn(self) -> None:
         """Wait until no earlier call is in line, bounded."""

@@ -7,7 +7,7 @@ part of. So nothing lives in a graph's state, and a client of the app cannot cho
 
 import asyncio
 import threading
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -21,7 +21,7 @@ from langgraph.types import Command
 
 from runguard.background import FINALIZED
 from runguard.calls import threads
-from runguard.calls.function_state import SURROUNDINGS, RunContext, Surroundings
+from runguard.calls.function_state import RunContext
 from runguard.calls.run import AgentRun, Spent, Whom
 from runguard.calls.whom import live_blocks
 from runguard.engine.guard import Guard
@@ -221,7 +221,7 @@ def watch() -> None:
         if not _is_watching:
             _is_watching = True
             register_configure_hook(_variable, inheritable=True)
-            threads.mark(_with_turn)
+            threads.carry(_ScopeAround())  # type: ignore[arg-type]
 
 
 def scope_here(parent_run_id: UUID | None = None) -> Scope | None:
@@ -234,13 +234,28 @@ def scope_here(parent_run_id: UUID | None = None) -> Scope | None:
     scope = _scopes.get(parent) if parent is not None else None
     if scope is not None:
         return scope
-    carried = SURROUNDINGS.get().turn  # in a thread that LangChain does not follow
-    return carried if isinstance(carried, Scope) and not carried.turn.block.ended else None
+    carried = _CARRIED.get()
+    return carried if carried is not None and not carried.turn.block.ended else None
 
 
-def _with_turn(around: Surroundings) -> Surroundings:
-    scope = scope_here()
-    return around if scope is None or scope is around.turn else around._replace(turn=scope)
+# In a thread that LangChain does not follow: the scope that has started it.
+_CARRIED: Final[ContextVar[Scope | None]] = ContextVar("runguard_scope", default=None)
+
+
+class _ScopeAround:
+    """For threads, a variable whose value is the scope around the code that starts one.
+
+    LangChain's own variable is not carried: streams and traces would show more than without a guard.
+    """
+
+    def get(self) -> Scope | None:
+        return scope_here()
+
+    def set(self, scope: Scope | None) -> Token[Scope | None]:
+        return _CARRIED.set(scope)
+
+    def reset(self, token: Token[Scope | None]) -> None:
+        _CARRIED.reset(token)
 
 
 # ---- The runs of one guard.
