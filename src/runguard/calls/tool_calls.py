@@ -301,18 +301,18 @@ class RunTools:
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
-    def answered(self, use: ToolUse, value: object) -> str | None:
-        """The tool returned ``value``: data, or text that may be JSON.
+    def answered(self, use: ToolUse, value: object, outcome: Outcome | None = None) -> str | None:
+        """The tool returned ``value``: data, or text that may be JSON. ``outcome``: how, where the framework says so.
 
         Returns what the model must see instead of an answer that is too large.
         """
-        self._guard.faults.attempt("adapter", self._answered, use, value)
+        self._guard.faults.attempt("adapter", self._answered, use, value, outcome)
         note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
         return note
 
-    def _answered(self, use: ToolUse, value: object) -> None:
+    def _answered(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
         call = self._call(use)
-        call.answer(value)
+        call.answer(value, outcome)
         self._pay(call, call.value)
 
     def _pay(self, call: OpenCall, answer: object) -> None:

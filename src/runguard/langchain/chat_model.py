@@ -39,6 +39,7 @@ from runguard.langchain.messages import (
     newest_answers,
     notice_message,
     request_of,
+    told,
     usage_of,
     was_refused,
 )
@@ -339,9 +340,9 @@ class _Asking:
         if found.is_alone:
             self._warn(any(True for _ in newest_answers(messages)))
         elif found.turn is not None:
-            for name, use, value in newest_answers(messages):
+            for name, use, message in newest_answers(messages):
                 if found.turn.is_news(self.guard, name):
-                    found.run.tools.saw(use, value)
+                    found.run.tools.saw(use, *told(message))
         return found
 
     def _has_tools(self, kwargs: dict[str, Any]) -> bool:

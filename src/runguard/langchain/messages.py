@@ -17,6 +17,7 @@ from runguard.calls.model_calls import Permission
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunStoppedError
+from runguard.core.events import Outcome
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
@@ -192,8 +193,25 @@ def notice_message(notice: str) -> HumanMessage:
     return HumanMessage(content=notice, additional_kwargs={METADATA_KEY: "notice"})
 
 
-def newest_answers(messages: Sequence[BaseMessage]) -> Iterator[tuple[str, ToolUse, object]]:
-    """The tool messages after the last answer of the model: a name for each, its call, and what the tool answered."""
+def told(message: ToolMessage) -> tuple[Any, Outcome | None]:
+    """Return what a tool answered and how it ended.
+
+    LangGraph repeats the arguments in its errors, so equal errors would look new: what it says before them is cut off.
+    """
+    if message.status != "error":
+        return message.content, None
+    content = message.content
+    if isinstance(content, str) and content.startswith(_LANGGRAPH_ERRORS):
+        content = content.partition(_ARGUMENTS_END)[2] or content
+    return content, Outcome.ERROR
+
+
+_LANGGRAPH_ERRORS: Final = ("Error invoking tool", "Error executing tool")
+_ARGUMENTS_END: Final = "with error:\n"
+
+
+def newest_answers(messages: Sequence[BaseMessage]) -> Iterator[tuple[str, ToolUse, ToolMessage]]:
+    """The tool messages after the last answer of the model: a name for each, its call, and the message."""
     answers: list[ToolMessage] = []
     for message in reversed(messages):
         if isinstance(message, AIMessage):
@@ -201,7 +219,7 @@ def newest_answers(messages: Sequence[BaseMessage]) -> Iterator[tuple[str, ToolU
             for one in reversed(answers):
                 if one.tool_call_id in asked:
                     # providers may number the calls of each answer from zero
-                    yield f"{message.id or len(messages)} {one.tool_call_id}", asked[one.tool_call_id], one.content
+                    yield f"{message.id or len(messages)} {one.tool_call_id}", asked[one.tool_call_id], one
             return
         if isinstance(message, ToolMessage):
             answers.append(message)

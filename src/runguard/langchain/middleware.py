@@ -4,9 +4,10 @@ LangChain calls its hooks. They ask ``calls/run`` before every model call and to
 ``messages`` reads requests and answers.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Final, Unpack
+from uuid import uuid4
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
@@ -22,6 +23,7 @@ from runguard.calls.tool_calls import ToolUse
 from runguard.calls.whom import Named
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
+from runguard.core.identity import Newest
 from runguard.engine.guard import Controls, Guard
 from runguard.langchain.messages import (
     answer_size,
@@ -36,6 +38,7 @@ from runguard.langchain.messages import (
     notice_message,
     renamed,
     request_of,
+    told,
     usage_of,
     was_refused,
 )
@@ -44,6 +47,7 @@ from runguard.policy.settings import Policy, PolicySettings
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _UNNAMED: Final = "agent"
+_BILLS_KEPT: Final = 1_024
 
 
 class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
@@ -75,10 +79,21 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
         self._runs = Runs(self.guard, whom, condition, "middleware")
         self._is_off = self.guard.policy.mode == "off"
+        self._bills = Newest[str, Spent](_BILLS_KEPT)  # by the id of the answer that came last
 
-    def bill(self) -> Spent | None:
-        """Return what the run around this code has used so far: in a node, a tool or a hook. None: there is no run."""
-        return self._runs.bill()
+    def bill(self, result: Any = None) -> Spent | None:
+        """Return what a run has used. None: it is not known.
+
+        ``result``: of an agent, with its newest answer among the last 1,024 of this process. Without it: the run around
+        this code, in a node, a tool or a hook.
+        """
+        if result is None:
+            return self._runs.bill()
+        messages = result.get("messages") if isinstance(result, Mapping) else None
+        for message in reversed(messages or ()):
+            if isinstance(message, AIMessage):
+                return self._bills.get(message.id or "")
+        return None
 
     # ---- the agent's run --------------------------------------------------------------------------------------------
 
@@ -101,16 +116,16 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         run = self._run_now()
         permission = run.ask_now(partial(_asked, request, self.guard.downgrades is not None))
         if not isinstance(permission, Permission):
-            return self._stop(permission, request)
+            return self._stop(run, permission, request)
         try:
             with permission.being_made():
                 response = handler(permission.changed(_changed, request))
         except BaseException as error:
             failed(permission, error)
             if (trip := permission.interrupted) is not None:
-                return self._stop(trip, request)
+                return self._stop(run, trip, request)
             raise
-        permission.read(_settle, response)
+        permission.read(partial(self._settle, run), response)
         return response
 
     async def awrap_model_call(
@@ -121,24 +136,40 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         run = await self._run()
         permission = await run.ask(partial(_asked, request, self.guard.downgrades is not None))
         if not isinstance(permission, Permission):
-            return self._stop(permission, request)
+            return self._stop(run, permission, request)
         try:
             response = await permission.during(handler(permission.changed(_changed, request)))
         except BaseException as error:
             failed(permission, error)
             if (trip := permission.interrupted) is not None:
-                return self._stop(trip, request)
+                return self._stop(run, trip, request)
             raise
-        permission.read(_settle, response)
+        permission.read(partial(self._settle, run), response)
         return response
 
-    def _stop(self, end: Trip | Ended, request: ModelRequest[Any]) -> AIMessage:
+    def _settle(self, run: AgentRun, permission: Permission, response: Any) -> None:
+        inner = response.model_response if isinstance(response, ExtendedModelResponse) else response
+        messages = inner.result if isinstance(inner, ModelResponse) else [inner]
+        message = next((m for m in messages if isinstance(m, AIMessage)), None)
+        if message is None:
+            permission.fail(None)
+        elif was_refused(message):
+            permission.release()
+        else:
+            _book(permission, message)
+        if message is not None and message.id:
+            self._bills[message.id] = run.spent
+
+    def _stop(self, run: AgentRun, end: Trip | Ended, request: ModelRequest[Any]) -> AIMessage:
         """End the agent. Structured output leaves no way but the exception."""
         if request.response_format is not None:
             raise error_of(end)
         if isinstance(end, Trip):
             self._raise_if_asked(end)
-        return last_message(self.guard, end)
+        message = last_message(self.guard, end)
+        message.id = f"runguard-{uuid4()}"
+        self._bills[message.id] = run.spent
+        return message
 
     def _raise_if_asked(self, trip: Trip) -> None:
         if self.guard.policy.on_stop == "raise":
@@ -213,18 +244,6 @@ def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest
     return request
 
 
-def _settle(permission: Permission, response: Any) -> None:
-    inner = response.model_response if isinstance(response, ExtendedModelResponse) else response
-    messages = inner.result if isinstance(inner, ModelResponse) else [inner]
-    message = next((m for m in messages if isinstance(m, AIMessage)), None)
-    if message is None:
-        permission.fail(None)
-    elif was_refused(message):
-        permission.release()
-    else:
-        _book(permission, message)
-
-
 def _book(permission: Permission, message: AIMessage) -> None:
     permission.settle(
         usage_of(message),
@@ -249,7 +268,7 @@ def _answered(run: AgentRun, use: ToolUse, result: ToolMessage | Command[Any]) -
     if not isinstance(result, ToolMessage):
         run.tools.answered(use, getattr(result, "update", None))
         return result
-    note = run.tools.answered(use, result.content)
+    note = run.tools.answered(use, *told(result))
     return result if note is None else result.model_copy(update={"content": note})
 
 
