@@ -28,6 +28,7 @@ CLOSED_SAFELY: Final = {
     "calls/functions.py:_asking": "one call of the provider's library",
     "calls/tool_calls.py:paid_around": "resets a variable",
     "calls/model_calls.py:being_made": "resets a variable",
+    "langchain/chat_model.py:_making": "resets a variable",
     "langchain/chat_model.py:_stream": "leaves a job when it is closed",
     "ledger/ledger.py:store_faults": "one operation of a store",
     "ledger/postgres.py:_until": "one operation of a store",

@@ -210,7 +210,7 @@ class _Asking:
             if _is_inside((self, type(model)), name):  # the model itself calls one of its methods through another
                 return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
-            with self._alone_until_answered(found):
+            with _EndAlone(found):
                 permission = found.run.ask_now(lambda: _asked(model, messages, {**self._bound, **kwargs}))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
@@ -236,7 +236,7 @@ class _Asking:
             if _is_inside((self, type(model)), name):
                 return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
-            with self._alone_until_answered(found):
+            with _EndAlone(found):
                 permission = await found.run.ask(lambda: _asked(model, messages, {**self._bound, **kwargs}))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
@@ -325,13 +325,6 @@ class _Asking:
             _end(found)
 
         return _astream
-
-    @contextmanager
-    def _alone_until_answered(self, found: Found) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            _end(found)
 
     # ---- the run of a turn ------------------------------------------------------------------------------------------
 
@@ -502,6 +495,23 @@ def _cut(found: Found, permission: Permission, error: BaseException | None, piec
         permission.release()
     permission.fail(error, size, streaming=True)
     _end(found)
+
+
+class _EndAlone:
+    """``with _EndAlone(found):`` ends the run of a call that nothing else will end."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:  # a coroutine is thrown away, perhaps by the collector
+            FINALIZED.put(partial(_end, self._found))
+        else:
+            _end(self._found)
 
 
 def _end(found: Found) -> None:
