@@ -15,7 +15,7 @@ from tests.frameworks.pydantic_harness import PydanticAIHarness
 
 # Each with the functions that read a request and the usage of an answer.
 LANGCHAIN, OPENAI, PYDANTIC = (
-    "runguard.langchain.guarding",
+    "runguard.langchain.middleware",
     "runguard.openai_agents.answers",
     "runguard.pydantic_ai.capability",
 )
