@@ -39,6 +39,7 @@ CLOSED_SAFELY: Final = {
     "ledger/sqlite.py:_step": "one operation of a store",
     "ledger/sqlite.py:_transaction": "one operation of a store",
     "ledger/write_queue.py:in_use": "one operation of a store",
+    "openai_agents/runner.py:_as": "resets a variable",
     "core/identity.py:stored_attributes": "catches what reading an attribute raises",
 }
 OUTSIDE: Final = ("cli/", "replay/", "gate/", "calibrate/", "view/", "testing/")

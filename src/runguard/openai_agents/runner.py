@@ -5,7 +5,7 @@ The SDK calls it for every run. A run of agents without a guard goes on as befor
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -84,7 +84,8 @@ def _as(turn: Turn) -> Iterator[None]:
     try:
         yield
     finally:
-        TURN.reset(token)
+        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+            TURN.reset(token)
 
 
 def _around(agent: Any) -> Any:
