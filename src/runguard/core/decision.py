@@ -68,6 +68,7 @@ class Rungs:
 # Units of findings of the rule no_news about loops behind noise.
 SAME_ANSWER: Final = "equal long answers"
 SAME_PAIR: Final = "equal answers to one call"
+LOOK_ALIKE: Final = "calls that read alike"
 ONLY_NOTES: Final = "notes in a row"
 NEAR_EQUAL: Final = "nearly equal long calls"
 REWORDED: Final = "answers in other words"  # to one call
@@ -76,6 +77,9 @@ TOLD_AGAIN: Final = "reports in known words"  # of an agent that is called as a 
 CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
 # unit of a finding of the rule stall about answers that look like success and say "try again"
 TRY_AGAIN: Final = "answers that ask to try again"
+LASTING: Final = "equal failures between other work"  # unit of a finding of the rule stall
+WANDERING: Final = "answers that differ in numbers alone"  # unit of a finding of the rule same_call
+IDLE: Final = "texts in a row after work"  # unit of a finding of the rule talk
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
 
 

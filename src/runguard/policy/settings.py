@@ -692,6 +692,13 @@ ORDERS: Final = Rungs(nudge=4, stop=10)
 TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 # limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
+# default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
+CALL_FAILS_ON: Final = Rungs(nudge=4, stop=50)
+TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
+# default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
+WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
+# default limits of talk for agents that have worked with tools and then only write
+IDLE: Final = Rungs(nudge=5, stop=12)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
@@ -702,7 +709,7 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
     "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
     "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
-    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "empty": (Rungs(nudge=6, stop=100), frozenset({"warn", "nudge", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
     "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
