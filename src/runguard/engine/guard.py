@@ -226,8 +226,10 @@ class Conductor(Protocol):
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
 
-    def fingerprint(self, tool: str, args: object) -> bytes:
-        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``."""
+    def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
+        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``. ``received``: the names of the arguments
+        that the tool takes, where the framework drops all others; None where that is not known.
+        """
 
     def tool_rule(self, tool: str) -> ToolRule | None:
         """What is declared about a tool."""
