@@ -9,9 +9,9 @@ import os
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -74,6 +74,7 @@ from runguard.policy.settings import (
     Policy,
 )
 from runguard.policy.tools import Tools
+from runguard.providers.messages import FRAMEWORK_TOOLS
 from runguard.reporting.journal import Journal
 
 # ---- The state of one root run, and of each of its lanes
@@ -117,10 +118,12 @@ class Lane(Stoppable):
         "is_new",
         "key",
         "notice",
+        "offered",
         "parent",
         "path",
         "starting",
         "was_stopped",
+        "withheld",
     )
 
     def __init__(
@@ -150,6 +153,9 @@ class Lane(Stoppable):
         self.is_new = True  # no model call yet
         self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
         self.notice = ""  # a nudge that found no tool result to ride on, for the next request
+        # for the adapter: tools that its next requests in this lane must leave out, and those that the last one offered
+        self.withheld: tuple[str, ...] = ()
+        self.offered: Iterable[str] = ()
 
     def follow_agent(self) -> None:
         """Go on with the loop counters of an earlier call of the same agent that is still open above: the agent
@@ -170,6 +176,11 @@ class Lane(Stoppable):
         self.cycle_of = above.cycle_of or above
         if shared is _LOOP_RULES:
             self.book, self.first_key = above.book, above.first_key
+
+    def others(self, tool: str) -> list[str]:
+        """The tools that an agent could use instead of this one."""
+        out = (tool, *self.withheld)
+        return [name for name in self.offered if name not in out and name not in FRAMEWORK_TOOLS]
 
     def use(self, detectors: list[Detector]) -> None:
         self.detectors = detectors
@@ -501,7 +512,7 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
             made.append(CutOff)
         made.append(partial(Stall, rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
         made.append(partial(AskedAgain, _try_again_rungs(rungs["stall"])))
-        if rungs["stall"] == RULES["stall"][0]:
+        if replace(rungs["stall"], withhold=None) == RULES["stall"][0]:
             made.append(partial(LastingFailures, CALL_FAILS_ON, TOOL_FAILS_ON))
     if policy.max_identical_tool_results is not None:
         made.append(partial(EqualAnswers, policy.max_identical_tool_results))

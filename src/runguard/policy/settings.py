@@ -707,16 +707,19 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
     "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
     "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
-    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
-    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
-    "empty": (Rungs(nudge=6, stop=100), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "withhold", "block", "stop"})),
+    "tool_failures": (
+        Rungs(nudge=6, block=10, stop=11),
+        frozenset({"warn", "nudge", "withhold", "block", "stop"}),
+    ),
+    "empty": (Rungs(nudge=6, stop=100), frozenset({"warn", "nudge", "withhold", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
     "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
 }
-_LADDER: Final = ("warn", "nudge", "block", "stop")
+_LADDER: Final = ("warn", "nudge", "withhold", "block", "stop")
 _MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
 _LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
 

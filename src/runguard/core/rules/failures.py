@@ -7,7 +7,17 @@ import re
 from collections import OrderedDict
 from typing import ClassVar, Final
 
-from runguard.core.decision import CUT_OFF, LASTING, TRY_AGAIN, Action, Finding, Rungs
+from runguard.core.decision import (
+    ANY_FAILURES,
+    CUT_OFF,
+    EMPTY_ANSWERS,
+    EQUAL_FAILURES,
+    LASTING,
+    TRY_AGAIN,
+    Action,
+    Finding,
+    Rungs,
+)
 from runguard.core.events import FAILURES, LATE, ModelResult, Outcome, ToolCall, ToolResults
 from runguard.core.rules.repetition import evidence_of
 
@@ -93,7 +103,7 @@ class Stall:
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
     rests = sees
     rule: ClassVar[str] = "stall"
-    unit: ClassVar[str] = "equal failures"
+    unit: ClassVar[str] = EQUAL_FAILURES
     __slots__ = ("_patient", "_streaks", "record", "rungs")
 
     def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
@@ -154,7 +164,7 @@ class ToolFailures(Stall):
     """
 
     rule: ClassVar[str] = "tool_failures"
-    unit: ClassVar[str] = "failures in a row"
+    unit: ClassVar[str] = ANY_FAILURES
     __slots__ = ()
 
     def _kind(self, failure: str) -> str:
@@ -298,7 +308,7 @@ class EmptyAnswers:
                     reached[0],
                     count,
                     reached[1],
-                    "empty answers",
+                    EMPTY_ANSWERS,
                     "lane",
                     a.tool,
                     a.tool,
