@@ -161,7 +161,7 @@ def test_failures_between_other_work_withhold_nothing() -> None:
 def test_the_allowances_of_the_defaults_stay_beside_the_rung() -> None:
     d = Driver(rules={"stall": {"withhold": 4}}, max_nudges=100)
     words = []
-    for n in range(6):
+    for n in range(10):
         d.tool("edit", {"n": n}, says=f"edited {n}")
         words.append(d.tool("test", says="Error: 1 failed").word)
-    assert words.index("nudge") == 3
+    assert words.index("nudge") == 7

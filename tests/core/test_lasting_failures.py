@@ -7,13 +7,13 @@ from tests.kit.driver import Driver
 MANY = {"max_nudges": 100, "max_tool_calls": 10_000}
 
 
-def test_one_call_that_fails_alike_after_each_edit_is_nudged_at_four_and_stopped_at_fifty(drive: type[Driver]) -> None:
+def test_one_call_that_fails_alike_after_each_edit_is_nudged_at_eight_and_stopped_at_fifty(drive: type[Driver]) -> None:
     d = drive(**MANY)
     words = []
     for n in range(52):
         d.tool("edit", {"line": n}, says=f"replaced line {n}")
         words.append(d.tool("validate", {"path": "a"}, says=f"checked {n} keys\nError: 'name' is required").word)
-    assert words.index("nudge") == 3
+    assert words.index("nudge") == 7
     assert words.index("stop") == 49
 
 

@@ -693,7 +693,7 @@ TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 # limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
 # default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
-CALL_FAILS_ON: Final = Rungs(nudge=4, stop=50)
+CALL_FAILS_ON: Final = Rungs(nudge=8, stop=50)
 TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
 # default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
 WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
