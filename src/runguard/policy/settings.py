@@ -692,6 +692,13 @@ ORDERS: Final = Rungs(nudge=4, stop=10)
 TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 # limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
+# default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
+CALL_FAILS_ON: Final = Rungs(nudge=8, stop=50)
+TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
+# default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
+WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
+# default limits of talk for agents that have worked with tools and then only write
+IDLE: Final = Rungs(nudge=5, stop=12)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
@@ -700,16 +707,19 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
     "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
     "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
-    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
-    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
-    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "withhold", "block", "stop"})),
+    "tool_failures": (
+        Rungs(nudge=6, block=10, stop=11),
+        frozenset({"warn", "nudge", "withhold", "block", "stop"}),
+    ),
+    "empty": (Rungs(nudge=6, stop=100), frozenset({"warn", "nudge", "withhold", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
     "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
 }
-_LADDER: Final = ("warn", "nudge", "block", "stop")
+_LADDER: Final = ("warn", "nudge", "withhold", "block", "stop")
 _MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
 _LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
 
