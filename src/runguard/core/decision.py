@@ -258,7 +258,8 @@ _NUDGES: Final[dict[str, str]] = {
         "for what is missing."
     ),
     "budget": (
-        "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
+        "Little is left of what may be used in this turn: {left}. Finish now: give your best answer with what you "
+        "already have."
     ),
     "polling": (
         "There has been no change for {n} seconds. Report the current state and finish; do not keep checking in this "
@@ -400,8 +401,18 @@ def text_for_model(finding: Finding, others: Sequence[str] = (), *, withheld: bo
         limit=_number(finding.limit),
         tool=finding.tool,
         instead=_INSTEAD_USE.format(others=joined) if names else _INSTEAD,
+        left=_left(finding) if finding.rule == "budget" else "",
     )
     return f"{text}{_WITHHELD}" if withheld else text
+
+
+def _left(finding: Finding) -> str:
+    """What is left of a budget, as the model reads it."""
+    limit = Decimal(str(finding.limit))
+    left = max(limit - Decimal(str(finding.observed)), Decimal(0))
+    if finding.unit != "usd":
+        return f"{_number(left)} of {_number(limit)} {finding.unit}"
+    return f"${left:.2f} of ${limit:.2f}" if left >= 1 else f"${left:.4f} of ${limit:.4f}"
 
 
 def text_for_user(rule: str) -> str:

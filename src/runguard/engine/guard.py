@@ -35,6 +35,7 @@ from runguard.core.events import (
 )
 from runguard.core.identity import Newest
 from runguard.core.money import BudgetStatus, Per
+from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
 from runguard.engine.charges import Charge, finding_of_stop, scopes_of
 from runguard.engine.decide import (
@@ -372,6 +373,7 @@ class Guard:
             watch,
             spans,
             provider,
+            BudgetNotices(policy.notice_shares) if policy.notice_shares and deciding.enforces else None,
         )
         self.downgrades: Downgrades | None = None
         if switching(policy.budgets):

@@ -243,6 +243,7 @@ class Run(Stoppable):
         "memo",
         "model_calls",
         "noted",
+        "noticed",
         "nudges",
         "owners",
         "paused_at",
@@ -306,6 +307,7 @@ class Run(Stoppable):
         self.trips: deque[Trip] = deque(maxlen=100)
         self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
         self.nudges = 0
+        self.noticed = 0  # shares of its limits that the model was told of
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = ModelCalls(limit) if limit else None

@@ -50,6 +50,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 _AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
 
@@ -461,6 +462,10 @@ class PolicyFile(SettingsModel):
         ),
     )
     max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(default=2, description="Nudges in one run.")
+    budget_notice: bool | Annotated[tuple[Share, ...], Field(min_length=1, max_length=20, strict=False)] = Field(
+        default=False,
+        description="Tell the model what is left when 50, 80 and 95 % of a limit are spent; or other shares.",
+    )
     rules: dict[str, dict[str, RungNumber] | bool] = Field(
         default={}, description="Rungs per rule, or false to switch a rule off."
     )
@@ -651,6 +656,13 @@ class Policy(PolicyFile):
         return None if isinstance(self.on_unpriced, str) else self.on_unpriced
 
     @property
+    def notice_shares(self) -> tuple[float, ...]:
+        """The spent shares of a limit at which the model is told what is left."""
+        if isinstance(self.budget_notice, bool):
+            return _NOTICE_SHARES if self.budget_notice else ()
+        return self.budget_notice
+
+    @property
     def in_flight(self) -> int:
         return self.max_concurrent_agents or 20
 
@@ -678,6 +690,7 @@ _CODE_ONLY: Final = {
     "tokens": True,
     "clock": True,
 }
+_NOTICE_SHARES: Final = (0.5, 0.8, 0.95)
 _NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
 
 
@@ -1035,6 +1048,8 @@ class PolicySettings(CommonSettings, total=False):
     """Largest prompt of one model call. None: the model's context window, where it is known."""
     context_headroom: int | None
     """Tokens of the context to keep free."""
+    budget_notice: bool | Sequence[float]
+    """Tell the model what is left when 50, 80 and 95 % of a limit are spent; or other shares."""
     max_tool_failures: int | None
     """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
     max_reentries: int | None
