@@ -19,6 +19,7 @@ from typing import Any, Final
 from runguard.core.breaker import Breaker, BreakerState, Permit
 from runguard.core.decision import (
     ALLOW,
+    WITHHOLDING,
     Action,
     Decision,
     Finding,
@@ -43,6 +44,7 @@ from runguard.ledger.ledger import (
     StoreSession,
     change_document,
 )
+from runguard.ledger.memory import in_memory
 from runguard.policy.settings import Policy
 from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
 from runguard.reporting.delivery import Alerts
@@ -189,28 +191,43 @@ class Deciding:
         action = finding.action
         if action is _STOP and type(event) is ModelCall and event.after_answer:
             action = _BLOCK  # the run has given its answer: only this call is refused
-        if self._is_old_news(run, lane, finding, action):
+        withheld = action is _NUDGE and self._withholds(lane, finding)
+        if self._is_old_news(run, lane, finding, action, withheld=withheld):
             return ALLOW
         if action is _NUDGE:
             run.nudges += 1
-        text = text_for_model(finding) if action >= _NUDGE else ""
+        text = text_for_model(finding, lane.others(finding.tool), withheld=withheld) if action >= _NUDGE else ""
         decision = Decision(action, finding, None, text, self.enforces)
+        if withheld:
+            decision.withheld = finding.tool
+            if self.enforces:
+                lane.withheld = (*lane.withheld, finding.tool)
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
         # The decision holds, whether or not it can be reported.
         self._faults.attempt("reporting a decision", self._sink.decided, Decided(decision, finding, run, lane, event))
         return decision
 
-    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action) -> bool:
+    def _withholds(self, lane: Lane, finding: Finding) -> bool:
+        """Whether the tool is left out of the next requests. A rule's own count decides, not one beside it, such as
+        that of failures between other work.
+        """
+        if finding.unit not in WITHHOLDING or not finding.tool or finding.tool in lane.withheld:
+            return False
+        rungs = self._policy.rungs(finding.rule)
+        return rungs is not None and rungs.withhold is not None and finding.observed >= rungs.withhold
+
+    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action, *, withheld: bool) -> bool:
         """Whether a finding was reported before, or nothing may follow from it. Remembers it otherwise.
 
-        Warnings and nudges are given once. Refusals and stops that are enforced repeat; in shadow mode each is
-        reported once.
+        Warnings and nudges are given once, and once more where the tool is ``withheld``. Refusals and stops that are
+        enforced repeat; in shadow mode each is reported once.
         """
         repeats = action > _NUDGE and self.enforces
         if repeats:
             return False
-        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
+        key = f"{finding.key}, withheld" if withheld else finding.key
+        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, key, action)
         if mark in run.noted:
             return True
         if action is _WARN and finding.rule == "growth":
@@ -218,7 +235,7 @@ class Deciding:
             if run.growth.warned:
                 return True
             run.growth.warned = True
-        if action is _NUDGE and run.nudges >= self._policy.max_nudges:
+        if action is _NUDGE and not withheld and run.nudges >= self._policy.max_nudges:
             return True
         run.noted[mark] = None
         if len(run.noted) > _REPORTED_KEPT:
@@ -596,19 +613,23 @@ class Alarms:
             return  # alerted where it was thrown
         verb = "stopped" if trip.enforced else "would have stopped"
         where = "→".join(trip.agent_path) or trip.app or trip.run_id
+        who = f"{where} of user {trip.user_id}" if trip.user_id else where
+        who = f"{who} on {trip.model}" if trip.model else who
         money = finding.money
         text = (
-            f"RunGuard {verb} {where}: {trip.rule}, {_amount(trip.unit, trip.observed)}, "
+            f"RunGuard {verb} {who}: {trip.rule}, {_amount(trip.unit, trip.observed)}, "
             f"limit {_figure(trip.unit, trip.limit)}"
         )
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
         if money is not None and trip.rule == "budget":
             spent = next((_figure(trip.unit, item["spent"]) for item in trip.evidence if "spent" in item), "?")
             text = (
-                f"RunGuard {verb} {where}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, "
+                f"RunGuard {verb} {who}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, "
                 "too little is left for the next call"
             )
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
+        if not in_memory(self._ledger.name):  # else no other process can show it
+            text += f". Details: runguard trips show {trip.id}"
         facts: dict[str, Fact] = {
             "rule": trip.rule,
             "scope": trip.scope_id,
@@ -616,6 +637,7 @@ class Alarms:
             "limit": str(trip.limit),
             "unit": trip.unit,
             "app": trip.app,
+            "user": trip.user_id or None,
             "agent": where,
             "tool": trip.tool,
             "model": trip.model,

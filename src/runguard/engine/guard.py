@@ -6,6 +6,7 @@ files of this package. ``Controls`` is what an operator can see and do.
 """
 
 import asyncio
+import getpass
 import json
 import logging
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from runguard.background import off_loop
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
 from runguard.core.errors import PolicyError
 from runguard.core.events import (
@@ -52,7 +54,7 @@ from runguard.engine.downgrade import CacheWatch, Downgrades
 from runguard.engine.final_answer import INSTRUCTION, LastAnswers
 from runguard.engine.money import Accounts
 from runguard.engine.resume import Pauses, RunRecords, alarms_of, run_facts, take_over
-from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths, parallel_part
+from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, LastRuns, Run, SessionGrowths, parallel_part
 from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
 from runguard.ledger.ledger import (
     Stop,
@@ -67,7 +69,7 @@ from runguard.ledger.ledger import (
 from runguard.ledger.memory import MemoryLedger
 from runguard.policy.settings import Policy, ToolRule, switching
 from runguard.policy.tools import Tools
-from runguard.pricing.book import Pricing
+from runguard.pricing.book import Pricing, prices_per_token
 from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
 from runguard.reporting.telemetry import SAMPLE, Outbox, SpanCosts, Telemetry
@@ -230,8 +232,10 @@ class Conductor(Protocol):
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
 
-    def fingerprint(self, tool: str, args: object) -> bytes:
-        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``."""
+    def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
+        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``. ``received``: the names of the arguments
+        that the tool takes, where the framework drops all others; None where that is not known.
+        """
 
     def tool_rule(self, tool: str) -> ToolRule | None:
         """What is declared about a tool."""
@@ -336,6 +340,7 @@ class Guard:
         self.breakers = Breakers(ledger, failures, reset, breaker_runs)
         self.once = Once(ledger, policy.hold_seconds)
         self.growth = SessionGrowths(policy, ledger)
+        self.last_runs = LastRuns()
         self.tools = Tools(policy)
         self.pauses = Pauses(self)
         self.records = RunRecords(clock, self.runs, self.accounts)
@@ -441,6 +446,7 @@ class Guard:
         run = Run(info, self.policy, self.tools, costs, growth, watches_orders=watches_orders)
         try:
             self.lanes.open_root(run)
+            self.last_runs.go_on(run)
         except Exception as error:  # where a fault stops nothing, the run goes on without rules: its budgets hold
             if not self.goes_on_after(error):
                 raise
@@ -473,6 +479,7 @@ class Guard:
             attempt("end of run", run.journal.flush)
         attempt("end of run", self.records.write_end, run)
         attempt("end of run", self.growth.record, run.info, run.growth)
+        attempt("end of run", self.last_runs.note, run)
         for tool, permit in run.permits.values():
             attempt("end of run", self.breakers.release, tool, permit)
         for call in run.pending_once:
@@ -601,6 +608,7 @@ class Guard:
         except (StoreError, StoreDeniedError) as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
         warn_of_many(self.policy)
+        warn_of_low_prices(self.policy)
 
     @property
     def store_name(self) -> str:
@@ -682,6 +690,20 @@ def warn_of_many(policy: Policy) -> None:
         )
 
 
+def warn_of_low_prices(policy: Policy) -> None:
+    """Warn of prices that were given per token. Limits in dollars would allow a million times as much."""
+    for warning in prices_per_token(policy.prices, policy.prices_source):
+        _log.warning("runguard.low_price: %s", warning)
+
+
+def this_user() -> str:
+    """Return the name of the user of this system."""
+    try:
+        return off_loop(getpass.getuser)
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        return "unknown"
+
+
 # ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function
 
 
@@ -723,13 +745,13 @@ class Controls:
         """
         return self._in_charge.accounts.extend(scope, usd, tokens, calls)
 
-    def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None:
+    def stop(self, scope: str, *, actor: str | None = None, reason: str | None = None) -> None:
         """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
 
-        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared
-        store, by every worker.
+        ``actor``: who stops the scope; None: the user of this system. Model calls in flight are ended, new ones and new
+        runs are refused until ``resume``; with a shared store, by every worker.
         """
-        self._in_charge.throw_switch(scope, actor, reason)
+        self._in_charge.throw_switch(scope, this_user() if actor is None else actor, reason)
 
     def resume(self, scope: str) -> None:
         """Take a stop back."""

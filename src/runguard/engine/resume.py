@@ -124,6 +124,7 @@ class Pauses:
         if dropped is not None:
             attempt("pause", self._drop, dropped, waits)
         attempt("pause", guard.growth.record, run.info, run.growth)
+        attempt("pause", guard.last_runs.note, run)
         written: Future[None] | None = attempt("pause", self._record, run)
         run.written = written
         if written is not None:

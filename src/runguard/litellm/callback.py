@@ -142,9 +142,9 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         if call is None:
             return
         reading = read(response_obj)
-        if call.is_over:
+        if call.is_over and reading.usage is not None:
             call.permission.correct(reading.usage, model=reading.model)
-        else:
+        elif not call.is_over:
             self._settle(call, reading, reading.size)
 
     async def async_log_failure_event(

@@ -372,7 +372,7 @@ class PolicyFile(SettingsModel):
     )
     prices_source: PricesSource = Field(
         default="table",
-        description="The price list: the table of this release, or the installed genai-prices package.",
+        description="The price list: the newest table, or the installed genai-prices package with its own updates.",
     )
     min_output_tokens: Count = Field(
         default=1024,
@@ -443,7 +443,7 @@ class PolicyFile(SettingsModel):
     )
     on_surplus: Literal["queue", "refuse"] | None = Field(
         default=None,
-        description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set).",
+        description="What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set).",
     )
     max_fan_out: Count | None = Field(
         default=None,
@@ -705,6 +705,13 @@ ORDERS: Final = Rungs(nudge=4, stop=10)
 TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 # limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
+# default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
+CALL_FAILS_ON: Final = Rungs(nudge=8, stop=50)
+TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
+# default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
+WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
+# default limits of talk for agents that have worked with tools and then only write
+IDLE: Final = Rungs(nudge=5, stop=12)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
@@ -713,16 +720,19 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
     "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
     "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
-    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
-    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
-    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "withhold", "block", "stop"})),
+    "tool_failures": (
+        Rungs(nudge=6, block=10, stop=11),
+        frozenset({"warn", "nudge", "withhold", "block", "stop"}),
+    ),
+    "empty": (Rungs(nudge=6, stop=100), frozenset({"warn", "nudge", "withhold", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
     "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
 }
-_LADDER: Final = ("warn", "nudge", "block", "stop")
+_LADDER: Final = ("warn", "nudge", "withhold", "block", "stop")
 _MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
 _LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
 
@@ -894,26 +904,48 @@ def load_policy_file(path: Path) -> dict[str, Any]:
     import tomllib  # most programs have no policy file
 
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a byte order mark
     except FileNotFoundError:
         named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
         raise PolicyError(
             f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
+    except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"{path}: not valid TOML: {error}") from None
     if path.name == "pyproject.toml":
         tool = data.get("tool", {})
         data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
+        prefix = "tool.runguard."
+    else:
+        prefix = ""
     if not isinstance(data, dict):
         raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
+    if fault := _misplaced(data, path.name, prefix):
+        raise PolicyError(f"{path}: {fault}")
     store = data.get("store")
     if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
         # The file is found from any folder below: one policy must not become a store in each of them.
         data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
     return data
+
+
+def _misplaced(data: Mapping[str, Any], file: str, prefix: str) -> str:
+    """Return what is wrong with the headings of the tables; nothing where all is fine."""
+    for heading, outer in (("runguard", data), ("tool.runguard", data.get("tool"))):
+        if isinstance(outer, dict) and isinstance(outer.get("runguard"), dict):
+            where = f"in [{prefix.rstrip('.')}]" if prefix else "at the top level"
+            return f"[{prefix}{heading}]: settings stand {where} of {file}; move them there and remove this heading"
+    for name in ("budgets", "budget"):
+        value = data.get(name)
+        if isinstance(value, dict) or (name == "budget" and isinstance(value, list)):
+            return (
+                f"[{prefix}{name}]: write [[{prefix}budgets]], with two brackets, because there may be several budgets"
+            )
+    return ""
 
 
 # ---- The keywords of the adapters and of guarded functions, for editors and type checkers.
@@ -958,7 +990,7 @@ class CommonSettings(TypedDict, total=False):
     on_unpriced: Literal["refuse", "tokens"] | PriceOf
     """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""
     prices_source: Literal["table", "genai-prices"]
-    """The price list: the table of this release, or the installed genai-prices package."""
+    """The price list: the newest table, or the installed genai-prices package with its own updates."""
     min_output_tokens: int
     """When the rest of a budget cannot pay for a full answer, the answer is capped, down to this."""
     store: str
@@ -986,7 +1018,7 @@ class CommonSettings(TypedDict, total=False):
     max_concurrent_agents: int | None
     """Model calls in flight at once. None: 20, surplus waits."""
     on_surplus: Literal["queue", "refuse"] | None
-    """What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."""
+    """What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set)."""
     max_fan_out: int | None
     """Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."""
     max_tool_result_chars: int | None

@@ -35,6 +35,7 @@ from runguard.replay.steps import (
     RecordedRun,
     Resumed,
     Step,
+    Stopped,
     TruncatedError,
     Turn,
     UnpackedError,
@@ -103,7 +104,9 @@ class Events:
             known = self._messages.get(invocation, 0)
             if invocation:
                 self._messages[invocation] = known + is_message
-            yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
+            text = " ".join(said for part in parts if isinstance(said := part.get("text"), str)) if is_message else ""
+            resumes = bool(known) and not is_message
+            yield Turn(at, run_name(invocation, known + is_message), resumes, text)
         branch = word(event.get("branch"))
         scope = word(either(event, "isolation_scope", "isolationScope"))
         metadata = either(event, "custom_metadata", "customMetadata")
@@ -157,8 +160,10 @@ class Events:
     ) -> Iterator[Step]:
         if either(event, "error_code", "errorCode") == STOP_CODE:
             trip = (either(event, "custom_metadata", "customMetadata") or {}).get(METADATA_KEY)
-            if isinstance(trip, dict) and trip.get("rule") in _AT_MODEL:
+            rule = word(trip.get("rule")) if isinstance(trip, dict) else ""
+            if rule in _AT_MODEL:
                 yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
+            yield Stopped(at, rule)
             return
         raw = either(event, "usage_metadata", "usageMetadata")
         has_content = (

@@ -37,6 +37,7 @@ class Turn:
     at: float | None
     run: str = ""  # the recording's own name of that run
     resumes: bool = False
+    text: str = ""  # of the message
 
 
 @dataclass(slots=True)
@@ -137,7 +138,15 @@ class Wrote:
     entry: dict[str, Any]
 
 
-Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote
+@dataclass(slots=True)
+class Stopped:
+    """RunGuard ended the recorded run here."""
+
+    at: float | None
+    rule: str
+
+
+Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote | Stopped
 
 
 class UnreadableError(Exception):
