@@ -280,7 +280,7 @@ def test_a_notice_stands_behind_the_last_cached_block(upstream: RawUpstream) -> 
     *before, notice = sent[-1]["content"]
     assert before == whole[-1]["content"]
     assert notice["type"] == "text"
-    assert notice["text"].startswith("'parse' has failed in the same way 3 times.")
+    assert "failed in the same way" in notice["text"]
 
 
 def test_a_last_answer_is_given_without_tools(upstream: RawUpstream) -> None:
