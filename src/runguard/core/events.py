@@ -141,8 +141,8 @@ class Answer:
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
     args: object = None  # of the call: a failure may name one of them
     once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
-    # identity of an answer that is empty or says "not yet"; set only under an explicit max_identical_tool_results
-    unfinished: str = ""
+    # identity of an answer that is no acknowledgement; set only under an explicit max_identical_tool_results
+    identity: str = ""
     # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
     hands_over: bool = False
     lacks_arguments: bool = False  # it failed because required arguments did not arrive

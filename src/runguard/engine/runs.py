@@ -178,6 +178,7 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
     CutOff,
     Cycle,
     EmptyAnswers,
+    EqualAnswers,
     NoNews,
     Polling,
     Repetition,
@@ -481,7 +482,9 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
         made.append(partial(Stall, rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
         made.append(partial(AskedAgain, _try_again_rungs(rungs["stall"])))
     if policy.max_identical_tool_results is not None:
-        made.append(partial(EqualAnswers, policy.max_identical_tool_results))
+        limit = policy.max_identical_tool_results
+        counts = "stall" in rungs and rungs["stall"].stop == limit  # rules={"stall": ...} has its own limit of failures
+        made.append(partial(EqualAnswers, limit, counts_failures=counts))
     if "tool_failures" in rungs:
         made.append(partial(ToolFailures, rungs["tool_failures"]))
     if "no_news" in rungs:
@@ -579,7 +582,7 @@ class LaneKeeper:
         run.books[name] = lane.book
         if len(run.books) > _BOOKS_KEPT:
             run.books.popitem(last=False)
-        run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall)]
+        run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall | EqualAnswers)]
         if len(run.retired) > _NAMES_KEPT:
             run.retired.popitem(last=False)
 

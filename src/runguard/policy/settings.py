@@ -406,7 +406,10 @@ class PolicyFile(SettingsModel):
         description="After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do.",
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
-        default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
+        default=None,
+        description=(
+            "Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements do not count."
+        ),
     )
     max_tool_failures: Count | None = Field(
         default=None,
@@ -963,7 +966,7 @@ class CommonSettings(TypedDict, total=False):
     on_rate_limit: Literal["wait", "pass"] | None
     """After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do."""
     max_identical_tool_results: int | None
-    """Stop at this many equal failures of a tool, or equal answers to the same call."""
+    """Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements do not count."""
     max_handoff_repeats: int | None
     """Stop at this many equal hand-offs without news."""
     max_event_cost_ratio: float | None

@@ -14,12 +14,14 @@ from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgen
 from google.adk.agents.run_config import RunConfig
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types as genai_types
 
 import runguard
 from runguard import ADKCostBreaker, BreakerState
+from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, call, run, text, transfer
 from tests.kit.contents import parts
 
@@ -153,6 +155,115 @@ def test_the_synchronous_runner_raises_too() -> None:
     with pytest.raises(RuntimeError, match="3 equal failures"):
         list(runner.run(user_id="u", session_id=session.id, new_message=genai_types.UserContent("an invoice")))
     assert parser.calls == 3
+
+
+# ---- equal answers of one tool --------------------------------------------------------------------------------------
+
+
+def opening_story(parsed: list[str]) -> tuple[LlmAgent, ScriptedModel]:
+    """The classifier submits the document fifteen times to a loop of eight iterations. Between two attempts the
+    extraction agent refines its hint with a second tool, which works.
+    """
+
+    def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
+        """Parse."""
+        parsed.append(hint)
+        return {"status": "partial_parse_error", "data": None}
+
+    def refine_hint(hint: str) -> dict[str, bool]:
+        """Refine."""
+        return {"ok": True}
+
+    def extract(n: int, request: Any) -> genai_types.Part:
+        steps = (
+            call("parse_document_fragment", fragment="page 1", hint=f"hint {n}"),
+            call("refine_hint", hint=f"hint {n}"),
+            text(f"Attempt {n} was partial."),
+        )
+        return steps[(n - 1) % 3]
+
+    model = ScriptedModel(extract)
+    extraction_agent = LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment, refine_hint])
+    loop = LoopAgent(name="document_loop", description="Extracts.", sub_agents=[extraction_agent], max_iterations=8)
+    classifier = LlmAgent(
+        name="classification_agent",
+        model=ScriptedModel(lambda n, _: call("document_loop", request=f"hint {n}") if n <= 15 else text("no")),
+        tools=[AgentTool(loop)],
+    )
+    return classifier, model
+
+
+async def test_a_second_tool_that_works_does_not_hide_the_equal_failures_of_the_first() -> None:
+    parsed: list[str] = []
+    classifier, model = opening_story(parsed)
+    recording = await run(classifier, plugins=[RunGuardPlugin(max_identical_tool_results=3)])
+    trip = recording.trips[0]
+    assert (trip.rule, trip.tool, trip.observed, trip.limit) == ("stall", "parse_document_fragment", 3, 3)
+    assert (len(parsed), model.calls) == (3, 7)
+
+
+async def test_the_count_of_equal_failures_goes_on_over_all_submissions() -> None:
+    plugin = RunGuardPlugin(max_identical_tool_results=50)
+    await run(opening_story([])[0], plugins=[plugin])
+    assert [(trip.rule, trip.observed) for trip in plugin.trips] == [("stall", 50)]
+
+
+OTHER_WORDS = {
+    "low confidence": lambda n: {"status": "low confidence"},
+    "the same page of hits": lambda n: {"hits": ["a", "b", "c"], "page": 1},
+    "a text": lambda n: "See the manual.",
+    "an empty list": lambda n: [],
+    "times differ": lambda n: {"verdict": "unclear", "at": f"2026-01-01T10:{n:02}:00Z"},
+}
+
+
+async def ask_forty_questions(answers: Callable[[int], Any], **settings: Any) -> tuple[ScriptedModel, list[Any]]:
+    made: list[str] = []
+
+    def search(query: str) -> Any:
+        """Search."""
+        made.append(query)
+        return answers(len(made))
+
+    model = ScriptedModel(lambda n, _: call("search", query=f"question {n}") if n <= 40 else text("done"))
+    recording = await run(
+        LlmAgent(name="a", model=model, tools=[search]),
+        plugins=[RunGuardPlugin(max_identical_tool_results=3, **settings)],
+    )
+    return model, recording.trips
+
+
+@pytest.mark.parametrize("answers", OTHER_WORDS.values(), ids=OTHER_WORDS)
+async def test_equal_answers_to_ever_new_questions_count_under_an_explicit_limit(answers: Any) -> None:
+    model, trips = await ask_forty_questions(answers)
+    assert [(trip.rule, trip.observed) for trip in trips] == [("stall", 3)]
+    assert model.calls == 3
+
+
+ACKNOWLEDGED = [
+    {"ok": True},
+    {"status": "ok"},
+    {"status": "success", "rows": 12},
+    {"inserted": 1},
+    "Saved.",
+    True,
+    {"result": {"status": "done", "error": None}},
+    {"content": [{"type": "text", "text": '{"status": "ok"}'}], "isError": False},
+]
+
+
+@pytest.mark.parametrize("answer", ACKNOWLEDGED, ids=str)
+async def test_acknowledgements_are_free_under_an_explicit_limit(answer: Any) -> None:
+    model, trips = await ask_forty_questions(lambda n: answer)
+    assert (model.calls, trips) == (41, [])
+
+
+async def test_the_normalizer_comes_before_equal_answers_are_counted() -> None:
+    _, trips = await ask_forty_questions(
+        lambda n: {"hits": ["a", "b"], "took": f"shard {n}"},
+        tool_result_normalizer={"search": lambda answer: answer["hits"]},
+    )
+    assert [trip.observed for trip in trips] == [3]
 
 
 # ---- the back-delegation --------------------------------------------------------------------------------------------
