@@ -46,6 +46,9 @@ class ADKCostBreaker:
     closes it. An open breaker refuses the input that tripped it, submitted again by the same user in a new session;
     every other run starts with fresh counters. ``reset()`` admits it again at once, after the cause is fixed.
 
+    It trips where an agent is entered again inside its own chain of delegations. ``max_reentries=None`` allows that, as
+    the plugin does.
+
     Attach with ``install_on_agent`` only: it sets eight callbacks. The four around tools and agents alone do not
     stop the model.
 
@@ -61,6 +64,7 @@ class ADKCostBreaker:
         max_concurrent_agents: int = 20,
         half_open_reset_seconds: float = 60,
         *,
+        max_reentries: int | None = 1,
         name: str = "runguard_breaker",
         on_stop: Literal["stop", "raise"] = "raise",
         **policy: Any,
@@ -77,6 +81,7 @@ class ADKCostBreaker:
             max_event_cost_ratio=max_event_cost_ratio,
             cost_baseline_events=cost_baseline_events,
             max_concurrent_agents=max_concurrent_agents,
+            max_reentries=max_reentries,
             half_open_reset_seconds=float(half_open_reset_seconds),
             on_stop=on_stop,
             **policy,

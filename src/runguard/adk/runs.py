@@ -429,15 +429,14 @@ def enclosing_tool(guard: Guard) -> EnclosingTool | None:
     return tool
 
 
-def runners_inside(tool: EnclosingTool) -> int:
-    """How many Runners without a guard are at work inside a tool call, one inside the other.
-
-    The tool started the outermost of them.
-    """
-    inside, stream = 0, HERE.get().stream
+def runners_inside(tool: EnclosingTool) -> list[str]:
+    """Return the root agents of the Runners without a guard that work inside a tool call, the outermost first."""
+    agents: list[str] = []
+    stream = HERE.get().stream
     while stream is not None and stream is not tool.stream:
-        inside, stream = inside + 1, stream.outer
-    return inside if stream is tool.stream else 0
+        agents.append(stream.agent)
+        stream = stream.outer
+    return agents[::-1] if stream is tool.stream else []
 
 
 # ---- Lanes

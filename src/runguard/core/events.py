@@ -40,6 +40,8 @@ class AgentEntered:
     branches: int = 0  # how many branches this agent is about to start at once
     is_task: bool = False  # a task ends by its own call alone: its caller never hears of a refusal
     is_bounded: bool = False  # it works in a loop whose number of rounds the developer has set
+    # the agents around it, from that of the lane inwards, where it works in a Runner that no hook sees
+    above: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -368,8 +368,10 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
     owner = lane.owner(finding) if finding.scope == "lane" else None
     info, spend = run.info, run.spend
     path = (*lane.path, event.agent) if event.agent else lane.path
-    if finding.rule in ("handoff", "reentry"):
+    if finding.rule == "handoff":
         path = (*lane.path, *finding.detail.split("→"))
+    elif finding.rule == "reentry":  # its chain begins above the lane
+        path = tuple(finding.detail.split("→"))
     scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
     run_costs, money, made = run.run_costs, finding.money, spend.model_calls - run.waiting
     if money is not None:

@@ -150,6 +150,17 @@ class Lane(Stoppable):
         if shared is _LOOP_RULES:
             self.book, self.first_key = above.book, above.first_key
 
+    def follow_chain(self) -> None:
+        """Go on with the chain of delegations in which this lane begins."""
+        if self.parent is None:
+            return
+        own, caller = (
+            next((detector for detector in lane.detectors if isinstance(detector, ReEntry)), None)
+            for lane in (self, self.parent)
+        )
+        if own is not None and caller is not None:
+            own.go_on_from(caller, is_call=bool(self.delegate))
+
     def use(self, detectors: list[Detector]) -> None:
         self.detectors = detectors
         self.by_event = dispatch(detectors)
@@ -444,6 +455,7 @@ class LaneRules:
         rungs = lane_rungs_of(policy) if rungs is None else rungs
         # limits that the user sets hold for answers of any length
         self.watches_orders = policy.rungs("no_news") == RULES["no_news"][0]
+        self.counts_reentries = policy.max_reentries is not None
         self._at_top = _makers(policy, rungs, is_nested=False)
         self._nested = _makers(policy, rungs, is_nested=True)
         self._growth, self._events = rungs.get("growth"), policy.cost_baseline_events
@@ -555,6 +567,8 @@ class LaneKeeper:
             lane.book = book
         if delegate:
             lane.follow_agent()
+        if self.rules.counts_reentries:
+            lane.follow_chain()
         if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many has ended most of them without closing them
             self.close_lane(run, next(k for k in run.lanes if k != ROOT_LANE))
         run.lanes[key] = lane

@@ -408,7 +408,7 @@ class PolicyFile(SettingsModel):
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
         default=None,
         description=(
-            "Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements do not count."
+            "Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements are free."
         ),
     )
     max_tool_failures: Count | None = Field(
@@ -420,9 +420,7 @@ class PolicyFile(SettingsModel):
     )
     max_reentries: Count | None = Field(
         default=None,
-        description=(
-            "Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
-        ),
+        description=("Stop at this many re-entries of an agent into its own chain of delegations. 1 stops A→B→A."),
     )
     max_delegation_depth: Count | None = Field(
         default=5, description="Delegations made by a model, one inside the other."
@@ -966,7 +964,7 @@ class CommonSettings(TypedDict, total=False):
     on_rate_limit: Literal["wait", "pass"] | None
     """After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do."""
     max_identical_tool_results: int | None
-    """Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements do not count."""
+    """Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements are free."""
     max_handoff_repeats: int | None
     """Stop at this many equal hand-offs without news."""
     max_event_cost_ratio: float | None
@@ -1009,7 +1007,7 @@ class PolicySettings(CommonSettings, total=False):
     max_tool_failures: int | None
     """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
     max_reentries: int | None
-    """Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."""
+    """Stop at this many re-entries of an agent into its own chain of delegations. 1 stops A→B→A."""
     max_delegation_depth: int | None
     """Delegations made by a model, one inside the other."""
     max_cycle_len: int | None

@@ -157,7 +157,8 @@ def _base(kind: str, event: Event) -> Entry:
 
 def _entered(event: AgentEntered) -> Entry:
     flags = {"task": event.is_task, "bounded": event.is_bounded}
-    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, **flags})
+    rest = {"depth": event.depth, "branches": event.branches, **flags, "above": list(event.above)}
+    return _base("enter", event) | _sparse(rest)
 
 
 def _asked(event: ModelCall) -> Entry:
@@ -374,6 +375,7 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
         int(entry.get("branches") or 0),
         bool(entry.get("task")),
         bool(entry.get("bounded")),
+        tuple(str(name) for name in entry.get("above") or ()),
     ),
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,

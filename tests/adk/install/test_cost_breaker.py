@@ -137,7 +137,7 @@ async def test_it_judges_what_the_users_callback_made_of_the_answer() -> None:
     assert breaker.trips == []
 
 
-async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
+async def test_where_re_entries_are_allowed_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
     def pair(model: ScriptedModel, breaker: ADKCostBreaker) -> LlmAgent:
         specialist = LlmAgent(name="B", description="knows", model=model)
         root = LlmAgent(name="A", description="asks", model=model, sub_agents=[specialist])
@@ -145,10 +145,10 @@ async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
         breaker.install_on_agent(root)
         return root
 
-    healthy = ADKCostBreaker()
+    healthy = ADKCostBreaker(max_reentries=None)
     assert (await run(pair(ScriptedModel([transfer("B"), transfer("A"), text("done")]), healthy))).texts == ["done"]
     assert healthy.state is BreakerState.CLOSED
-    circle = ADKCostBreaker(max_handoff_repeats=3)
+    circle = ADKCostBreaker(max_handoff_repeats=3, max_reentries=None)
     model = ScriptedModel(lambda n, _: transfer("B") if n % 2 else transfer("A"))
     recording = await run(pair(model, circle), catch=True)
     assert type(recording.error) is runguard.LoopDetectedError
@@ -330,7 +330,7 @@ async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
         tool_context.actions.transfer_to_agent = "orchestrator" if task_type == "orchestrate" else "research_specialist"
         return {"routed": task_type}
 
-    breaker = ADKCostBreaker(max_identical_tool_results=50, max_concurrent_agents=5)
+    breaker = ADKCostBreaker(max_identical_tool_results=50, max_concurrent_agents=5, max_reentries=None)
     specialist = LlmAgent(
         name="research_specialist",
         model=ScriptedModel(lambda n, _: call("route_to_specialist", task_type="orchestrate")),
@@ -490,7 +490,7 @@ async def test_the_answer_of_a_routing_tool_is_no_progress(guarded_by: str) -> N
     model = ScriptedModel(lambda n, _: call("route", target="b" if n % 2 else "a", task=f"wording {n}"))
     b = LlmAgent(name="b", model=model, tools=[route])
     a = LlmAgent(name="a", model=model, tools=[route], sub_agents=[b])
-    breaker = ADKCostBreaker(max_delegation_depth=100)
+    breaker = ADKCostBreaker(max_delegation_depth=100, max_reentries=None)
     plugins = [RunGuardPlugin()] if guarded_by == "plugin" else []
     for agent in () if plugins else (a, b):
         breaker.install_on_agent(agent)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig
-from google.adk.runners import Runner
+from google.adk.runners import InMemoryRunner, Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.exit_loop_tool import exit_loop
@@ -332,7 +332,7 @@ async def run_research_pipeline(orchestrator: LlmAgent, cycle_breaker: ADKCostBr
 
 
 async def test_the_back_delegation_trips_before_the_orchestrator_is_asked_again() -> None:
-    cycle_breaker = ADKCostBreaker(max_delegation_depth=3, max_reentries=1)  # seed: always trips at the first re-entry
+    cycle_breaker = ADKCostBreaker(max_delegation_depth=3)
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=6)
     assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith(
         "CYCLE_DETECTED: stopped by reentry"
@@ -340,8 +340,8 @@ async def test_the_back_delegation_trips_before_the_orchestrator_is_asked_again(
     assert model.calls == 2
 
 
-async def test_an_endless_back_delegation_trips_without_the_setting_too() -> None:
-    cycle_breaker = ADKCostBreaker(max_delegation_depth=3)
+async def test_an_endless_back_delegation_trips_where_re_entries_are_allowed_too() -> None:
+    cycle_breaker = ADKCostBreaker(max_delegation_depth=3, max_reentries=None)
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=500)
     assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith(
         "CYCLE_DETECTED: stopped by handoff"
@@ -369,6 +369,97 @@ async def test_four_callbacks_wired_by_hand_refuse_tools_and_not_the_model() -> 
     )
     await run(agent, catch=True, run_config=RunConfig(max_llm_calls=20))
     assert (parser.calls, model.calls) == (3, 20)
+
+
+# ---- the back-delegation, however the orchestrator is entered again -------------------------------------------------
+
+
+class Circle:
+    """An orchestrator and a specialist, each of which has the other one work again and again."""
+
+    def __init__(self, kind: str, install: Callable[[LlmAgent], Any] = lambda agent: agent) -> None:
+        self.kind, self.install, self.levels = kind, install, 0
+
+        def step(name: str) -> ScriptedModel:
+            return ScriptedModel(lambda n, _: self._pass_on(name))
+
+        self.models = {name: step(name) for name in ("orchestrator", "research_specialist")}
+        self.root = self._agent("orchestrator", 0)
+
+    def _pass_on(self, name: str) -> genai_types.Part:
+        self.levels += 1
+        if self.levels > 12:
+            return text("done")
+        other = "research_specialist" if name == "orchestrator" else "orchestrator"
+        if self.kind == "AgentTool":
+            return call(other, request=f"level {self.levels}")
+        return call("route_to_specialist", task_type=other, task=f"level {self.levels}")
+
+    def _agent(self, name: str, level: int) -> LlmAgent:
+        other = "research_specialist" if name == "orchestrator" else "orchestrator"
+
+        async def route_to_specialist(task_type: str, task: str) -> str:
+            """Shared routing tool: it dispatches the task to the agent in charge."""
+            runner = InMemoryRunner(agent=self._agent(task_type, 0), app_name="inner")
+            session = await runner.session_service.create_session(app_name="inner", user_id="u")
+            words = ""
+            async for event in runner.run_async(
+                user_id="u", session_id=session.id, new_message=genai_types.UserContent(task)
+            ):
+                words = next((p.text for p in (event.content.parts if event.content else None) or () if p.text), words)
+            return words
+
+        tools: list[Any] = [route_to_specialist]
+        if self.kind == "AgentTool":
+            tools = [AgentTool(self._agent(other, level + 1))] if level < 12 else []
+        agent = LlmAgent(name=name, description="Works.", model=self.models[name], tools=tools)
+        self.install(agent)
+        return agent
+
+    @property
+    def calls(self) -> int:
+        return sum(model.calls for model in self.models.values())
+
+
+KINDS = pytest.mark.parametrize("kind", ["AgentTool", "Runner in a tool"])
+
+
+@KINDS
+async def test_the_breaker_trips_before_the_orchestrator_is_asked_again_however_it_got_there(kind: str) -> None:
+    breaker = ADKCostBreaker(max_delegation_depth=3)
+    circle = Circle(kind, breaker.install_on_agent)
+    recording = await run(circle.root, "research it", catch=True)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    trip = recording.error.trip
+    assert (trip.rule, circle.calls) == ("reentry", 2)
+    assert trip.agent_path == ("orchestrator", "research_specialist", "orchestrator")
+
+
+@KINDS
+@pytest.mark.parametrize("guard", ["install", "plugin"])
+async def test_max_reentries_counts_re_entries_however_they_come(kind: str, guard: str) -> None:
+    for limit, paid in ((1, 2), (3, 4)):
+        runguard.uninstall()
+        plugins = [RunGuardPlugin(max_reentries=limit)] if guard == "plugin" else []
+        if not plugins:
+            runguard.install(max_reentries=limit)
+        circle = Circle(kind)
+        recording = await run(circle.root, "research it", plugins=plugins)
+        assert [(trip.rule, trip.observed) for trip in recording.trips] == [("reentry", limit)]
+        assert circle.calls == paid
+
+
+async def test_a_specialist_that_is_called_twenty_times_in_turn_is_no_re_entry() -> None:
+    breaker = ADKCostBreaker()
+    specialist = breaker.install_on_agent(
+        LlmAgent(name="specialist", description="Helps.", model=ScriptedModel(lambda n, _: text(f"part {n}")))
+    )
+    script = [call("specialist", request=f"part {n}") for n in range(20)]
+    root = LlmAgent(name="orchestrator", model=ScriptedModel([*script, text("done")]), tools=[AgentTool(specialist)])
+    breaker.install_on_agent(root)
+    recording = await run(root)
+    assert recording.texts[-1] == "done"
+    assert breaker.trips == []
 
 
 # ---- inflation ------------------------------------------------------------------------------------------------------
