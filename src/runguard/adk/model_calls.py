@@ -319,7 +319,7 @@ async def _guarded(
         try:
             while True:
                 now = HERE.get()
-                placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside))
+                placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside, now.session))
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if passing is not None:

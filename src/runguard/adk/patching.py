@@ -213,7 +213,8 @@ async def guarded_stream(
     outer = HERE.get().stream
     root = getattr(runner.agent, "name", "") or ""
     here = RunnerStream(registry, outer, runner.app_name, user, session, fault=fault, agent=root)
-    HERE.set(HERE.get()._replace(stream=here))
+    key = (runner.app_name, user, session)
+    HERE.set(HERE.get()._replace(stream=here, session=key))
     is_reported = False  # a stop event has passed
     # a live connection or a Workflow goes on after a soft stop
     goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)
@@ -235,10 +236,10 @@ async def guarded_stream(
                     if shown is not None:
                         # what the caller does between two events is not part of the run
                         now = HERE.get()
-                        HERE.set(here_of((now.tool, outer, now.layers, now.conditions, now.model_call)))
+                        HERE.set(here_of((now.tool, outer, now.layers, now.conditions, now.model_call, key)))
                         yield shown
                         now = HERE.get()
-                        HERE.set(here_of((now.tool, here, now.layers, now.conditions, now.model_call)))
+                        HERE.set(here_of((now.tool, here, now.layers, now.conditions, now.model_call, key)))
                     try:
                         if (
                             stop is not None
@@ -406,6 +407,11 @@ class Generations:
     @property
     def newest(self) -> "RunGuardPlugin":
         return self._plugins[0]
+
+    @property
+    def plugins(self) -> "tuple[RunGuardPlugin, ...]":
+        """All of them, the newest first."""
+        return self._plugins
 
     def add(self, plugin: "RunGuardPlugin") -> None:
         """``plugin`` gets new runs from now on. Older plugins without runs are dropped."""

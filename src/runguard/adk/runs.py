@@ -373,6 +373,9 @@ class ModelLayer:
     agent: str
 
 
+SessionKey = tuple[str, str, str]  # app, user, session
+
+
 class Here(NamedTuple):
     """What is around the running code, innermost only.
 
@@ -399,6 +402,8 @@ class Here(NamedTuple):
     layers: tuple[ModelLayer, ...] = ()
     conditions: tuple[Any, ...] = ()  # termination conditions, from the outermost to the innermost
     model_call: Any = None  # the call that passes through ``model_calls`` now
+    # app, user and session of the Runner that is at work, or whose events the running code reads
+    session: SessionKey | None = None
 
 
 # Make a record from a tuple of all fields. Every step makes some, and the class itself and ``_replace`` are slower.

@@ -22,7 +22,7 @@ from google.genai import types as genai_types
 import runguard
 from runguard import ADKCostBreaker, BreakerState
 from runguard.adk import RunGuardPlugin
-from runguard.testing import FakeClock, ScriptedModel, call, run, text, transfer
+from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, run, text, transfer
 from tests.kit.contents import parts
 
 # ---- the document pipeline ------------------------------------------------------------------------------------------
@@ -349,26 +349,67 @@ async def test_an_endless_back_delegation_trips_where_re_entries_are_allowed_too
     assert model.calls == 11
 
 
-async def test_four_callbacks_wired_by_hand_refuse_tools_and_not_the_model() -> None:
-    breaker, parser = document_breaker(), Parser()
+# ---- the four callbacks of the article, wired by hand ---------------------------------------------------------------
 
+
+def wired_by_hand(breaker: ADKCostBreaker, agent: LlmAgent) -> LlmAgent:
+    agent.before_tool_callback = breaker.before_tool_callback
+    agent.after_tool_callback = breaker.after_tool_callback
+    agent.before_agent_callback = breaker.before_agent_callback
+    agent.after_agent_callback = breaker.after_agent_callback
+    return agent
+
+
+def stuck_agent(name: str = "extraction_agent") -> tuple[LlmAgent, ScriptedModel]:
     def parse_document_fragment(hint: str) -> dict[str, Any]:
         """Parse."""
-        parser.parse("page 1", hint)
         return {"status": "partial_parse_error"}
 
     model = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"{n}"))
-    agent = LlmAgent(
-        name="extraction_agent",
-        model=model,
-        tools=[parse_document_fragment],
-        before_tool_callback=breaker.before_tool_callback,
-        after_tool_callback=breaker.after_tool_callback,
-        before_agent_callback=breaker.before_agent_callback,
-        after_agent_callback=breaker.after_agent_callback,
-    )
-    await run(agent, catch=True, run_config=RunConfig(max_llm_calls=20))
-    assert (parser.calls, model.calls) == (3, 20)
+    return LlmAgent(name=name, model=model, tools=[parse_document_fragment]), model
+
+
+SHAPES: dict[str, Callable[[LlmAgent], Any]] = {
+    "alone": lambda agent: agent,
+    "loop": lambda agent: LoopAgent(name="loop", sub_agents=[agent]),
+    "parallel": lambda agent: ParallelAgent(name="all", sub_agents=[agent]),
+    "as a tool": lambda agent: LlmAgent(
+        name="root", model=ScriptedModel(lambda n, _: call(agent.name, request="go")), tools=[AgentTool(agent)]
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("on_stop", ["raise", "stop"])
+async def test_four_callbacks_wired_by_hand_end_the_run_that_trips(shape: str, on_stop: Any) -> None:
+    breaker = ADKCostBreaker(on_stop=on_stop)
+    agent, model = stuck_agent()
+    root = SHAPES[shape](wired_by_hand(breaker, agent))
+    if root.name == "root":
+        wired_by_hand(breaker, root)
+    before = [getattr(agent, name) for name in LlmAgent.model_fields if name.endswith("callback")]
+    recording = await run(root, catch=True, run_config=RunConfig(max_llm_calls=30))
+    assert model.calls == 3
+    assert breaker.trips[0].rule == "stall"
+    assert type(recording.error) is (runguard.LoopDetectedError if on_stop == "raise" else type(None))
+    assert recording.events[-1].error_code == "RUNGUARD_STOP" or on_stop == "raise"
+    assert assert_calls_answered(recording.session) == (1 if shape == "as a tool" else 3)
+    assert before == [getattr(agent, name) for name in LlmAgent.model_fields if name.endswith("callback")]
+
+
+async def test_four_callbacks_wired_by_hand_end_a_back_delegation() -> None:
+    breaker = ADKCostBreaker()
+    orchestrator, model = research_pipeline(lambda agent: wired_by_hand(breaker, agent), levels=500)
+    recording = await run(orchestrator, catch=True, run_config=RunConfig(max_llm_calls=30))
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert (recording.error.trip.rule, model.calls) == ("reentry", 2)
+
+
+async def test_in_shadow_mode_four_callbacks_wired_by_hand_end_nothing() -> None:
+    breaker = ADKCostBreaker(mode="shadow")
+    agent, model = stuck_agent()
+    await run(wired_by_hand(breaker, agent), catch=True, run_config=RunConfig(max_llm_calls=20))
+    assert (model.calls, breaker.trips[0].enforced) == (20, False)
 
 
 # ---- the back-delegation, however the orchestrator is entered again -------------------------------------------------
@@ -474,6 +515,108 @@ def test_recorded_tokens_trip_at_the_ratio_of_the_article() -> None:
     assert breaker.state is BreakerState.OPEN
     breaker.reset()
     assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
+
+
+def growing(n: int) -> int:
+    return 1_000 * n
+
+
+def researcher(breaker: ADKCostBreaker, prompt: Callable[[int], int] = lambda n: 100_000) -> LlmAgent:
+    """A research agent of twelve model calls."""
+
+    def look_up(key: str) -> dict[str, str]:
+        """Look something up."""
+        return {"value": key}
+
+    model = ScriptedModel(
+        lambda n, _: call("look_up", key=str(n)) if n < 12 else text("done"), prompt_tokens=prompt, latency_s=0.001
+    )
+    agent = LlmAgent(name="researcher", model=model, tools=[look_up])
+    breaker.install_on_agent(agent)
+    return agent
+
+
+async def research(agent: LlmAgent, record: Callable[[int, str], None], document: str) -> str:
+    runner = InMemoryRunner(agent=agent, app_name="app")
+    session = await runner.session_service.create_session(app_name="app", user_id="u", session_id=document)
+    result = ""
+    try:
+        async for event in runner.run_async(
+            user_id="u", session_id=session.id, new_message=genai_types.UserContent(document)
+        ):
+            if event.usage_metadata and event.usage_metadata.total_token_count:
+                record(event.usage_metadata.total_token_count, document)
+            if event.is_final_response() and event.content:
+                result = parts(event.content)[0].text or ""
+    except RuntimeError as error:
+        return f"BREAKER_TRIPPED: {error}"
+    return result
+
+
+async def test_the_tokens_of_one_session_stop_no_other_session() -> None:
+    breaker = ADKCostBreaker()
+    agents = [researcher(breaker, lambda n, size=size: size) for size in [1_000] * 5 + [100_000] * 15]  # type: ignore[misc]
+    results = await asyncio.gather(
+        *(research(one, lambda n, _: breaker.record_event_tokens(n), f"document {i}") for i, one in enumerate(agents))
+    )
+    assert results == ["done"] * 20
+    assert breaker.trips == []
+
+
+async def test_of_twenty_sessions_only_the_one_that_grows_is_stopped() -> None:
+    breaker = ADKCostBreaker(rules={"growth": False})
+    grows = [n == 7 for n in range(20)]
+    results = await asyncio.gather(
+        *(
+            research(
+                researcher(breaker, growing) if one else researcher(breaker),
+                lambda n, _: breaker.record_event_tokens(n),
+                f"document {i}",
+            )
+            for i, one in enumerate(grows)
+        )
+    )
+    assert [result.startswith("BREAKER_TRIPPED: stopped by growth") for result in results] == grows
+    assert [trip.session_id for trip in breaker.trips] == ["document 7"]
+
+
+async def test_where_the_events_come_from_elsewhere_the_caller_names_the_session() -> None:
+    breaker = ADKCostBreaker(rules={"growth": False})
+    inbox: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    reports: list[str] = []
+
+    async def account() -> None:
+        while True:
+            count, document = await inbox.get()
+            try:
+                breaker.record_event_tokens(count, session=("app", "u", document))
+            except RuntimeError as error:
+                reports.append(str(error))
+
+    accountant = asyncio.create_task(account())
+    results = await asyncio.gather(
+        *(
+            research(researcher(breaker, prompt), lambda count, of: inbox.put_nowait((count, of)), f"document {n}")
+            for n, prompt in enumerate((lambda n: 100_000, growing, lambda n: 100_000))
+        )
+    )
+    accountant.cancel()
+    assert [result.startswith("BREAKER_TRIPPED") for result in results] == [False, True, False]
+    assert "growth" in reports[0]
+
+
+async def test_tokens_of_no_known_session_only_warn(caplog: pytest.LogCaptureFixture) -> None:
+    breaker = ADKCostBreaker(rules={"growth": False})
+    has_begun = asyncio.Event()
+    running = asyncio.create_task(research(researcher(breaker), lambda count, _: has_begun.set(), "document"))
+    await has_begun.wait()
+    for count in [800] * 5 + [2_400] * 10:
+        breaker.record_event_tokens(count)
+    assert await running == "done"
+    assert breaker.trips == []
+    assert [r.message.split(":")[0] for r in caplog.records if "growth" in r.message] == [
+        "runguard.growth_of_no_session"
+    ]
 
 
 async def test_the_soft_alert(capsys: pytest.CaptureFixture[str]) -> None:
