@@ -40,7 +40,7 @@ from runguard.core.events import (
     StateChanged,
     ToolResults,
 )
-from runguard.core.identity import answer_text, words_name
+from runguard.core.identity import answer_text, input_fingerprint, words_name
 from runguard.core.money import shown, to_count, to_nano
 from runguard.engine.charges import Denied, finding_of
 from runguard.engine.guard import Guard
@@ -54,6 +54,7 @@ _log: Final = logging.getLogger("runguard")
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 _USER: Final = "user"
+_LONG_ENOUGH: Final = 40  # characters of a message that says by itself what is asked
 
 
 class EventReader:
@@ -376,8 +377,33 @@ class RunStarter:
             max_usd=max_usd,
             max_tokens=max_tokens,
             ceiling=ceiling,
+            input=_input_of(ic),
         )
         return info, wrong or sent_wrong
+
+
+def _input_of(ic: InvocationContext) -> bytes:
+    """The identity of the user's message to the root agent. A short message in the middle of a conversation, such as
+    "continue", has none: its meaning depends on what was said before.
+    """
+    asked: list[Any] = []
+    size = 0
+    for part in (ic.user_content.parts if ic.user_content is not None else None) or ():
+        if part.function_response is not None:
+            return b""
+        if part.text:
+            size += len(part.text)
+            asked.append(part.text)
+        elif part.inline_data is not None:
+            size += len(part.inline_data.data or b"")
+            asked.append([part.inline_data.mime_type, part.inline_data.data])
+        elif part.file_data is not None:
+            size += _LONG_ENOUGH
+            asked.append(part.file_data.file_uri)
+    is_short = size < _LONG_ENOUGH
+    if is_short and any(one.author == _USER and one.invocation_id != ic.invocation_id for one in ic.session.events):
+        return b""
+    return input_fingerprint(_root_of(ic), asked)
 
 
 def _root_of(ic: InvocationContext) -> str:

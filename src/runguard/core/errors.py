@@ -11,7 +11,7 @@ RunGuardError
     ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.reserved``, ``.limit``, ``.scope``
     │   └── UnpricedModelError       a dollar limit and a model without a known price
     ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``, ``.limit``
-    ├── CircuitOpenError         what was called has failed too often and is left alone for a while: ``.retry_after``
+    ├── CircuitOpenError         a tool or an input has failed too often and is left alone for a while: ``.retry_after``
     └── GuardFailedError         the guard itself could not decide, or its policy is broken
 """
 
@@ -167,6 +167,7 @@ _BY_RULE: dict[str, type[RunStoppedError]] = {
     "unpriced": UnpricedModelError,
     "context": ContextOverflowError,
     "breaker": CircuitOpenError,
+    "resubmission": CircuitOpenError,
     "guard_error": GuardFailedError,
     "policy_error": GuardFailedError,
 }

@@ -210,3 +210,5 @@ class RunInfo:
     max_tokens: int | None = None
     # nano-USD and tokens that a caller on another server can pay for: they lower the limits of the run
     ceiling: tuple[int | None, int | None] = (None, None)
+    # identity of the input and of the agent that it is for, made by ``input_fingerprint``; empty: not known
+    input: bytes = b""

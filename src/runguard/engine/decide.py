@@ -332,6 +332,10 @@ class OwnFaults:
 
 # How to go on after a stop, for the operator: by rule, and else by the setting to change.
 _RESUME: Final = {
+    "resubmission": (
+        "find out why the runs on this input ended so before it is submitted again; one hour after them, or with "
+        "another input, a run begins as always. To allow more, raise max_resubmissions"
+    ),
     "policy_error": "correct the policy file and start the process again",
     "context": (
         "the next turn begins with the same history: start a new session, compact its events, or raise "
@@ -355,6 +359,7 @@ _SETTINGS: Final = {
     "depth": "max_delegation_depth",
     "result_size": "max_tool_result_chars",
     "reentry": "max_reentries",
+    "resubmission": "max_resubmissions",
     "context": "max_context_tokens",
 }
 
@@ -906,7 +911,7 @@ class RefusedSummaries:
 
 # ---- Which outlets receive the decisions and trips of a guard
 
-_LOUD_RULES: Final = ("budget", "context", "growth")
+_LOUD_RULES: Final = ("budget", "context", "growth", "resubmission")
 
 
 class Reporting:

@@ -202,10 +202,18 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
 )
 
 
+class LastFailure(NamedTuple):
+    """The failure in which the tools of a run ended so far. ``is_outage``: the next attempt may well work."""
+
+    name: str
+    is_outage: bool
+
+
 class Run(Stoppable):
     """Everything known about one running root run."""
 
     __slots__ = (
+        "awaits_input",
         "bills",
         "books",
         "caches",
@@ -219,6 +227,7 @@ class Run(Stoppable):
         "info",
         "journal",
         "lanes",
+        "last_failure",
         "memo",
         "model_calls",
         "noted",
@@ -275,6 +284,8 @@ class Run(Stoppable):
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
         self.switched: Any = None  # the ``SwitchedModel`` of each lane and agent that has another model than its own
+        self.last_failure: LastFailure | None = None  # while nothing has gone on since
+        self.awaits_input = False  # what the store knows of its input is read before its first model call
         self.caches: Any = None  # its ``PromptCaches``, once a model has reported cached tokens
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name

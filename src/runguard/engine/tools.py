@@ -24,7 +24,7 @@ from runguard.engine.calls import Settling
 from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.decide import Breakers, Deciding, stop_in_force
 from runguard.engine.money import Accounts
-from runguard.engine.runs import Bill, Lane, Run, ToolBills
+from runguard.engine.runs import Bill, Lane, LastFailure, Run, ToolBills
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import Policy, ToolRule
 from runguard.policy.tools import Tools
@@ -188,6 +188,7 @@ class ToolGate:
         if permit is not None:
             run.permits[event.id] = (event.tool, permit)
             return ALLOW
+        run.last_failure = LastFailure("", is_outage=True)
         failures = breaker.threshold
         found = Finding("breaker", _BLOCK, failures, failures, "failures across runs", "call", tool, tool)
         decision = self._deciding.decide(run, lane, event, found)

@@ -431,6 +431,12 @@ class PolicyFile(SettingsModel):
     cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(
         default=None, description="Stop at this many rounds of one circle of calls, or of hand-offs between agents."
     )
+    max_resubmissions: Annotated[int, Field(ge=0, le=10**9)] | None = Field(
+        default=None,
+        description=(
+            "Refuse an input that was submitted again this often within an hour, after runs that ended in the same way."
+        ),
+    )
     max_event_cost_ratio: Ratio | None = Field(
         default=None,
         description="Stop when an agent's prompts have grown to this many times its first ones in the session.",
@@ -623,6 +629,8 @@ class Policy(PolicyFile):
             return {"stop": self.max_handoff_repeats}
         if rule == "cycle" and self.cycle_repeats is not None:
             return {"stop": self.cycle_repeats}
+        if rule == "resubmission" and self.max_resubmissions is not None:
+            return {"stop": self.max_resubmissions + 2}  # the first submission and the allowed ones, then the refused
         if rule == "growth" and self.max_event_cost_ratio is not None:
             return {"stop": self.max_event_cost_ratio}
         return {}
@@ -709,10 +717,19 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
+    "resubmission": (Rungs(warn=3), frozenset({"warn", "stop"})),
 }
 _LADDER: Final = ("warn", "nudge", "block", "stop")
 _MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
-_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
+_LEAST: Final = {
+    "repetition": 2,
+    "same_call": 2,
+    "cycle": 2,
+    "handoff": 2,
+    "resubmission": 2,
+    "growth": 1.01,
+    "context": 0,
+}
 
 
 def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
@@ -967,6 +984,8 @@ class CommonSettings(TypedDict, total=False):
     """Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements are free."""
     max_handoff_repeats: int | None
     """Stop at this many equal hand-offs without news."""
+    max_resubmissions: int | None
+    """Refuse an input that was submitted again this often within an hour, after runs that ended in the same way."""
     max_event_cost_ratio: float | None
     """Stop when an agent's prompts have grown to this many times its first ones in the session."""
     cost_baseline_events: int

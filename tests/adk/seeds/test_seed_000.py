@@ -754,3 +754,84 @@ async def test_an_open_breaker_refuses_the_document_until_the_reset_time() -> No
     clock.advance(61)
     states.append(breaker.state)
     assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN]
+
+
+# ---- the same document again ----------------------------------------------------------------------------------------
+
+
+def failing_pipeline(parsed: list[str]) -> LlmAgent:
+    def parse_document_fragment(hint: str) -> dict[str, Any]:
+        """Parse."""
+        parsed.append(hint)
+        return {"status": "partial_parse_error", "data": None}
+
+    model = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"hint {n}"))
+    return LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment])
+
+
+@pytest.mark.parametrize("guard", ["install", "plugin"])
+async def test_the_parent_that_submits_its_document_fourteen_times_is_refused(guard: str) -> None:
+    settings: dict[str, Any] = {"max_identical_tool_results": 3, "max_resubmissions": 2, "on_stop": "raise"}
+    plugins = [RunGuardPlugin(**settings)] if guard == "plugin" else []
+    plugin = plugins[0] if plugins else runguard.install(**settings)
+    parsed: list[str] = []
+    errors = []
+    for attempt in range(14):
+        agent = failing_pipeline(parsed)
+        recording = await run(agent, "the invoice", session_id=f"s{attempt}", plugins=plugins, catch=True)
+        errors.append(type(recording.error).__name__)
+    assert errors == ["LoopDetectedError"] * 3 + ["CircuitOpenError"] * 11
+    assert len(parsed) == 9
+    assert {trip.rule for trip in plugin.trips} == {"stall", "resubmission"}
+    other = await run(failing_pipeline(parsed), "another invoice", session_id="other", plugins=plugins, catch=True)
+    assert type(other.error) is runguard.LoopDetectedError
+
+
+async def test_by_default_the_third_submission_only_warns() -> None:
+    heard: list[tuple[str, str]] = []
+
+    def hear(decision: Any) -> None:
+        heard.append((decision.action.word, decision.finding.rule))
+
+    plugin, parsed = RunGuardPlugin(max_identical_tool_results=3, on_decision=hear), list[str]()
+    for attempt in range(4):
+        await run(failing_pipeline(parsed), "the invoice", session_id=f"s{attempt}", plugins=[plugin])
+    plugin.flush()
+    assert heard == [("stop", "stall")] * 2 + [("warn", "resubmission"), ("stop", "stall")] * 2
+    assert len(parsed) == 12
+
+
+async def test_an_outer_loop_in_one_session_is_refused_and_a_chat_is_not() -> None:
+    service, parsed = InMemorySessionService(), list[str]()
+    plugin = RunGuardPlugin(max_identical_tool_results=3, max_resubmissions=1)
+    task = "Extract all fields of the attached invoice and store them."
+    for _ in range(5):
+        await run(failing_pipeline(parsed), task, session_service=service, plugins=[plugin])
+    assert [trip.rule for trip in plugin.trips] == ["stall"] * 2 + ["resubmission"] * 3
+    for _ in range(5):
+        await run(failing_pipeline(parsed), "continue", session_service=service, plugins=[plugin])
+    assert [trip.rule for trip in plugin.trips][5:] == ["stall"] * 5, "what it means depends on what was said before"
+
+
+async def test_documents_that_work_and_retries_after_an_outage_are_free() -> None:
+    plugin = RunGuardPlugin(max_resubmissions=0)
+
+    def parse_document_fragment(hint: str) -> dict[str, Any]:
+        """Parse."""
+        raise ConnectionError("the parser is away")
+
+    async def recover(tool: Any, args: Any, tool_context: Any, error: Exception) -> dict[str, str]:
+        return {"error": str(error)}
+
+    away = LlmAgent(
+        name="extraction_agent",
+        model=ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"hint {n}")),
+        tools=[parse_document_fragment],
+        on_tool_error_callback=recover,
+    )
+    for attempt in range(3):
+        await run(away, "the invoice", session_id=f"a{attempt}", plugins=[plugin], catch=True)
+    fine = LlmAgent(name="extraction_agent", model=ScriptedModel(lambda n, _: text("parsed")))
+    for attempt in range(3):
+        await run(fine, "the invoice", session_id=f"b{attempt}", plugins=[plugin])
+    assert "resubmission" not in {trip.rule for trip in plugin.trips}

@@ -195,11 +195,11 @@ async def chat(litellm: FakeLiteLlm, turns: list[str], **limits: Any) -> list[st
     )
     runner = InMemoryRunner(agent=agent, app_name="demo")
     session = await runner.session_service.create_session(app_name="demo", user_id="u1")
-    answers = []
+    answers: list[str] = []
     for said in turns:
-        async for event in runner.run_async(user_id="u1", session_id=session.id, new_message=types.UserContent(said)):
-            if event.is_final_response() and event.content and event.content.parts:
-                answers.append(event.content.parts[0].text or "")
+        stream = runner.run_async(user_id="u1", session_id=session.id, new_message=types.UserContent(said))
+        finals = [event.content async for event in stream if event.is_final_response()]
+        answers += [part.text or "" for content in finals for part in (content.parts if content else None) or ()]
     return answers
 
 
