@@ -216,6 +216,7 @@ async def guarded_stream(
     key = (runner.app_name, user, session)
     HERE.set(HERE.get()._replace(stream=here, session=key))
     is_reported = False  # a stop event has passed
+    ended: list[Event] = []  # which the caller has seen as escalated
     # a live connection or a Workflow goes on after a soft stop
     goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)
     try:
@@ -231,6 +232,8 @@ async def guarded_stream(
                         if event.custom_metadata:  # a stop or a termination has some
                             stop = stop_in(event) or stop
                             shown = None if raises and is_raised(event) else _shown(event)
+                            if shown is not None and shown is not event:
+                                ended.append(event)
                     except Exception as error:
                         report_fault(error, registry, here)
                     if shown is not None:
@@ -284,6 +287,8 @@ async def guarded_stream(
                 yield event
     finally:
         HERE.set(HERE.get()._replace(stream=outer))
+        for event in ended if not nested else ():  # a session in memory keeps these objects; no loop sees them any more
+            event.actions.escalate = True
         try:
             late = await _forget(here, registry, invocations)
             stop = stop or late

@@ -38,6 +38,10 @@ class InvalidValueError(PolicyError, ValueError):
     """A ``PolicyError`` that is also a ``ValueError``: of ``Threshold``, ``BudgetPolicy`` and ``BudgetMonitor``."""
 
 
+class InvalidTypeError(PolicyError, TypeError):
+    """A ``PolicyError`` that is also a ``TypeError``: of ``BudgetPlugin``."""
+
+
 class InstallError(RunGuardError):
     """``install()`` was called twice with different policies; the message names both places."""
 
