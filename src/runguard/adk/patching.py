@@ -264,7 +264,11 @@ async def guarded_stream(
             except Exception as error:
                 report_fault(error, registry)
             if rest is not None or not (stopped or here.halted is not None or group.subgroup(Halt) is not None):
-                raise
+                # an older ParallelAgent raises a guarded model's stop in a group
+                stops, others = group.split(RunStoppedError)
+                if stops is None or others is not None:
+                    raise
+                raise _first(stops) from None
         if stop is None and registry is not None and not nested:
             missing: list[Event] = []
             try:
@@ -341,6 +345,12 @@ async def _missing_stop(
         return []
     announce(trip, registry)
     return await stored_stop(runner, invocation_id, trip, registry.guard.stop_text(trip), user, session)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    """Return the first exception of a group that is no group itself."""
+    one = group.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one
 
 
 def _shown(event: Event) -> Event:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.adk.agents import Agent
+from google.adk.agents import Agent, ParallelAgent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -22,7 +22,16 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import PrivateAttr
 
-from runguard import BudgetExceededError, ContextOverflowError, LoopDetectedError, guard, guard_async
+from runguard import (
+    BudgetExceededError,
+    ContextOverflowError,
+    GuardedLlm,
+    LimitExceededError,
+    LoopDetectedError,
+    guard,
+    guard_async,
+)
+from runguard.testing import ScriptedModel, call, run
 
 Say = Callable[[int], tuple[str, dict[str, Any]] | str]
 
@@ -291,3 +300,13 @@ def test_three_different_specialists_in_a_row_are_no_cycle() -> None:
 
     call = guard(call_gemini, loop={"repeats": 3, "max_cycle_len": 4})
     assert refused_at(call, lambda n: f"part {n}") == 0
+
+
+# ---- a guarded model in parallel branches ---------------------------------------------------------------------------
+
+
+async def test_the_stop_of_a_guarded_model_in_parallel_branches_is_one_error() -> None:
+    model = GuardedLlm(ScriptedModel(lambda n, _: call("search_tool", query="moon")), max_model_calls=5)
+    branches = [Agent(name=f"branch_{n}", model=model, tools=[search_tool]) for n in range(3)]
+    recording = await run(ParallelAgent(name="all", sub_agents=branches), catch=True)
+    assert type(recording.error) is LimitExceededError
