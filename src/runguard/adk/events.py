@@ -54,6 +54,7 @@ _log: Final = logging.getLogger("runguard")
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 _USER: Final = "user"
+_CODE: Final = "code_execution"
 _LONG_ENOUGH: Final = 40  # characters of a message that says by itself what is asked
 
 
@@ -67,6 +68,7 @@ class EventReader:
 
     def __init__(self, guard: Guard, invocations: Invocations, stopper: Stopper) -> None:
         self._guard, self._invocations, self._stopper = guard, invocations, stopper
+        self._counts_code = guard.policy.max_identical_tool_results is not None
 
     def on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         calls: list[types.FunctionCall] = []
@@ -107,10 +109,32 @@ class EventReader:
                 self._on_change(invocation, event)
             if invocation.live:
                 self._on_live_event(invocation, event, ic)
+            if self._counts_code and content is not None and content.parts:
+                self._judge_code(invocation, event, content.parts)
         if target:
             self.judge_transfer(invocation, handed_in, event.author, target)
         if self._invocations.skips:  # an agent was skipped: its event needs a mark
             self._stopper.mark(event, invocation.stop_in(self._event_lane(invocation, event)))
+
+    def _judge_code(self, invocation: Invocation, event: Event, parts: list[types.Part]) -> None:
+        """Under an explicit limit of equal answers, what executed code has printed is an answer of a tool."""
+        lane, guard = self._event_lane(invocation, event), self._guard
+        answers: list[Answer] = []
+        for part in parts:
+            if part.executable_code is not None:
+                invocation.code[lane] = part.executable_code.code or ""
+            elif part.code_execution_result is not None:
+                result = part.code_execution_result
+                call = guard.fingerprint(_CODE, {"code": invocation.code.get(lane, "")})
+                failed = result.outcome not in (None, types.Outcome.OUTCOME_OK)
+                answers.append(Answer(_CODE, call, result.output, outcome=Outcome.FAILED if failed else None))
+        if answers:
+            run = invocation.run.info.run
+            decision = guard.after(ToolResults(run, lane, event.author, guard.clock(), event.id, answers))
+            if decision.enforced and decision.action is _NUDGE:
+                invocation.run.lanes[lane].notice = decision.for_model
+            elif decision.enforced and decision.trip is not None:
+                announce(decision.trip, self._invocations)
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
         """The lane of the call that asked for a transfer.

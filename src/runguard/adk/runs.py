@@ -126,6 +126,7 @@ class Invocation:
     context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)  # lane -> what a code executor runs, where its results count
     streamed: bool = False  # the wrapper on the Runner sees its end
     finished: bool = False  # its agents are done; a compaction may follow
     resumable: bool = False  # its app lets callers resume it, whatever ended it

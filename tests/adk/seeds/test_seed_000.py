@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig
+from google.adk.apps import App
+from google.adk.code_executors.base_code_executor import BaseCodeExecutor
+from google.adk.code_executors.code_execution_utils import CodeExecutionResult
 from google.adk.runners import InMemoryRunner, Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
@@ -256,6 +259,31 @@ ACKNOWLEDGED = [
 async def test_acknowledgements_are_free_under_an_explicit_limit(answer: Any) -> None:
     model, trips = await ask_forty_questions(lambda n: answer)
     assert (model.calls, trips) == (41, [])
+
+
+class Sandbox(BaseCodeExecutor):
+    """Prints the same whatever it runs."""
+
+    def execute_code(self, invocation_context: Any, code_execution_input: Any) -> CodeExecutionResult:
+        return CodeExecutionResult(stdout="no rows")
+
+
+@pytest.mark.parametrize(("settings", "calls"), [({"max_identical_tool_results": 3}, 3), ({}, 9)], ids=["set", "unset"])
+async def test_equal_code_executions_count_under_an_explicit_limit(settings: dict[str, Any], calls: int) -> None:
+    model = ScriptedModel(
+        lambda n, _: text(f"```tool_code\nprint(query({n}))\n```") if n <= 8 else text("nothing found")
+    )
+    agent = LlmAgent(name="a", model=model, code_executor=Sandbox())
+    plugin = RunGuardPlugin(**settings)
+    runner = InMemoryRunner(app=App(name="app", root_agent=agent, plugins=[plugin]))  # it has a store for artifacts
+    session = await runner.session_service.create_session(app_name="app", user_id="u")
+    message = genai_types.UserContent("How many?")
+    async for _ in runner.run_async(user_id="u", session_id=session.id, new_message=message):
+        pass
+    assert model.calls == calls
+    assert [(trip.rule, trip.tool, trip.observed) for trip in plugin.trips] == (
+        [("stall", "code_execution", 3)] if settings else []
+    )
 
 
 async def test_the_normalizer_comes_before_equal_answers_are_counted() -> None:
