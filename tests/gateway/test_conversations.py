@@ -1,6 +1,7 @@
 """Which run and which lane a request belongs to."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from runguard import Budget
 from runguard.gateway.access import Access
-from runguard.gateway.conversations import Conversations
+from runguard.gateway.conversations import Conversations, Strand
 from runguard.gateway.proxy import Gateway
 from tests.kit.gateways import MODEL, Arrived, RawUpstream, a_gateway, chat_answer, served
 
@@ -239,6 +240,35 @@ def test_idle_runs_end_and_memory_is_bounded(asks: RawUpstream) -> None:
         now = 100.0
         Agent(url, "later").step()
         assert len(gateway.guard.runs) == 1
+
+
+def test_an_idle_run_ends_while_no_request_comes(asks: RawUpstream) -> None:
+    gateway = a_gateway(asks.url)
+    gateway.conversations = Conversations(gateway.guard, idle_seconds=0.1)
+    with served(gateway) as url:
+        Agent(url).step()
+        end = time.monotonic() + 10
+        while gateway.guard.runs:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_a_fault_while_a_transcript_is_read_lets_the_call_pass_under_its_budget(
+    asks: RawUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = a_gateway(asks.url, max_usd="0.008")
+    with served(gateway) as url:
+        agent = Agent(url)
+        agent.step()
+
+        def broken(*_: Any) -> Any:
+            raise ValueError
+
+        monkeypatch.setattr(Strand, "catch_up", broken)
+        assert agent.step()
+        assert not agent.step()
+        assert gateway.guard.guard_errors == 2
+        assert len(asks.arrived) == 2
 
 
 def test_a_run_that_was_idle_goes_on_from_its_transcript(asks: RawUpstream) -> None:

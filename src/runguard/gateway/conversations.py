@@ -141,7 +141,7 @@ class Conversations:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """``idle_seconds``: without a request for so long, a run ends. ``most``: how many may be open."""
-        self._guard, self._idle_s, self._most, self._now = guard, idle_seconds, most, now
+        self._guard, self.idle_s, self._most, self._now = guard, idle_seconds, most, now
         self._open: OrderedDict[int, Conversation] = OrderedDict()  # by identity, the longest unused first
         self._sessions: dict[str, Conversation] = {}  # the newest of each session
         self._strands = Newest[str, Strand](4 * most)  # the newest of each beginning
@@ -166,7 +166,7 @@ class Conversations:
         conversation.used_at = self._now()
         self._open.move_to_end(id(conversation))
         if newest is not None:
-            strand.catch_up(chain([newest], asked.rounds))
+            self._guard.faults.attempt("gateway", strand.catch_up, chain([newest], asked.rounds))
         return strand
 
     def give_back(self, strand: Strand, calls: list[str]) -> None:
@@ -182,7 +182,7 @@ class Conversations:
 
     def expire(self) -> None:
         """End the runs that have been idle for too long, and the oldest where there are too many."""
-        latest = self._now() - self._idle_s
+        latest = self._now() - self.idle_s
         while self._open:
             conversation = next(iter(self._open.values()))
             if conversation.used_at > latest and len(self._open) <= self._most:

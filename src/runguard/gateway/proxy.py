@@ -42,6 +42,7 @@ _CONNECT_S: Final = 30.0
 _STORED_KEPT: Final = 10_000
 _STORED_TOKENS: Final = 128_000  # of a conversation that the provider keeps, where nothing tells its size
 _PATHS_KEPT: Final = 100
+_SWEEP_S: Final = 30.0
 # Headers of one connection, not of a request; and those that httpx sets anew.
 _OF_CONNECTION: Final = frozenset(
     {
@@ -84,6 +85,7 @@ class Gateway(Controls):
         self.conversations = conversations or Conversations(guard)
         self.tally, self.tells_reason, self.max_body = Tally(), tells_reason, max_body
         self.stored = Newest[str, int](_STORED_KEPT)  # tokens of what the provider keeps, by its name
+        self._sweeper: asyncio.Task[None] | None = None
         self._warned = Newest[str, None](_PATHS_KEPT)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         self.client = httpx.AsyncClient(
@@ -101,6 +103,8 @@ class Gateway(Controls):
             await _send_json(send, admitted.status, {"error": {"message": f"RunGuard: {admitted.text}"}})
             return
         self.tally.requests += 1
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._sweep())
         target = self.upstreams.target(*admitted, headers)
         await Exchange(self, scope, headers, receive, send, target).run()
 
@@ -116,7 +120,15 @@ class Gateway(Controls):
         usd = self.spend()["usd"]
         return None if usd is None or not self.tally.calls else Decimal(usd) * self.tally.refused / self.tally.calls
 
+    async def _sweep(self) -> None:
+        """End idle runs, also while no request comes."""
+        while True:
+            await asyncio.sleep(min(self.conversations.idle_s / 2, _SWEEP_S))
+            self.guard.faults.attempt("gateway", self.conversations.expire)
+
     async def aclose(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
         self.conversations.end()
         await self.client.aclose()
 
@@ -162,10 +174,15 @@ class Exchange:
     async def _guarded(self, wire: WireFormat) -> None:
         raw = await self._body()
         body = _parsed(raw, self._headers.get("content-encoding", ""))
+        try:
+            asked = self._asked(wire, body)
+        except Exception as error:  # a fault of the guard: what cannot be read is refused under a budget
+            self._guard.faults.note("gateway", error)
+            body, asked = None, self._asked(wire, None)
         watcher = asyncio.create_task(self._watch(asyncio.current_task()))
         call = GuardedCall(self._gateway, wire, body, self._target.path)
         try:
-            reply = await call.ask(self._asked(wire, body))
+            reply = await call.ask(asked)
             if isinstance(reply, Permission):
                 await self._forward(call, raw)
             else:
