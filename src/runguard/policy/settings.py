@@ -716,11 +716,11 @@ TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
 # default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
 CALL_FAILS_ON: Final = Rungs(nudge=8, stop=50)
-TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
+TOOL_FAILS_ON: Final = Rungs(nudge=12, stop=60)
 # default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
 WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
 # default limits of talk for agents that have worked with tools and then only write
-IDLE: Final = Rungs(nudge=5, stop=12)
+IDLE: Final = Rungs(nudge=8, stop=12)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
