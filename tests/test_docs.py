@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted(page for folder in ("docs", "docs/reference") for page in (ROOT / folder).glob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
 
