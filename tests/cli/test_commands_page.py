@@ -1,4 +1,4 @@
-"""docs/operations.md names every command, with options that exist, and docs/reference/json.md the keys that are there."""
+"""docs/operations.md names every command, with options that exist; docs/reference/json.md the keys that are there."""
 
 import re
 import shlex

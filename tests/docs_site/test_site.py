@@ -82,7 +82,7 @@ def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, 
     written = {
         source.relative_to(DOCS).with_suffix(".html")
         for source in DOCS.rglob("*.md")
-        if source.parent.name != "adk-docs-catalogue"
+        if DOCS / "contributing" not in source.parents
     }
     # the sidebar lists the whole tree
     listed = {Path(unquote(urlsplit(link).path)) for link in pages[site / "index.html"].links}

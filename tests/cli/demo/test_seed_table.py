@@ -14,7 +14,7 @@ from runguard.cli import stories as seed_table
 from runguard.cli.main import main
 from runguard.cli.stories import SEED_VALUES, Row, SeedTable
 
-PAGE = Path(__file__).parents[3] / "docs" / "seed-table.md"
+PAGE = Path(__file__).parents[3] / "docs" / "contributing" / "seed-table.md"
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 CALLS = {
     "non_progress": (16, 5, 11),
