@@ -29,7 +29,7 @@ PAGES = [
 
 # On an older ADK what a newcomer reads first is enough: the rest is about RunGuard more than about ADK, which other
 # tests try there.
-FIRST_READ = ("README.md", "quickstart.md", "escape.md", "termination.md")
+FIRST_READ = ("README.md", "quickstart.md", "rules.md", "termination.md")
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 
 
