@@ -68,9 +68,10 @@ coverage: $(NEW)/.ready
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(NEW)/bin/coverage run -m pytest $(PARALLEL) --timeout 300 $(COVERING); $(NEW)/bin/coverage combine -q && $(NEW)/bin/coverage report
 
-# Every fault that the tests can make; `make test` takes a sample of them. And what must hold at length: runs that are dropped, holds that
-# outlive their time, and stores that refuse their workers.
-AT_LENGTH := tests/faults tests/test_finalizers.py tests/engine/test_standing_holds.py tests/ledger/test_rotated_passwords.py
+# Every fault that the tests can make, and every topology, store and client of the tests that play on many of them; `make test` takes a
+# sample. And what must hold at length: runs that are dropped, and holds that outlive their time.
+AT_LENGTH := tests/faults tests/test_finalizers.py tests/engine/test_standing_holds.py tests/ledger tests/adk/test_random_trees.py \
+  tests/adk/test_topologies.py tests/replay/test_bad_files.py tests/replay/test_same_as_live.py tests/wire/test_model_classes.py
 faults: $(NEW)/.ready $(OLD)/.ready
 	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest $(PARALLEL) --timeout 3600 $(AT_LENGTH)
 	@RUNGUARD_FAULTS=long $(OLD)/bin/python -m pytest $(PARALLEL) --timeout 3600 tests/faults

@@ -11,6 +11,7 @@ from tests.frameworks.adk_harness import AdkHarness  # noqa: E402
 from tests.frameworks.langchain_harness import LangChainHarness  # noqa: E402
 from tests.frameworks.openai_harness import OpenAIAgentsHarness  # noqa: E402
 from tests.frameworks.pydantic_harness import PydanticAIHarness  # noqa: E402
+from tests.frameworks.strands_harness import StrandsHarness  # noqa: E402
 
 PAGE = Path(__file__).with_name("matrix.md")
 HEAD = """# What each framework supports
@@ -23,7 +24,8 @@ A script writes this table from the tests.
 
 
 def text() -> str:
-    return HEAD + matrix([AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]) + "\n"
+    columns = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness(), StrandsHarness()]
+    return HEAD + matrix(columns) + "\n"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, Answer, ModelCall, ToolResults
 from runguard.core.identity import call_fingerprint
 from runguard.core.outcomes import provider_status
-from runguard.engine.charges import scopes_of
+from runguard.engine.charges import Charge, scopes_of
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import Hold, StoreError, StoreOutage
 from runguard.pricing.rates import Rates, Usage
@@ -34,10 +34,11 @@ _log: Final = logging.getLogger("runguard")
 # ---- Before a call: admit it, and reserve the most it may cost on every budget.
 
 
-def open_now(caller: Caller, request: Request) -> GuardedCall | None:
+def open_now(caller: Caller, request: Request, owners: tuple[Charge, ...]) -> GuardedCall | None:
     """Open a call where nothing has to be awaited, which is the common case.
 
-    Return None if that is not possible. Then nothing has happened: use ``open_call``.
+    ``owners``: the charges around it. Return None if that is not possible. Then nothing has happened: use
+    ``open_call``.
     """
     if not caller.opens_at_once:
         return None
@@ -53,7 +54,7 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
                 return None
         if run.stopped is not None:
             return None
-        event = _event(caller, run, request)
+        event = _event(caller, run, request, owners)
         event.bound = bound
         with state.lock:
             decision = guard.check(event)
@@ -75,7 +76,7 @@ def open_now(caller: Caller, request: Request) -> GuardedCall | None:
     return None
 
 
-def _event(caller: Caller, run: Run, request: Request) -> ModelCall:
+def _event(caller: Caller, run: Run, request: Request, owners: tuple[Charge, ...]) -> ModelCall:
     event = ModelCall(
         run.info.run,
         ROOT_LANE,
@@ -86,6 +87,7 @@ def _event(caller: Caller, run: Run, request: Request) -> ModelCall:
         request.audio_tokens,
         request.max_output_tokens,
     )
+    event.around = owners  # not a context variable: what has to wait goes on in another thread
     if caller.settings.context:
         event.projected_tokens = request.input_tokens
         event.context_limit = caller.guard.context_limit(request.model)
@@ -98,17 +100,19 @@ async def open_call(
     admission: Admission,
     ticket: Ticket | None,
     no_loop: bool,
-    no_wait: bool = False,
+    no_wait: bool,
+    owners: tuple[Charge, ...],
 ) -> GuardedCall:
     """Open a call, or raise the error that says why not.
 
-    ``no_wait``: the caller blocks an event loop, and with it the calls that it would wait for.
+    ``no_wait``: the caller blocks an event loop, and with it the calls that it would wait for. ``owners``: the charges
+    around it.
     """
     try:
         call = GuardedCall(caller, caller.state(), None, request, ticket, admission is Admission.ALONGSIDE)
         while True:
             try:
-                await _open(call, no_loop, no_wait)
+                await _open(call, no_loop, no_wait, owners)
                 break
             except (RunStoppedError, PolicyError):
                 raise
@@ -168,7 +172,7 @@ async def _recover(call: GuardedCall, error: Exception) -> None:
         call.charge = event.charge
 
 
-async def _open(call: GuardedCall, no_loop: bool, no_wait: bool) -> None:
+async def _open(call: GuardedCall, no_loop: bool, no_wait: bool, owners: tuple[Charge, ...]) -> None:
     caller, state, request = call.caller, call.state, call.request
     guard, run = caller.guard, state.run
     if run.stopped is not None:
@@ -177,7 +181,7 @@ async def _open(call: GuardedCall, no_loop: bool, no_wait: bool) -> None:
             raise RunStoppedError.of(run.stopped)
     if caller.settings.breaker:
         call.permit = await _admit(caller, state)
-    event = _event(caller, run, request)
+    event = _event(caller, run, request, owners)
     event.no_loop, event.no_wait = no_loop, no_wait
     is_alone = call.ticket is not None and call.ticket.is_alone
     bound, expected = caller.costs.bound(request), caller.costs.expected(request)

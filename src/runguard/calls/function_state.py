@@ -41,6 +41,7 @@ from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.messages import Reading, Request, ToolResult, newest_results, read_request, request_mark
+from runguard.providers.usage import GrowingPrompts
 
 _log: Final = logging.getLogger("runguard")
 
@@ -628,6 +629,7 @@ class RunState:
     lock: threading.Lock = field(default_factory=threading.Lock)
     until: float | None = None  # when the period of the budget that stopped the run ends
     progress: NoProgress | None = None  # None: loops are not compared by results
+    prompts: GrowingPrompts = field(default_factory=GrowingPrompts)
 
 
 class RunContext:
@@ -854,7 +856,9 @@ class Caller(Controls):
             except Exception as error:
                 self.fault(error)
         try:
-            return read_request(args, kwargs) if self._reads_request and (args or kwargs) else NO_REQUEST
+            if not (self._reads_request and (args or kwargs)):
+                return NO_REQUEST
+            return read_request(args, kwargs, self.state().prompts.measure)
         except Exception as error:
             self.fault(error)
             return NO_REQUEST
@@ -884,13 +888,15 @@ class Caller(Controls):
 
     # ---- the queue of calls whose cost is unknown -------------------------------------------------------------------
 
-    def admission(self, request: Request, no_loop: bool) -> tuple[Admission, Ticket | None]:
-        """Whether a call may start now, or has to wait because nothing limits what it may cost."""
+    def admission(self, request: Request, no_loop: bool, owners: tuple[Charge, ...]) -> tuple[Admission, Ticket | None]:
+        """Whether a call may start now, or has to wait because nothing limits what it may cost.
+
+        ``owners``: the charges around it.
+        """
         try:
             if not self.enforces or None not in self.costs.bound(request):
                 return Admission.NOW, None
             # A call made inside a call of the same callable, or of any that others wait for: waiting might never end.
-            owners = [charge for charge in OWNERS.get() if not charge.over]
             if any(charge.home is self.guard.accounts for charge in owners):
                 return Admission.ALONGSIDE, None
             around = frozenset(id(charge) for charge in owners if id(charge) in WAITED_FOR)

@@ -45,6 +45,7 @@ from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.core.money import BudgetStatus
 from runguard.engine.charges import OWNERS, Charge
+from runguard.engine.money import StepOut
 from runguard.ledger.ledger import Stop
 from runguard.policy.settings import FunctionSettings, Policy
 from runguard.providers.messages import Reading, Request, earlier_in, read
@@ -280,7 +281,7 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
             is_inner = around.inner is not None and is_inner_call(caller)
-            calls, owners = open_layers(caller, inner is not None, is_inner, args, kwargs)
+            calls, owners = open_layers_now(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
@@ -333,7 +334,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
             is_inner = around.inner is not None and is_inner_call(caller)
-            calls, owners = await open_layers_async(caller, inner is not None, is_inner, args, kwargs)
+            calls, owners = await open_layers(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
@@ -393,7 +394,7 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
                 SURROUNDINGS.reset(mark)
 
         async def opened() -> list[GuardedCall]:
-            return (await open_layers_async(caller, inner is not None, is_inner, args, kwargs))[0]
+            return (await open_layers(caller, inner is not None, is_inner, args, kwargs))[0]
 
         try:
             return AsyncGuardedStream(pieces, caller=caller, opener=opened)
@@ -424,72 +425,53 @@ def _layers(caller: Caller) -> tuple[Caller, ...]:
     return tuple(reversed(layers))
 
 
-# There are two ways to wait: ``open_layers`` blocks the thread, ``open_layers_async`` awaits. Both keep each call in a
-# list before anything else can fail, so that an error takes all of them back.
+Opened = tuple[list[GuardedCall], tuple[Charge, ...]]  # a call at each layer, and the charges of all of them
 
 
-def open_layers(
-    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
-    """Permission for one call from every layer, and the charges of all of them.
+async def open_layers(
+    caller: Caller,
+    stacked: bool,
+    is_inner: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    no_loop: bool = False,
+) -> Opened:
+    """Get permission for one call from every layer.
 
-    ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs.
+    ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs. ``no_loop``:
+    a synchronous caller drives this. Each call is in the list before anything else can fail, so that an error takes all
+    of them back.
     """
     owners = open_ones(OWNERS.get())
     layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
     calls: list[GuardedCall] = []
-    token = OWNERS.set(owners) if len(layers) > 1 else None
-    try:
-        for layer in layers:
-            request = layer.request(args, kwargs)
-            if layer.settings.tokens is not None:
-                request = layer.counted(request, _count(layer, args, kwargs))
-            call = open_now(layer, request) or _open_waiting(layer, request)
-            calls.append(call)
-            if stacked:
-                call.stacked = True
-            if call.charge is not None:
-                owners = (*owners, call.charge)
-            if token is not None:
-                OWNERS.set(owners)
-    except BaseException:
-        take_back(calls)
-        raise
-    finally:
-        if token is not None:
-            OWNERS.reset(token)
-    return calls, owners
-
-
-async def open_layers_async(
-    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[GuardedCall], tuple[Charge, ...]]:
-    owners = open_ones(OWNERS.get())
-    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
-    calls: list[GuardedCall] = []
-    token = OWNERS.set(owners) if len(layers) > 1 else None
     try:
         for layer in layers:
             request = layer.request(args, kwargs)
             if layer.settings.tokens is not None:
                 counted = _count(layer, args, kwargs)
-                request = layer.counted(request, await _result_of(counted) if inspect.isawaitable(counted) else counted)
-            call = open_now(layer, request) or await _open_awaiting(layer, request)
+                if not no_loop and inspect.isawaitable(counted):
+                    counted = await _result_of(counted)
+                request = layer.counted(request, counted)
+            call = open_now(layer, request, owners) or await _open_in_turn(layer, request, owners, no_loop)
             calls.append(call)
             if stacked:
                 call.stacked = True
             if call.charge is not None:
                 owners = (*owners, call.charge)
-            if token is not None:
-                OWNERS.set(owners)
     except BaseException:
         take_back(calls)
         raise
-    finally:
-        if token is not None:
-            with suppress(ValueError):  # a coroutine that is thrown away ends in another context
-                OWNERS.reset(token)
     return calls, owners
+
+
+def open_layers_now(
+    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Opened:
+    """``open_layers`` for synchronous callers."""
+    make = partial(open_layers, caller, stacked, is_inner, args, kwargs, no_loop=True)
+    return drive(make, False, lambda opened: take_back(opened[0]))
 
 
 async def _recovered(caller: Caller, fault: Exception) -> list[GuardedCall]:
@@ -520,31 +502,20 @@ def take_back(calls: list[GuardedCall]) -> None:
         never_left(call)
 
 
-def _open_waiting(layer: Caller, request: Request) -> GuardedCall:
-    on_loop = asyncio._get_running_loop() is not None  # a sync call on an event loop blocks everything on it
-    admission, ticket = layer.admission(request, True)
+async def _open_in_turn(layer: Caller, request: Request, owners: tuple[Charge, ...], no_loop: bool) -> GuardedCall:
+    """Open a call, after those whose cost must be known first."""
+    on_loop = no_loop and asyncio._get_running_loop() is not None  # it blocks everything on that loop
+    admission, ticket = layer.admission(request, no_loop, owners)
     try:
-        if admission is Admission.QUEUED and ticket is not None:
-            try:
-                ticket.result(0.0 if on_loop else layer.settings.policy.hold_seconds)
-            except TimeoutError:  # the ledger knows what the others have reserved
-                layer.give_back(ticket)
+        if admission is Admission.QUEUED and ticket is not None and not ticket.done():
+            if no_loop and not on_loop:
+                await StepOut()
+            if on_loop or not await may_start(ticket, layer.settings.policy.hold_seconds):
+                layer.give_back(ticket)  # the ledger knows what the others have reserved
                 admission, ticket = Admission.ALONGSIDE if on_loop else Admission.NOW, None
-        make = partial(open_call, layer, request, admission, ticket, True, on_loop)
-        return drive(make, layer.guard.shares_store, never_left)
-    except BaseException:
-        layer.give_back(ticket)
-        raise
-
-
-async def _open_awaiting(layer: Caller, request: Request) -> GuardedCall:
-    admission, ticket = layer.admission(request, False)
-    try:
-        seconds = layer.settings.policy.hold_seconds
-        if admission is Admission.QUEUED and ticket is not None and not await may_start(ticket, seconds):
-            layer.give_back(ticket)
-            admission, ticket = Admission.NOW, None
-        return await open_call(layer, request, admission, ticket, False)
+        if no_loop and layer.guard.shares_store:
+            await StepOut()
+        return await open_call(layer, request, admission, ticket, no_loop, on_loop, owners)
     except BaseException:
         layer.give_back(ticket)
         raise

@@ -53,6 +53,7 @@ class ModelRequest:
     audio_tokens: int = 0
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
     switch: ModelSwitch | None = None  # where the adapter can send the request to another model
+    fixed_output: bool = False  # the adapter cannot send a lower output limit
     counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
 
     @classmethod

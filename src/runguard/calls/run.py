@@ -343,6 +343,7 @@ class AgentRun:
         guard, run, lane = layer
         event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
+        event.fixed_output = request.fixed_output
         event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
         event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
         event.context_limit = guard.context_limit(request.model)

@@ -61,6 +61,7 @@ class ModelCall:
     input_tokens: int = 0  # an upper estimate of the prompt
     audio_tokens: int = 0  # of the prompt
     max_output_tokens: int | None = None  # of each candidate, as the request says; None: whatever the model can
+    fixed_output: bool = False  # nothing can lower its output limit: what the rest cannot pay for is refused
     projected_tokens: int | None = None  # the likely size of the prompt
     context_limit: int | None = None  # its highest size; None: unknown
     tool: str = ""  # the tool call it is made in

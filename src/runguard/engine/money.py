@@ -893,7 +893,9 @@ class Reserver:
                     if await self._for_room(visit, refusal, opening, charge, event, denied):
                         return None
             else:
-                lowered = affordable_output(charge, refusal, self._policy.min_output_tokens)
+                lowered = (
+                    None if event.fixed_output else affordable_output(charge, refusal, self._policy.min_output_tokens)
+                )
                 if lowered is None and visit is not None and opening is not None:
                     if await self._for_room(visit, refusal, opening, charge, event, denied):
                         return None
@@ -1014,7 +1016,7 @@ def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int
         return False
     if charge.bound is not None:
         return not take_the_rest(copy(charge), event, refusal)
-    return affordable_output(charge, refusal, useful) is None
+    return event.fixed_output or affordable_output(charge, refusal, useful) is None
 
 
 # ---- Which thresholds of a call's budgets are reached: those that stop it, and those that fire after it

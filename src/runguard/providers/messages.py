@@ -7,7 +7,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, auto
@@ -82,6 +82,7 @@ _REQUEST_NAMES: Final[dict[str, _Is]] = {
         _ELSEWHERE,
     ),
 }
+_HISTORIES: Final = frozenset({"messages", "contents", "input"})  # these grow from call to call
 # A lone first text is a model only if it looks like one: "hello" is a prompt.
 _MODEL_NAME: Final = re.compile(
     r"(?:[\w.@-]+/)*(?:gpt|chatgpt|o\d|codex|claude|gemini|gemma|models|llama|mistral|mixtral|magistral|ministral|codestral|deepseek|qwen|grok|command|nova|kimi|glm|phi)"
@@ -108,11 +109,23 @@ class Request:
     limit: int | None = None  # output tokens of one candidate
 
 
-def read_request(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Request:
-    """Return what the arguments of a call ask for. Never raises: unreadable parts count as not reported."""
+def read_request(
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
+    sizes: Callable[[Any], tuple[int, int]] = measure,
+) -> Request:
+    """Return what the arguments of a call ask for. Never raises: unreadable parts count as not reported.
+
+    ``sizes``: measures the messages of the call, where those of earlier calls are known.
+    """
     request = Request()
     try:
-        _take(request, kwargs.items(), 0)
+        for name in _HISTORIES:
+            if (messages := kwargs.get(name)) is not None:
+                size, audio = sizes(messages)
+                request.size += size
+                request.audio_tokens += audio
+        _take(request, ((name, value) for name, value in kwargs.items() if name not in _HISTORIES), 0)
         for value in args:
             _take_positional(request, value)
     except Exception:

@@ -710,9 +710,8 @@ def answer_size(content: Any) -> int:
 def measure(value: Any) -> tuple[int, int]:
     """Bytes, and the tokens of it that are audio.
 
-    A text takes the same short time however long it is, and numbers and texts are counted where they are held. So a
-    prompt is measured whole for every call: a check that notices each change in an old message would take as long. No
-    code of the values runs, and the work is bounded: linear in the text, and in the number of values up to ``_NODES``.
+    A text takes the same short time however long it is, and numbers and texts are counted where they are held. No code
+    of the values runs, and the work is bounded: linear in the text, and in the number of values up to ``_NODES``.
     """
     size = audio = nodes = 0
     pending: list[Any] = [value]
@@ -761,6 +760,70 @@ def measure(value: Any) -> tuple[int, int]:
         if nodes > _NODES:
             return max(size, _ENOUGH), audio
     return size, audio
+
+
+class GrowingPrompts:
+    """The sizes of lists of messages that grow from call to call: only what is new is measured.
+
+    A list is known by its first message, and counts as grown as long as it begins with the same objects. An object can
+    still be changed in place. So the newest ones and a few older ones in turn are measured again at each call, and the
+    whole list where one of them has another size. Not safe for threads: measuring anew is the worst that can happen.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Measured] = {}  # by the identity of the first message, which is kept alive
+
+    def measure(self, messages: Any) -> tuple[int, int]:
+        """Return bytes and audio tokens, as ``measure`` does."""
+        if type(messages) is not list or not _FEW <= len(messages) <= _MANY or type(messages[0]) in _NUMBERS:
+            return measure(messages)
+        known = self._known.get(id(messages[0]))
+        if known is None or not known.is_beginning_of(messages):
+            while len(self._known) >= _CONVERSATIONS:
+                self._known.pop(next(iter(self._known)), None)
+            known = self._known[id(messages[0])] = _Measured()
+        known.grow(messages)
+        return known.size, known.audio
+
+
+_FEW: Final = 8  # fewer messages are measured faster than looked up
+_MANY: Final = 20_000
+_CONVERSATIONS: Final = 2  # of one run
+_NEWEST: Final = 2
+_OLDER: Final = 2
+
+
+class _Measured:
+    """A list of messages whose sizes are known."""
+
+    __slots__ = ("_messages", "_next", "_sizes", "audio", "size")
+
+    def __init__(self) -> None:
+        self._messages: list[Any] = []
+        self._sizes: list[tuple[int, int]] = []
+        self._next = 0  # of the older messages, the one to measure again
+        self.size = self.audio = 0
+
+    def is_beginning_of(self, messages: list[Any]) -> bool:
+        number = len(self._messages)
+        if number > len(messages) or messages[number - 1] is not self._messages[-1]:
+            return False
+        # The same objects are equal at once. Others are compared by their own code, which may say anything.
+        if (messages if number == len(messages) else messages[:number]) != self._messages:
+            return False
+        looked_at = {number - 1 - n for n in range(min(_NEWEST, number))}
+        looked_at |= {(self._next + n) % number for n in range(_OLDER)}
+        self._next = (self._next + _OLDER) % number
+        return all(messages[n] is self._messages[n] and measure([messages[n]]) == self._sizes[n] for n in looked_at)
+
+    def grow(self, messages: list[Any]) -> None:
+        for message in messages[len(self._messages) :]:
+            size, audio = measure([message])
+            self._messages.append(message)
+            self._sizes.append((size, audio))
+            self.size, self.audio = self.size + size, self.audio + audio
 
 
 def _other(item: Any, kind: type, pending: list[Any]) -> int:
