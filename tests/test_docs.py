@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "reference").glob("*.md")),
     *sorted((ROOT / "docs" / "contributing").glob("*.md")),
@@ -84,8 +87,17 @@ def test_policy_snippet_is_valid(text: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_have_targets(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        at = page.parent / target if target else page
+        assert at.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(at), f"{page.name} links to {target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that the headings of a page get, here and on the repository's host."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_readme_shows_the_measured_stop() -> None:
