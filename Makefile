@@ -88,6 +88,7 @@ types-frameworks: $(FRAMEWORKS)/.ready
 	@$(FRAMEWORKS)/bin/mypy --config-file mypy-frameworks.ini
 
 docs: $(NEW)/.ready
+	@$(NEW)/bin/python docs/words.py
 	@$(NEW)/bin/sphinx-build -q -W --keep-going -n docs build/site && echo "build/site/index.html"
 
 # The dashboard is tested in a real Chromium: one that is there, or the system's package, or the one that Playwright brings.
@@ -153,7 +154,7 @@ test-adk-own: $(NEW)/.ready
 PYTHONS ?= 3.11 3.12 3.13 3.14
 test-pythons: $(NEW)/.ready
 	@for python in $(PYTHONS); do \
-	  found=$$($(NEW)/bin/uv python find --quiet --no-python-downloads $$python 2>/dev/null || \
+	  found=$$($(NEW)/bin/uv python find --no-python-downloads $$python 2>/dev/null || \
 	    ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/$$python.*/bin/python 2>/dev/null | tail -n 1); \
 	  test -n "$$found" || { echo "== no Python $$python here"; continue; }; \
 	  echo "== Python $$python: $$found"; \

@@ -2,17 +2,22 @@
 
     make release-check
 
-Builds the wheel and the source distribution and checks what they contain and say. Installs each into an environment of
-its own and runs ``runguard demo`` and ``runguard doctor`` there. Compares the public API with the last tag ``v*``; a
-break that the changelog does not announce fails the check.
+Builds the wheel and the source distribution twice, compares them and checks what they contain and say. Installs the
+wheel on each supported Python into empty environments, with each extra alone and with all together, and runs
+``runguard demo`` and ``runguard doctor`` there. Compares the public API with the last tag ``v*``; a break that the
+changelog does not announce fails the check. ``PYTHONS="3.13"`` checks fewer.
 """
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import time
+import tomllib
 import zipfile
+from collections.abc import Sequence
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -20,6 +25,21 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 import api_breaks  # noqa: E402
 import sbom  # noqa: E402
+
+PYTHONS = os.environ.get("PYTHONS", "3.11 3.12 3.13 3.14").split()
+NEEDED = {"3.11", "3.12", "3.13"}  # the others are checked where they are installed
+MODULES = {  # of each extra: what it is for
+    "adk": "runguard.adk",
+    "prices": "genai_prices",
+    "redis": "redis",
+    "postgres": "psycopg",
+    "otel": "opentelemetry.metrics",
+    "metrics": "opentelemetry.exporter.prometheus",
+    "langchain": "runguard.langchain",
+    "openai-agents": "runguard.openai_agents",
+    "pydantic-ai": "runguard.pydantic_ai",
+    "dashboard": "uvicorn",
+}
 
 _problems: list[str] = []
 
@@ -30,9 +50,12 @@ def check(is_ok: bool, what: str) -> None:
         _problems.append(what)
 
 
-def run(*command: str | Path, where: Path = ROOT, quiet: bool = True) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run([str(word) for word in command], cwd=where, capture_output=quiet, text=True, check=False)
-    if done.returncode and quiet:
+def run(*command: str | Path, where: Path = ROOT, speaks: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a command. ``speaks``: print what it said when it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    words = [str(word) for word in command]
+    done = subprocess.run(words, cwd=where, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode and speaks:
         print(done.stdout[-3000:], done.stderr[-3000:], sep="\n")
     return done
 
@@ -78,22 +101,62 @@ def check_sdist(sdist: Path) -> None:
     check(not unwanted, "the source distribution contains nothing that is not in the repository")
 
 
-def check_install(package: Path, python: str, uv: str) -> None:
-    """Install into an empty environment; run the demo and the doctor outside of the repository."""
+def find_python(version: str, uv: str) -> str | None:
+    """Return the path of a Python that is installed: on the PATH, one of uv, or one of pyenv."""
+    found = run(uv, "python", "find", "--no-project", "--no-python-downloads", version, speaks=False)
+    path = found.stdout.strip()
+    if path and run(path, "-c", "", speaks=False).returncode == 0:  # a shim of pyenv may lead nowhere
+        return path
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    return str(max(pyenv.glob(f"{version}.*/bin/python"), default="")) or None
+
+
+def check_install(package: Path, extras: Sequence[str], python: str, uv: str, *, runs: bool) -> None:
+    """Install a package into an empty environment, outside of the repository. ``runs``: try the demo and the doctor."""
+    kind = "wheel" if package.suffix == ".whl" else "source distribution"
+    what = f"the {kind} with {', '.join(extras) if len(extras) < 3 else 'all extras'}"
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         binaries = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
-        made = run(uv, "venv", "--quiet", "--python", python, folder / "venv")
-        installed = run(
-            uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", binaries / "python", f"{package}[adk]"
-        )
-        kind = "wheel" if package.suffix == ".whl" else "source distribution"
-        check(made.returncode == installed.returncode == 0, f"the {kind} can be installed on Python {python}")
+        interpreter = binaries / "python"
+        run(uv, "venv", "--quiet", "--python", python, folder / "venv")
+        compiled = ["--compile-bytecode"] if runs else []
+        spec = f"{package}[{','.join(extras)}]"
+        installed = run(uv, "pip", "install", "--quiet", *compiled, "--python", interpreter, spec)
+        checked = run(uv, "pip", "check", "--python", interpreter)
+        imports = "; ".join(f"from {MODULES[extra]} import *" for extra in extras)
+        imported = run(interpreter, "-W", "ignore", "-c", imports, where=folder)
+        version = run(interpreter, "-c", "import sys; print(sys.version.split()[0])").stdout.strip()
+        held = installed.returncode == checked.returncode == imported.returncode == 0
+        check(held, f"{what} on Python {version}: installed, `pip check`, imported")
+        if not runs:
+            return
         for command in ("demo", "doctor"):
             done = run(binaries / "runguard", command, where=folder)
-            check(done.returncode == 0, f"runguard {command} from the {kind}")
+            check(done.returncode == 0, f"  runguard {command}")
         said = run(binaries / "runguard", "--version", where=folder).stdout.split()[-1:]
-        check(said == [sbom.version()], f"runguard --version says {' '.join(said)}")
+        check(said == [sbom.version()], f"  runguard --version says {' '.join(said)}")
+
+
+def check_old_python(uv: str) -> None:
+    """An installation from the clone with pip on a Python that is too old must say so within a minute."""
+    old = find_python("3.10", uv)
+    if old is None:
+        print("skipped  no Python 3.10 here")
+        return
+    with tempfile.TemporaryDirectory() as place:
+        run(old, "-m", "venv", Path(place) / "venv")
+        began = time.monotonic()
+        done = run(Path(place) / "venv" / "bin" / "pip", "install", f"{ROOT}[adk]", speaks=False)
+        told = "RunGuard needs Python" in done.stdout + done.stderr or "requires a different Python" in done.stderr
+        check(bool(done.returncode) and told and time.monotonic() - began < 60, "Python 3.10 is refused at once")
+
+
+def check_changelog() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    named = any(sbom.version() in section or "nreleased" in section for section in sections[:1])
+    check(named, f"the changelog begins with version {sbom.version()}: {sections[:1]}")
 
 
 def check_api() -> None:
@@ -127,24 +190,49 @@ def _exported() -> set[str]:
     return set(run(sys.executable, "-c", script, *api_breaks.PUBLIC).stdout.split())
 
 
+def build(uv: str, place: Path) -> dict[str, Path]:
+    """Build twice and compare. Return the built files by the last part of their name."""
+    built: list[dict[str, bytes]] = []
+    for folder in (place / "one", place / "two"):
+        done = run(uv, "build", "--quiet", "--out-dir", folder)
+        if done.returncode:
+            check(False, "the wheel and the source distribution can be built")
+            return {}
+        built.append({path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".whl", ".gz")})
+    check(built[0] == built[1], f"two builds are equal, byte for byte: {', '.join(sorted(built[0]))}")
+    return {path.suffix: path for path in (place / "one").iterdir()}
+
+
 def main() -> int:
     uv = str(Path(sys.executable).with_name("uv"))
-    pythons = os.environ.get("PYTHONS", f"{sys.version_info.major}.{sys.version_info.minor}").split()
-    check(
-        run(sys.executable, ROOT / "scripts" / "sbom.py", "--check").returncode == 0, "the bill of materials is current"
+    extras = list(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     )
+    check(sorted(extras) == sorted(MODULES), "each extra has a module to import in scripts/release_check.py")
+    check(run("git", "status", "--porcelain").stdout == "", "the clone is clean")
+    check_changelog()
+    made = run(sys.executable, ROOT / "scripts" / "sbom.py", "--check")
+    check(made.returncode == 0, "the bill of materials is current")
+    links = run(sys.executable, "-m", "pytest", "-q", "tests/test_docs.py", "-k", "links")
+    check(links.returncode == 0, "every link of the documentation has a target")
     with tempfile.TemporaryDirectory() as place:
-        built = run(uv, "build", "--quiet", "--out-dir", place)
-        check(built.returncode == 0, "the wheel and the source distribution can be built")
-        if built.returncode:
+        built = build(uv, Path(place))
+        if not built:
             return 1
-        (wheel,), (sdist,) = Path(place).glob("*.whl"), Path(place).glob("*.tar.gz")
+        wheel, sdist = built[".whl"], built[".gz"]
         check_wheel(wheel)
         check_sdist(sdist)
         check(run(sys.executable, "-m", "twine", "check", "--strict", wheel, sdist).returncode == 0, "twine check")
-        for python in pythons:
-            check_install(wheel, python, uv)
-        check_install(sdist, pythons[0], uv)
+        for version in PYTHONS:
+            python = find_python(version, uv)
+            if python is None:
+                check(version not in NEEDED, f"Python {version} is installed")
+                continue
+            for extra in extras:
+                check_install(wheel, [extra], python, uv, runs=extra == "adk")
+            check_install(wheel, extras, python, uv, runs=True)
+        check_install(sdist, ["adk"], sys.executable, uv, runs=True)
+    check_old_python(uv)
     check_api()
     print(f"{len(_problems)} problems" if _problems else "a release can be made")
     return 1 if _problems else 0

@@ -78,7 +78,10 @@ def test_all_is_well_here() -> None:
         ("python", "runguard", "google-adk", "policy", "store", "price list", "prices", "self-test"), "ok"
     )
     assert "a limit of 3 model calls stopped after 3" in found["self-test"]["found"]
-    assert "the kill switch before the first; all calls answered" in found["self-test"]["found"]
+    assert (
+        "the kill switch stopped a run before its first call; every tool call was answered"
+        in found["self-test"]["found"]
+    )
     shown = runguard("doctor")
     assert shown.exit_code == 0
     assert shown.stdout.splitlines()[-1] == "no problems, no warnings"
@@ -112,6 +115,14 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
             "problem",
             "comes after LoggingPlugin",
         ),
+        (
+            (
+                "runguard.install(max_usd=3)\n"
+                "app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(max_usd=8)])"
+            ),
+            "warning",
+            "max_usd=8 applies, not 3. Give the plugin these settings, or leave the plugin out",
+        ),
         ("", "problem", "is not guarded: it has no RunGuardPlugin"),
         (
             "root_agent = LlmAgent(name='a', model=GuardedLlm('gemini-2.5-flash', max_usd=1))",
@@ -119,10 +130,10 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
             "is guarded by its models",
         ),
     ],
-    ids=["install", "first", "second", "none", "guarded model"],
+    ids=["install", "first", "second", "both", "none", "guarded model"],
 )
 def test_is_the_app_guarded_and_does_the_guard_stand_first(more: str, state: str, words: str) -> None:
-    line = lines("--app", agent(more), code=0 if state == "ok" else 1)["plugins"]
+    line = lines("--app", agent(more), code=1 if state == "problem" else 0)["plugins"]
     assert line["state"] == state
     assert words in line["found"]
     assert bool(line["do"]) == (state != "ok")

@@ -222,9 +222,22 @@ async def test_a_running_run_is_seen_with_what_it_has_reserved(place: Place) -> 
         async with asyncio.timeout(40):
             while not (ran := told("status", "--store", filled))["running"]:  # noqa: ASYNC110 - another process would look just so
                 await asyncio.sleep(0.1)
+        scoped = {
+            scope: len(told("status", "--store", filled, "--scope", scope)["running"])
+            for scope in (
+                "user:docs/dora",
+                "user:",
+                "session:docs/",
+                "app:docs",
+                "user:docs/eve",
+                "app:other",
+                "model:",
+            )
+        }
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    assert list(scoped.values()) == [1, 1, 1, 1, 0, 0, 1], scoped
     (row,) = ran["running"]
     assert (row["app"], row["user"], row["in_flight"]) == ("docs", "dora", 1)
     assert next(b for b in ran["budgets"] if (b["scope"], b["unit"]) == ("user:docs/dora", "usd"))["reserved"] != "0"

@@ -34,13 +34,14 @@ def line(*arguments: str) -> dict[str, str]:
 def test_an_update_is_written_and_used(own_place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed("99.1", monkeypatch)
     ran = told("prices", "--update", "gemini-2.5-flash")
-    assert ran["updated"] == {"written": True, "file": str(own_place)}
+    assert ran["updated"] == {"written": True, "file": str(own_place), "why": None}
     assert ran["list"]["source"].startswith("genai-prices 99.1, table of ")
     assert ran["models"][0]["source"] == ran["list"]["source"]
     assert PriceTable(own_place.read_text(encoding="utf-8")).release == "99.1"
     assert [path.name for path in own_place.parent.iterdir()] == ["prices.jsonl"]
-    again = runguard("prices", "--update").stdout
-    assert "the installed genai-prices is not newer than the table in use: pip install -U genai-prices" in again
+    again = " ".join(runguard("prices", "--update").stdout.split())
+    assert "the installed genai-prices 99.1 is not newer than genai-prices 99.1, table of " in again
+    assert ": pip install -U genai-prices price list: " in again
 
 
 @pytest.mark.parametrize("release", [genai_prices.__version__, "0.0.7"])
@@ -48,9 +49,32 @@ def test_nothing_is_written_when_the_package_is_not_newer(
     release: str, own_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(release, monkeypatch)
-    assert told("prices", "--update")["updated"] == {"written": False, "file": None}
+    assert told("prices", "--update")["updated"]["written"] is False
     assert not own_place.exists()
     assert current_table() is packaged_table()
+
+
+def test_a_table_from_another_machine_is_taken_from_its_file(own_place: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "prices of the other machine.jsonl"
+    head, _, body = PACKAGED.read_text(encoding="utf-8").partition("\n")
+    theirs.write_text(f"{head.replace(packaged_table().release, '98.7')}\n{body}", encoding="utf-8")
+    ran = told("prices", "--update", "--from", theirs, "gemini-2.5-flash")
+    assert ran["updated"] == {"written": True, "file": str(own_place), "why": None}
+    assert ran["models"][0]["source"].startswith("genai-prices 98.7, table of ")
+    theirs.write_text(PACKAGED.read_text(encoding="utf-8"), encoding="utf-8")
+    older = told("prices", "--update", "--from", theirs)["updated"]
+    assert older["written"] is False
+    assert "is not newer than genai-prices 98.7" in older["why"]
+
+
+def test_a_file_that_is_no_price_table_changes_nothing(own_place: Path, tmp_path: Path) -> None:
+    (other := tmp_path / "other.json").write_text("[]\n")
+    ran = runguard("prices", "--update", "--from", other)
+    assert ran.exit_code == 2
+    assert "not a price table" in ran.stderr
+    assert "name a file that `runguard prices --update` wrote" in ran.stderr
+    assert not own_place.exists()
+    assert "--from FILE needs --update" in runguard("prices", "--from", other).stderr
 
 
 def test_without_the_package_the_command_says_how_to_install_it(
@@ -74,11 +98,32 @@ def test_a_place_that_cannot_be_written(own_place: Path, monkeypatch: pytest.Mon
 
 def test_a_policy_that_asks_for_the_package_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runguard.toml").write_text('prices_source = "genai-prices"\n')
-    assert told("prices", "gemini-2.5-flash")["models"][0]["source"] == f"genai-prices {genai_prices.__version__}"
+    source = told("prices", "gemini-2.5-flash")["models"][0]["source"]
+    assert source.startswith(f"genai-prices {genai_prices.__version__}, installed ")
     monkeypatch.setitem(sys.modules, "genai_prices", None)
     ran = runguard("prices", "gemini-2.5-flash")
     assert ran.exit_code == 2
     assert "prices_source = 'genai-prices': genai-prices is not installed: pip install" in ran.stderr
+
+
+PER_TOKEN = """max_usd = 2
+[prices."gpt-5-own"]
+input = 0.00000125
+output = 0.00001
+[prices."free-model"]
+input = 0
+output = 0
+"""
+
+
+@pytest.mark.parametrize("command", ["check", "prices", "doctor"])
+def test_a_price_per_token_is_a_warning_that_names_the_unit(command: str) -> None:
+    Path("runguard.toml").write_text(PER_TOKEN)
+    shown = " ".join(runguard(command).stdout.split())
+    assert "prices.gpt-5-own: input = 0.00000125 is less than a thousandth of" in shown
+    assert "USD per million tokens, not per token; did you mean 1.25" in shown
+    assert "did you mean 10" in shown
+    assert "prices.free-model" not in shown
 
 
 # ---- doctor ---------------------------------------------------------------------------------------------------------
@@ -92,7 +137,7 @@ def test_doctor_shows_the_date_and_warns_after_90_days(days: int, state: str, mo
     found = line()
     age = f"table of {made}, {days} {'day' if days == 1 else 'days'} old"
     assert (found["state"], age in found["found"]) == (state, True)
-    assert found["do"] == ("pip install -U 'runguard-agents[prices]' && runguard prices --update" if days > 90 else "")
+    assert found["do"] == ("pip install -U 'runguard-agents[prices]'" if days > 90 else "")
 
 
 def test_doctor_reports_a_damaged_table(own_place: Path) -> None:

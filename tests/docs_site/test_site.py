@@ -2,6 +2,7 @@
 of another host.
 """
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -24,8 +25,21 @@ pytestmark = pytest.mark.timeout(180)
 
 PUBLIC = tuple(
     f"runguard{part}"
-    for part in ("", ".adk", ".alerts", ".calibrate", ".gate", ".replay", ".termination", ".testing", ".view")
+    for part in (
+        "",
+        ".adk",
+        ".alerts",
+        ".calibrate",
+        ".errors",
+        ".gate",
+        ".policy",
+        ".replay",
+        ".termination",
+        ".testing",
+        ".view",
+    )
 )
+ADAPTERS = ("langchain", "openai_agents", "pydantic_ai", "strands")  # not installed where the documentation is built
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
 
@@ -93,16 +107,39 @@ def test_no_page_asks_another_host(pages: dict[Path, Page]) -> None:
     assert sorted({address for page in pages.values() for address in page.loads if "//" in address}) == []
 
 
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
+def exported(adapter: str) -> list[str]:
+    """Return the names in the ``__all__`` of an adapter that cannot be imported here."""
+    home = ROOT / "src" / "runguard" / adapter
+    path = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
+    source = ast.parse(path.read_text(encoding="utf-8"))
+    for statement in source.body:
+        if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == ["__all__"]:
+            return list(ast.literal_eval(statement.value))
+    raise AssertionError(f"runguard.{adapter} has no __all__")
+
+
+@pytest.fixture(scope="session")
+def documented(site: Path) -> set[str]:
+    """Return every Python name that the built documentation explains."""
     from sphinx.util.inventory import InventoryFile
 
     with (site / "objects.inv").open("rb") as inventory:
-        documented = {
+        return {
             name
             for kind, names in InventoryFile.load(inventory, "", lambda base, path: path).items()
             if kind.startswith("py:")
             for name in names
         }
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_name_of_an_adapter_is_in_the_reference(adapter: str, documented: set[str]) -> None:
+    names = {f"runguard.{adapter}.{name}" for name in exported(adapter)}
+    assert names
+    assert names - documented == set()
+
+
+def test_every_public_name_is_in_the_reference(documented: set[str]) -> None:
     for module in PUBLIC:
         home = importlib.import_module(module)
         missing = [
@@ -111,6 +148,16 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
             if not {f"{module}.{name}", f"runguard.{name}", f"runguard.adk.{name}"} & documented
         ]
         assert missing == [], f"public names of {module} without a place in docs/reference"
+
+
+def test_the_words_of_every_page_are_printed() -> None:
+    done = subprocess.run([sys.executable, str(DOCS / "words.py")], capture_output=True, text=True, check=True)
+    *lines, total = done.stdout.replace(",", "").splitlines()
+    counted = {page: int(words) for words, page in map(str.split, lines)}
+    assert counted.keys() == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert total.split()[0] == str(sum(counted.values()))
+    assert list(counted.values()) == sorted(counted.values(), reverse=True)
+    assert min(counted.values()) > 0
 
 
 def test_the_settings_page_is_up_to_date() -> None:

@@ -230,7 +230,7 @@ def test_shadow_mode_does_not_wait_and_reports_it(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.INFO, "runguard"):
         virtually(go, per_minute(), mode="shadow")
     assert [line for line in caplog.messages if "would wait" in line] == [
-        "runguard.warn: a call would wait up to 60 s for room in the budget of model:m: 2 calls per 1m"
+        "runguard.warn: a call would wait up to 60 s for room in the budget of model:m: 2 calls per minute"
     ]
 
 
@@ -242,8 +242,8 @@ def test_a_wait_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "runguard"):
         virtually(go, per_minute())
     assert caplog.messages == [
-        "runguard.warn: a call waits up to 60 s for room in the budget of model:m: 2 calls per 1m",
-        "runguard.waited: a call of agent 'agent' waited 60.0 s for room in the budget of model:m: 2 calls per 1m",
+        "runguard.warn: a call waits up to 60 s for room in the budget of model:m: 2 calls per minute",
+        "runguard.waited: a call of agent 'agent' waited 60.0 s for room in the budget of model:m: 2 calls per minute",
     ]
 
 

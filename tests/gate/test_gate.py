@@ -6,11 +6,14 @@ from random import Random
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 
 from runguard import Policy
+from runguard.adk import RunGuardPlugin
 from runguard.gate import Baseline, gate
 from runguard.gate.checks import BaselineError
 from runguard.replay import UnreadableError
+from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.commands import runguard, told
 from tests.kit.recordings import looping, sized, working, write
 
@@ -91,6 +94,45 @@ def test_unlabelled_recordings_need_the_flag(tmp_path: Path) -> None:
     assert ran.exit_code == 2
     assert "--assume-success" in ran.stderr
     assert told("gate", good, "--assume-success")["ok"]
+
+
+def look() -> dict[str, int]:
+    return {"seen": 1}
+
+
+async def played(folder: Path, limit: int, **settings: Any) -> None:
+    """Sessions of real runs that want four model calls, as ADK exports them."""
+    folder.mkdir()  # noqa: ASYNC240 - nothing else runs on this loop
+    for name in ("one", "two"):
+        model = ScriptedModel([call("look"), call("look"), call("look"), text("done")])
+        guards = [RunGuardPlugin(max_model_calls=limit if name == "one" else 9, **settings)]
+        found = await run(LlmAgent(name="a", model=model, tools=[look]), plugins=guards, session_id=name)
+        (folder / f"{name}.json").write_text(found.session.model_dump_json())
+
+
+@pytest.mark.parametrize("source", ["sessions", "store"])
+async def test_a_run_that_runguard_stopped_is_not_assumed_to_be_a_success(tmp_path: Path, source: str) -> None:
+    store = f"sqlite:///{tmp_path / 'guard.db'}"
+    await played(tmp_path / "sessions", 2, store=store)
+    report = gate(str(tmp_path / "sessions") if source == "sessions" else store, Policy.build(), assume_success=True)
+    assert report.ok
+    assert report.checks[0].summary == (
+        "the policy leaves the only successful run alone; not assumed successful, because RunGuard stopped them: 1"
+    )
+    assert report.to_dict()["cost"]["successes"] == 1
+
+
+async def test_recordings_that_runguard_stopped_are_nothing_to_protect(tmp_path: Path) -> None:
+    await played(tmp_path / "sessions", 2)
+    (tmp_path / "sessions" / "two.json").unlink()
+    with pytest.raises(UnreadableError, match="RunGuard stopped 1 of the 1 runs, and the others are labelled failures"):
+        gate(str(tmp_path / "sessions"), Policy.build(), assume_success=True)
+
+
+async def test_a_run_that_would_have_been_stopped_in_shadow_mode_is_assumed_to_be_a_success(tmp_path: Path) -> None:
+    await played(tmp_path / "sessions", 2, mode="shadow")
+    report = gate(str(tmp_path / "sessions"), Policy.build(), assume_success=True)
+    assert report.checks[0].summary == "the policy leaves all 2 successful runs alone"
 
 
 @pytest.mark.parametrize("damaged", ["good", "loops"])

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING
+from runguard.engine.guard import Guard
 from runguard.errors import PolicyError
 from runguard.ledger.ledger import SCHEMA_VERSION, StoreError, StoreOutage
 from runguard.ledger.sqlite import SqliteSession, SqliteStore
+from runguard.policy import Policy
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
@@ -60,11 +62,30 @@ def digest(path: Path) -> dict[str, bytes]:
         "sqlite:///a.db?mode=ro",
         "sqlite:///a.db?synchronous=off",
         "sqlite:///a#b.db",
+        "sqlite:/absolute.db",
+        "sqlite:relative.db",
     ],
 )
 def test_sqlite_refuses_an_address_that_cannot_be_meant(url: str) -> None:
     with pytest.raises(PolicyError):
         SqliteStore(url)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there it is a path")
+@pytest.mark.parametrize(
+    "path", [r"C:\Users\me\guard.db", "c:/Users/me/guard.db", r"accounts\guard.db", "C:%5Cguard.db"]
+)
+def test_a_path_of_windows_does_not_become_the_name_of_a_file_elsewhere(path: str) -> None:
+    with pytest.raises(PolicyError, match="a path of Windows"):
+        SqliteStore(f"sqlite:///{path}")
+
+
+def test_a_missing_folder_is_named_and_not_created(tmp_path: Path) -> None:
+    missing = tmp_path / "tpyo"
+    guard = Guard(Policy.validated({"store": f"sqlite:///{missing}/guard.db"}, ""))
+    with pytest.raises(PolicyError, match=f"its folder {missing} does not exist; create the folder, or name another"):
+        guard.check_store()
+    assert not missing.exists()
 
 
 def test_sqlite_reads_its_address_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -302,6 +302,34 @@ def test_a_folder_in_place_of_a_file_is_refused(folder: Path, monkeypatch: pytes
     assert str(folder) in refused()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[runguard]\nmax_usd = 1\n", "[runguard]: settings stand at the top level of runguard.toml; move them there"),
+        ("[tool.runguard]\nmax_usd = 1\n", "[tool.runguard]: settings stand at the top level of runguard.toml; move"),
+        ('[budgets]\nusd = 5\nper = "user"\n', "[budgets]: write [[budgets]], with two brackets, because there may"),
+        ('[budget]\nusd = 5\nper = "user"\n', "[budget]: write [[budgets]], with two brackets"),
+        ('[[budget]]\nusd = 5\nper = "user"\n', "[budget]: write [[budgets]], with two brackets"),
+    ],
+)
+def test_a_misplaced_heading_is_answered_with_the_right_one(folder: Path, text: str, message: str) -> None:
+    (folder / "runguard.toml").write_text(text)
+    assert message in refused()
+    (folder / "runguard.toml").unlink()
+    (folder / "pyproject.toml").write_text("[tool.runguard.budgets]\nusd = 5\n")
+    assert "[tool.runguard.budgets]: write [[tool.runguard.budgets]]" in refused()
+
+
+def test_a_file_with_a_byte_order_mark_is_read(folder: Path) -> None:
+    (folder / "runguard.toml").write_bytes(b"\xef\xbb\xbfmax_model_calls = 7\n")
+    assert Policy.build().max_model_calls == 7
+
+
+def test_a_file_in_another_encoding_is_answered_with_the_one_to_use(folder: Path) -> None:
+    (folder / "runguard.toml").write_bytes("max_model_calls = 7\n".encode("utf-16"))
+    assert "save it as UTF-8" in refused()
+
+
 def test_a_pyproject_whose_entry_is_no_table_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "pyproject.toml").write_text("[tool]\nrunguard = 5\n")
     monkeypatch.setenv("RUNGUARD_POLICY", str(folder / "pyproject.toml"))

@@ -2,6 +2,7 @@
 calls.
 """
 
+import getpass
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -111,12 +112,19 @@ def test_an_extension_must_be_greater_than_0(more: dict[str, Any], says: str) ->
     assert str(error.value) == f"{says}: must be greater than 0"
 
 
-@pytest.mark.parametrize("actor", ["", " ", "\n", None, 5])
+@pytest.mark.parametrize("actor", ["", " ", "\n", 5])
 def test_a_stop_names_who_stops(actor: Any) -> None:
     call = guard(lambda: None)
     with pytest.raises(PolicyError, match=r"^actor: say who stops, such as actor='ops'$"):
         call.stop("all", actor=actor, reason="x")
     assert call.stops() == []
+
+
+def test_without_an_actor_the_user_of_this_system_stops() -> None:
+    call = guard(lambda: None)
+    call.stop("all")
+    (stop,) = call.stops()
+    assert stop.actor == getpass.getuser()
 
 
 @pytest.mark.parametrize("reason", ["", "  ", None])

@@ -12,7 +12,9 @@ import pytest
 from genai_prices.data_snapshot import get_snapshot
 from pydantic import ValidationError
 
+from runguard.engine.guard import Guard
 from runguard.errors import PolicyError
+from runguard.policy import Policy
 from runguard.pricing import book as price_list
 from runguard.pricing.book import (
     LIMITS,
@@ -25,6 +27,7 @@ from runguard.pricing.book import (
     is_release_of,
     limits_of,
     preload,
+    prices_per_token,
 )
 from runguard.pricing.rates import Rates, Usage
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
@@ -318,3 +321,33 @@ def test_the_price_table_is_read_only_when_a_price_is_needed() -> None:
         "assert 'genai_prices' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+# ---- prices per token instead of per million tokens
+
+
+def low(**prices: Any) -> list[str]:
+    return prices_per_token({name.replace("_", "-"): price for name, price in prices.items()}, "table")
+
+
+def test_a_price_a_thousand_times_below_its_family_is_reported_with_what_was_meant() -> None:
+    (line,) = low(claude_own=Price(input="0.000003", output=15))
+    assert line.startswith("prices.claude-own: input = 0.000003 is less than a thousandth of the lowest price of every")
+    assert "known claude model" in line
+    assert line.endswith("Prices are in USD per million tokens, not per token; did you mean 3?")
+
+
+def test_a_price_of_an_unknown_family_is_compared_with_every_known_model() -> None:
+    (line,) = low(zzz_own=[Price(input=1, output=2), Price(input=1, output="0.000002", since=date(2026, 1, 1))])
+    assert "output = 0.000002 is less than a thousandth of the lowest price of every known model" in line
+
+
+def test_free_and_cheap_models_are_no_mistake() -> None:
+    assert low(gemini_own=Price(input=0, output=0), gpt_own=Price(input="0.002", output="0.01")) == []
+
+
+def test_a_guard_warns_of_a_price_per_token(caplog: pytest.LogCaptureFixture) -> None:
+    guard = Guard(Policy.validated({"max_usd": 1, "prices": {"gemini-own": {"input": 3e-7, "output": 2}}}, ""))
+    guard.check_store()
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("runguard.low_price: prices.gemini-own: input = 0.0000003 ")

@@ -18,7 +18,9 @@ from genai_prices.types import ModelInfo, ModelPrice, Provider, TieredPrices
 from runguard.core.money import NANO
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
+from runguard.pricing import book as price_book
 from runguard.pricing.book import (
+    PACKAGED,
     PriceTable,
     Pricing,
     current_table,
@@ -249,6 +251,57 @@ def test_a_damaged_table_of_the_user_is_reported_and_not_used(
     assert "runguard prices --update" in line
 
 
+@pytest.fixture
+def an_old_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A RunGuard whose built-in table is older than the installed genai-prices."""
+    old = tmp_path / "old_table.jsonl"
+    body = PACKAGED.read_text(encoding="utf-8")
+    old.write_text(body.replace(f'"genai_prices":"{packaged_table().release}"', '"genai_prices":"0.0.9"', 1))
+    monkeypatch.setattr(price_book, "PACKAGED", old)
+    packaged_table.cache_clear()
+    yield
+    packaged_table.cache_clear()
+
+
+@pytest.mark.usefixtures("an_old_release")
+def test_an_installed_package_that_is_newer_than_the_built_in_table_is_used() -> None:
+    try:
+        set_custom_snapshot(one_model("5"))
+        assert cost_of_a_million() == 5 * NANO
+        assert current_table().source.startswith(f"genai-prices {genai_prices.__version__}, ")
+    finally:
+        set_custom_snapshot(None)
+
+
+@pytest.mark.usefixtures("an_old_release")
+def test_a_written_table_that_is_newer_than_the_installed_package_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    written("7", "999.0", monkeypatch)
+    assert cost_of_a_million() == 7 * NANO
+
+
+@pytest.mark.usefixtures("an_old_release")
+def test_a_package_whose_data_has_another_shape_leaves_the_table_in_use(caplog: pytest.LogCaptureFixture) -> None:
+    class Other:
+        providers = None
+        from_auto_update = False
+
+    try:
+        set_custom_snapshot(Other())  # type: ignore[arg-type]
+        assert cost_of_a_million() == NANO * 3 // 10
+    finally:
+        set_custom_snapshot(None)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("runguard.prices_failed: the prices of the installed genai-prices cannot be read: ")
+
+
+def test_of_two_tables_of_one_release_the_later_one_with_other_prices_is_newer() -> None:
+    early, late = (table_text(one_model(usd), date(2026, 11, day)) for usd, day in (("5", 1), ("6", 2)))
+    assert PriceTable(late).is_newer_than(PriceTable(early))
+    assert not PriceTable(early).is_newer_than(PriceTable(late))
+    same = table_text(one_model("5"), date(2026, 11, 3))
+    assert not PriceTable(same).is_newer_than(PriceTable(early))
+
+
 def test_without_a_home_folder_the_packaged_table_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RUNGUARD_PRICES", "XDG_DATA_HOME", "LOCALAPPDATA"):
         monkeypatch.delenv(name, raising=False)
@@ -276,7 +329,7 @@ def test_the_installed_package_is_followed_when_it_updates_its_prices() -> None:
         set_custom_snapshot(None)
     rates = book.rates("gemini-2.5-flash", 1.7e9)
     assert isinstance(rates, Rates)
-    assert rates.source == f"genai-prices {genai_prices.__version__}"
+    assert rates.source.startswith(f"genai-prices {genai_prices.__version__}, installed ")
 
 
 def test_the_installed_package_and_its_table_agree() -> None:

@@ -1,7 +1,10 @@
 """What people are told of a guard's work: each thing once, over all that share a store, and when it is over."""
 
+import json
 import sqlite3
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from runguard.alerts import Alert
 from runguard.calls.function_state import Caller
 from runguard.calls.functions import _settings
 from runguard.testing import FakeClock
+from tests.kit.alert_servers import Server
+from tests.kit.commands import runguard as runguard_command
 
 TRIPS = ("trip",)
 
@@ -89,6 +94,44 @@ def test_a_spent_budget_is_told_once_for_its_period(tmp_path: Path, store: str) 
             "user:chat/bob",
             "user:chat/alice",
         ]
+
+
+def test_an_alert_to_slack_names_user_and_model_and_the_command_that_shows_the_trip(
+    tmp_path: Path, serve: Callable[..., Server]
+) -> None:
+    server = serve()
+    settings = {"slack_webhook": server.url("/services/T/B/X"), "allow_private": True}
+    call = guard(
+        lambda model: {"usd": 0.5},
+        budget=Budget(usd=1, per="user"),
+        alerts=settings,
+        store=url(tmp_path, "sqlite"),
+        name="clerk",
+    )
+    spend_all(partial(call, model="gpt-5-mini"), 3, user="alice", app="chat")
+    settled(call)
+    (trip,) = call.trips
+    (message,) = [text for _, _, body, _ in server.requests if "stopped" in (text := json.loads(body)["text"])]
+    assert "of user alice" in message
+    assert "on gpt-5-mini" in message
+    assert message.endswith(f"Details: runguard trips show {trip.id}")
+    facts = next(
+        text
+        for _, _, body, _ in server.requests
+        if "rule: " in (text := json.loads(body)["blocks"][1]["elements"][0]["text"])
+    )
+    assert "user: alice\n" in facts
+    shown = runguard_command("trips", "show", trip.id, "--store", url(tmp_path, "sqlite"))
+    assert shown.exit_code == 0, shown.output
+
+
+def test_an_alert_about_a_store_in_memory_names_no_command_that_cannot_work() -> None:
+    heard = Heard()
+    call = guard(paid, budget={"max_usd": 0.2}, alerts=heard)
+    spend_all(call, 5)
+    settled(call)
+    (told,) = heard.of(*TRIPS)
+    assert "trips show" not in told.text
 
 
 def test_workers_that_share_a_store_tell_it_once(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import copy_context
 from copy import copy
+from decimal import Decimal
 from functools import wraps
 from typing import Any, Final, Unpack
+from weakref import WeakSet
 
 from google.adk.events import Event
 from google.adk.runners import Runner
@@ -40,7 +42,8 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     An equal second call returns the same plugin. A different one from the same file, such as an edited ``agent.py``
     that is loaded again, replaces the policy: spend, trips and stops are kept, and runs in flight finish under the
     policy they began with. A different one from another file raises. An App that registers a ``RunGuardPlugin`` of its
-    own keeps that one. Keywords are those of ``RunGuardPlugin``.
+    own keeps that one: only its policy applies there, and a warning names what differs. Keywords are those of
+    ``RunGuardPlugin``.
     """
     global _place
     caller = sys._getframe(1)
@@ -141,6 +144,7 @@ def _origin(value: Any) -> Any:
 
 # ---- The guard of a Runner
 
+_overruling: Final[WeakSet[RunGuardPlugin]] = WeakSet()  # apps' own plugins that were compared with install()
 _blind_spots: Final[set[tuple[str, str, str]]] = set()  # in the log already
 
 
@@ -156,6 +160,24 @@ def is_installed(plugin: RunGuardPlugin) -> bool:
     )
 
 
+def overruled_settings(own: RunGuardPlugin) -> str:
+    """Say which policy applies to an app that has a plugin of its own beside ``install()``; nothing if both agree."""
+    installed = IN_USE.installed
+    if installed is None or _same(own.guard.policy, installed.guard.policy):
+        return ""
+    ours, theirs = own.guard.policy, installed.guard.policy
+    names = [name for name in Policy.model_fields if _origin(getattr(ours, name)) != _origin(getattr(theirs, name))]
+    is_number = {name: isinstance(getattr(theirs, name), int | float | Decimal | None) for name in names}
+    shown = [  # numbers only: a text may hold a password
+        f"{name}={getattr(ours, name)} applies, not {getattr(theirs, name)}" if is_number[name] else f"{name} differs"
+        for name in names
+    ]
+    return (
+        f"this app has a RunGuardPlugin of its own, so the policy of install() at {_shown(_place)} does not apply to "
+        f"it: {'; '.join(shown)}. Give the plugin these settings, or leave the plugin out"
+    )
+
+
 def _guard_of(runner: Runner) -> Invocations | None:
     """The registry of a Runner's guard. An installed guard is put first; an App's own guard has precedence over it."""
     plugins = runner.plugin_manager.plugins
@@ -166,6 +188,10 @@ def _guard_of(runner: Runner) -> Invocations | None:
         IN_USE.injected.add(runner)
     if own is None:
         return None
+    if IN_USE.installed is not None and own not in _overruling and not is_installed(own):
+        _overruling.add(own)
+        if differing := overruled_settings(own):
+            _log.warning("runguard.two_policies: %s", differing)
     if plugins[0] is not own:
         if own.from_file_only or is_installed(own):
             plugins.remove(own)

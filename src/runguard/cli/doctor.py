@@ -36,7 +36,7 @@ from runguard.core.errors import PolicyError, RunGuardError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.settings import Policy, find_policy_file
-from runguard.pricing.book import updated_table
+from runguard.pricing.book import prices_per_token, updated_table
 from runguard.view.store import StoreView
 
 # ---- every check, with a live test that stops agents on this machine's ADK
@@ -140,8 +140,8 @@ async def _stops() -> str:
     _need(model.calls == 1, "no call runs after resume")
     loop = f"a loop was stopped by {rule} after {loop_calls}"
     return (
-        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch before the first; all "
-        "calls answered"
+        f"on real ADK a limit of 3 model calls stopped after 3, {loop}, the kill switch stopped a run before its "
+        "first call; every tool call was answered"
     )
 
 
@@ -351,6 +351,15 @@ def _missing_file(can_be_made: bool, path: str) -> CheckResult:
 
 
 def price_lines(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
+    """Report the models that have a price and those without, and prices that were given per token."""
+    low = [
+        CheckResult("prices", "warning", warning, "correct the price in the policy")
+        for warning in prices_per_token(policy.prices, policy.prices_source)
+    ]
+    return low + _known_prices(policy, named)
+
+
+def _known_prices(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
     names = dict.fromkeys(named)
     with contextlib.suppress(RunGuardError):  # the check of the store reports this
         names |= dict.fromkeys(seen_models(policy))
@@ -489,6 +498,10 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     if before:
         found = f"RunGuardPlugin comes after {', '.join(before)}: an earlier plugin that answers a call hides it"
         return CheckResult("plugins", "problem", found, "put RunGuardPlugin first in App(plugins=[...])")
+    from runguard.adk.runner import overruled_settings
+
+    if differing := overruled_settings(own):
+        return CheckResult("plugins", "warning", differing, "keep one of the two policies")
     return CheckResult(
         "plugins",
         "ok",

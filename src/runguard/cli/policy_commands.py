@@ -220,6 +220,7 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
     from runguard.cli.screens import check_environment, load_policy
     from runguard.core.errors import PolicyError
     from runguard.policy.settings import find_policy_file, policy_schema
+    from runguard.pricing.book import prices_per_token
 
     if schema:
         click.echo(json.dumps(policy_schema(), indent=2))
@@ -231,7 +232,8 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
         check_environment()
     except PolicyError as error:
         fail(ctx, str(error), file=str(path) if path else None)
-    changed, notes = _changed(policy), _overrides()
+    changed = _changed(policy)
+    notes = _overrides() + prices_per_token(policy.prices, policy.prices_source)
     sets_nothing = path is not None and not _has_table(path)
     if as_json:
         settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
@@ -269,7 +271,7 @@ def _has_table(path: Path) -> bool:
     """Return whether the file can set anything: a pyproject.toml needs a [tool.runguard] table."""
     if path.name != "pyproject.toml":
         return True
-    tool = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
+    tool = tomllib.loads(path.read_text(encoding="utf-8-sig")).get("tool", {})
     return isinstance(tool, dict) and "runguard" in tool
 
 
@@ -640,7 +642,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="PERCENT",
     help="By how much the cost per success may rise. Default: by what chance explains.",
 )
-@click.option("--assume-success", is_flag=True, help="Treat recordings without a label as successful.")
+@click.option(
+    "--assume-success", is_flag=True, help="Treat unlabelled recordings as successful, unless RunGuard stopped them."
+)
 @click.option("--junit", type=_FILE, help="Write the result as JUnit XML to this file.")
 @click.option("--markdown", type=_FILE, help="Write the result as Markdown to this file, for a pull request.")
 @json_option
@@ -723,21 +727,33 @@ def gate_command(
     runguard prices 'claude-sonnet-*' openai/gpt-5-mini
     runguard prices
     runguard prices --update
+    runguard prices --update --from prices.jsonl
     """,
 )
 @click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option("--update", is_flag=True, help="First take the prices of the installed genai-prices, for all later runs.")
+@click.option(
+    "--update", is_flag=True, help="First write the prices of the installed genai-prices, for all later runs."
+)
+@click.option(
+    "--from",
+    "table",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --update: take the price table FILE, which `runguard prices --update` wrote elsewhere.",
+)
 @store_option
 @json_option
-def prices_command(models: tuple[str, ...], update: bool, store: str | None, as_json: bool) -> None:
+def prices_command(models: tuple[str, ...], update: bool, table: Path | None, store: str | None, as_json: bool) -> None:
     """Show what models cost and where the price comes from.
 
     Prices are in dollars per million tokens, under the policy in force here. MODEL is an id as your agents use it, or a
     glob over the known models. Default: the models that the policy names, and those seen in its store. Exit code 0 if
     every model has a price, 1 if one has none, 2 if the policy or the store cannot be used.
 
-    --update writes a price table from the installed genai-prices, if that is newer than the table in use. It does not
-    use the network. Exit code 2 if genai-prices is not installed or the table cannot be written.
+    Runs use the newest of the built-in table, the installed genai-prices and the table that --update wrote. --update
+    writes a table from the installed genai-prices or from FILE, if that is newer than the table there is. It does not
+    use the network. Exit code 2 if genai-prices is not installed, FILE is not a price table or the table cannot be
+    written.
     """
     from runguard.cli.screens import (
         asked_models,
@@ -748,10 +764,14 @@ def prices_command(models: tuple[str, ...], update: bool, store: str | None, as_
         print_prices,
         update_table,
     )
+    from runguard.pricing.book import prices_per_token
 
-    updated = update_table() if update else None
+    if table is not None and not update:
+        raise click.UsageError("--from FILE needs --update")
+    updated = update_table(table) if update else None
     policy = policy_here(store)
     names, notes = asked_models(policy, models) if models or not update else ([], [])
+    notes += prices_per_token(policy.prices, policy.prices_source)
     found = [price_of(policy, name) for name in names]
     ok = all(line["source"] is not None for line in found) and not (models and not found)
     result = {

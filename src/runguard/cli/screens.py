@@ -144,6 +144,12 @@ def running_in(view: StoreView, scope: str) -> list[str]:
     return [row.run for row in view.running() if scope == ALL or scope in _scopes(row)]
 
 
+def begins_with(row: RunningRow, prefix: str) -> bool:
+    """Return whether a scope of the run starts with ``prefix``; True for scopes that a run does not tell, as model:."""
+    scopes, kind = _scopes(row), prefix.partition(":")[0]
+    return any(scope.startswith(prefix) for scope in scopes) or not any(scope.startswith(kind) for scope in scopes)
+
+
 def known_scopes(view: StoreView) -> list[str]:
     """Return every scope that has a budget in the store or an active run."""
     running = {scope for row in view.running() for scope in _scopes(row)}
@@ -560,7 +566,7 @@ def how_to_continue(story: Story) -> list[str]:
 # ---- ``runguard prices``: dollars per million tokens, and the price table that they come from
 
 OLD_DAYS: Final = 90  # providers change prices several times a year
-REFRESH: Final = "pip install -U 'runguard-agents[prices]' && runguard prices --update"
+REFRESH: Final = "pip install -U 'runguard-agents[prices]'"
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
 _SOURCES: Final = {"prices": "this policy, prices", "on_unpriced": "this policy, on_unpriced"}
 _SAME_AS: Final = {
@@ -582,18 +588,25 @@ def list_in_use(source: PricesSource) -> dict[str, Any]:
     return {"source": used.source, "date": used.date.isoformat(), "days_old": days, "old": days > OLD_DAYS}
 
 
-def update_table() -> dict[str, Any]:
-    """Write a table from the installed genai-prices; says where, or that the one in use is as new.
+def update_table(file: Path | None) -> dict[str, Any]:
+    """Write a table from a file or the installed genai-prices. Return where, or why the table in use stays.
 
-    It reads only the installed package and never uses the network.
+    It never uses the network.
     """
     try:
-        prices = book.snapshot()
+        text = book.table_text(book.snapshot(), book.installed_on()) if file is None else file.read_text("utf-8")
+        new = PriceTable(text)
     except ImportError:
         raise CommandError(book.MISSING) from None
-    text = book.table_text(prices, book.installed_on())
-    if not PriceTable(text).is_newer_than(current_table()):
-        return {"written": False, "file": None}
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        what = "the installed genai-prices" if file is None else str(file)
+        raise CommandError(
+            f"{what} cannot be used: {error}; name a file that `runguard prices --update` wrote"
+        ) from None
+    if not new.is_newer_than(used := book.newest_file()):
+        what = f"the installed genai-prices {new.release}" if file is None else f"{file} ({new.source})"
+        do = ": pip install -U genai-prices" if file is None else ""
+        return {"written": False, "file": None, "why": f"{what} is not newer than {used.source}{do}"}
     try:
         path = updated_path()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -605,7 +618,7 @@ def update_table() -> dict[str, Any]:
             f"the price table cannot be written: {error}; name a file with the variable RUNGUARD_PRICES"
         ) from None
     current_table.cache_clear()
-    return {"written": True, "file": str(path)}
+    return {"written": True, "file": str(path), "why": None}
 
 
 def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], list[str]]:
@@ -733,11 +746,7 @@ def print_prices(result: dict[str, Any]) -> None:
         for row in line["add"]:
             out.print(f"    {row}", soft_wrap=True)
     if result["updated"] is not None:
-        wrote = (
-            f"wrote {result['updated']['file']}"
-            if result["updated"]["written"]
-            else "the installed genai-prices is not newer than the table in use: pip install -U genai-prices"
-        )
+        wrote = f"wrote {result['updated']['file']}" if result["updated"]["written"] else result["updated"]["why"]
         out.print(f"{wrote}\nprice list: {result['list']['source']}", soft_wrap=True)
     elif result["list"]["old"]:
         out.print(f"note: the price list is old ({result['list']['source']}); {REFRESH}", soft_wrap=True)

@@ -39,7 +39,10 @@ _ROWS: Final = 25
     """,
 )
 @click.option(
-    "--scope", metavar="PREFIX", default="", help="Only budgets whose scope starts with this: user:, user:docs/alice."
+    "--scope",
+    metavar="PREFIX",
+    default="",
+    help="Only budgets and runs whose scope starts with this: user:, user:docs/alice.",
 )
 @click.option(
     "--by",
@@ -107,12 +110,14 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
 
 
 def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, Any]:
+    from runguard.cli.screens import begins_with
+
     now = view.now()
     budgets = [row for row in view.budgets() if row.scope.startswith(scope)]
     return {
         "now": now,
         "stops": view.stops(),
-        "running": view.running(),
+        "running": [row for row in view.running() if begins_with(row, scope)],
         "budgets": budgets,
         "spend": view.spend(since, now, by),
         "breakers": view.breakers(),
@@ -478,12 +483,9 @@ def _listening(ctx: click.Context, host: str, port: str) -> "socket.socket":
 
 
 def _user() -> str:
-    import getpass
+    from runguard.engine.guard import this_user
 
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have no name
-        return "unknown"
+    return this_user()
 
 
 @click.command(

@@ -73,7 +73,7 @@ NEAR_EQUAL: Final = "nearly equal long calls"
 REWORDED: Final = "answers in other words"  # to one call
 ORDERS: Final = "rounds of the same work"  # of an agent that is set to work again and again
 TOLD_AGAIN: Final = "reports in known words"  # of an agent that is called as a tool and uses no tools
-CUT_OFF: Final = "calls without their arguments"  # unit of a finding of the rule stall about rejected calls
+CUT_OFF: Final = "calls with missing arguments"  # unit of a finding of the rule stall about rejected calls
 # unit of a finding of the rule stall about answers that look like success and say "try again"
 TRY_AGAIN: Final = "answers that ask to try again"
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls

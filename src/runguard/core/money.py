@@ -270,6 +270,7 @@ class Per:
 
 _WINDOW: Final = re.compile(r"([1-9]\d{0,5})([smhdw])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600}
+_WINDOW_NAMES: Final = {"s": "second", "m": "minute", "h": "hour", "d": "day", "w": "week"}
 _DAY: Final = 86_400
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -345,6 +346,14 @@ class Window:
             begin = day - timedelta(days=(ordinal - 1) % days)
             after, name = begin + timedelta(days=days), begin.strftime("%Y-%m-%d")
         return name, begin.replace(tzinfo=zone).timestamp(), after.replace(tzinfo=zone).timestamp()
+
+
+def window_words(window: str) -> str:
+    """Return a window as people say it: day, 15 minutes, month."""
+    if window == "month":
+        return window
+    number, name = int(window[:-1]), _WINDOW_NAMES[window[-1]]
+    return name if number == 1 else f"{number} {name}s"
 
 
 def begin_of(window: str, ends: float) -> float:

@@ -43,6 +43,7 @@ from runguard.ledger.ledger import (
     StoreSession,
     change_document,
 )
+from runguard.ledger.memory import in_memory
 from runguard.policy.settings import Policy
 from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
 from runguard.reporting.delivery import Alerts
@@ -596,19 +597,23 @@ class Alarms:
             return  # alerted where it was thrown
         verb = "stopped" if trip.enforced else "would have stopped"
         where = "→".join(trip.agent_path) or trip.app or trip.run_id
+        who = f"{where} of user {trip.user_id}" if trip.user_id else where
+        who = f"{who} on {trip.model}" if trip.model else who
         money = finding.money
         text = (
-            f"RunGuard {verb} {where}: {trip.rule}, {_amount(trip.unit, trip.observed)}, "
+            f"RunGuard {verb} {who}: {trip.rule}, {_amount(trip.unit, trip.observed)}, "
             f"limit {_figure(trip.unit, trip.limit)}"
         )
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
         if money is not None and trip.rule == "budget":
             spent = next((_figure(trip.unit, item["spent"]) for item in trip.evidence if "spent" in item), "?")
             text = (
-                f"RunGuard {verb} {where}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, "
+                f"RunGuard {verb} {who}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, "
                 "too little is left for the next call"
             )
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
+        if not in_memory(self._ledger.name):  # else no other process can show it
+            text += f". Details: runguard trips show {trip.id}"
         facts: dict[str, Fact] = {
             "rule": trip.rule,
             "scope": trip.scope_id,
@@ -616,6 +621,7 @@ class Alarms:
             "limit": str(trip.limit),
             "unit": trip.unit,
             "app": trip.app,
+            "user": trip.user_id or None,
             "agent": where,
             "tool": trip.tool,
             "model": trip.model,

@@ -6,6 +6,7 @@ files of this package. ``Controls`` is what an operator can see and do.
 """
 
 import asyncio
+import getpass
 import json
 import logging
 import threading
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from runguard.background import off_loop
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
 from runguard.core.errors import PolicyError
 from runguard.core.events import (
@@ -66,7 +68,7 @@ from runguard.ledger.ledger import (
 from runguard.ledger.memory import MemoryLedger
 from runguard.policy.settings import Policy, ToolRule, switching
 from runguard.policy.tools import Tools
-from runguard.pricing.book import Pricing
+from runguard.pricing.book import Pricing, prices_per_token
 from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
 from runguard.reporting.telemetry import SAMPLE, Outbox, SpanCosts, Telemetry
@@ -599,6 +601,7 @@ class Guard:
         except (StoreError, StoreDeniedError) as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
         warn_of_many(self.policy)
+        warn_of_low_prices(self.policy)
 
     @property
     def store_name(self) -> str:
@@ -680,6 +683,20 @@ def warn_of_many(policy: Policy) -> None:
         )
 
 
+def warn_of_low_prices(policy: Policy) -> None:
+    """Warn of prices that were given per token. Limits in dollars would allow a million times as much."""
+    for warning in prices_per_token(policy.prices, policy.prices_source):
+        _log.warning("runguard.low_price: %s", warning)
+
+
+def this_user() -> str:
+    """Return the name of the user of this system."""
+    try:
+        return off_loop(getpass.getuser)
+    except (KeyError, OSError, ImportError):  # a container's user may have no name
+        return "unknown"
+
+
 # ---- What an operator can see and do, the same on a plugin, a guarded model and a guarded function
 
 
@@ -721,13 +738,13 @@ class Controls:
         """
         return self._in_charge.accounts.extend(scope, usd, tokens, calls)
 
-    def stop(self, scope: str, *, actor: str, reason: str | None = None) -> None:
+    def stop(self, scope: str, *, actor: str | None = None, reason: str | None = None) -> None:
         """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
 
-        Model calls in flight are ended, new ones and new runs are refused until ``resume``; with a shared
-        store, by every worker.
+        ``actor``: who stops the scope; None: the user of this system. Model calls in flight are ended, new ones and new
+        runs are refused until ``resume``; with a shared store, by every worker.
         """
-        self._in_charge.throw_switch(scope, actor, reason)
+        self._in_charge.throw_switch(scope, this_user() if actor is None else actor, reason)
 
     def resume(self, scope: str) -> None:
         """Take a stop back."""

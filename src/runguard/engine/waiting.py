@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from runguard.core.money import amount_text
+from runguard.core.money import amount_text, window_words
 from runguard.engine.charges import AccountLines, Charge
 from runguard.ledger.ledger import Account, Ledger, Refusal
 from runguard.policy.settings import Policy
@@ -36,7 +36,7 @@ class Opening:
     @property
     def text(self) -> str:
         limit = amount_text(self.unit, self.account.caps[self.unit])
-        return f"room in the budget of {self.account.scope}: {limit} per {self.account.window}"
+        return f"room in the budget of {self.account.scope}: {limit} per {window_words(self.account.window or '')}"
 
 
 class WaitListener(Protocol):

@@ -335,7 +335,8 @@ def gate(
     """Check the runs of ``source``, and that each run of ``loops`` is stopped. The sources are those of replay.
 
     ``baseline``: compare the cost per success with these figures; ``max_rise`` is the share by which it may rise.
-    ``assume_success``: treat runs without a label as successful. Raise UnreadableError if there is nothing to check.
+    ``assume_success``: treat runs without a label as successful, except those that RunGuard stopped. Raise
+    UnreadableError if there is nothing to check.
     """
     policy = policy if policy is not None else Policy.build()
     sources = open_sources(source, max_unpacked)
@@ -357,10 +358,11 @@ def _healthy_runs(
 ) -> tuple[Check, Baseline, Faults]:
     """Check that the policy stops and refuses nothing in successful runs."""
     check, figures, faults = Check("successful runs", PASSED, ""), Baseline(), Faults()
-    runs = successes = 0
+    runs = successes = stopped = 0
     for result in results_of(sources, policy, faults, model, workers):
-        success = result.success is True or (assume_success and result.success is None)
-        runs, successes = runs + 1, successes + success
+        is_assumed = assume_success and result.success is None
+        success = result.success is True or (is_assumed and not result.was_stopped)
+        runs, successes, stopped = runs + 1, successes + success, stopped + (is_assumed and result.was_stopped)
         stop, refusal = result.first("stop"), result.first("block")
         figures.add(result, success and stop is None)
         verdict = stop or refusal
@@ -372,6 +374,11 @@ def _healthy_runs(
             f"{', '.join(each.name for each in sources[:5])}: contains no run that can be read{detail}"
         )
     if not successes:
+        if stopped:
+            raise UnreadableError(
+                f"RunGuard stopped {stopped} of the {runs} runs, and the others are labelled failures, so there is "
+                "nothing to protect; record runs that went well"
+            )
         raise UnreadableError(
             f"none of the {runs} runs is labelled a success, so there is nothing to protect; label them "
             '("success": true), or pass --assume-success if the recordings are known to be good'
@@ -381,6 +388,8 @@ def _healthy_runs(
         if check.count
         else f"the policy leaves {_all(successes, 'successful run')} alone"
     )
+    if stopped:
+        check.summary += f"; not assumed successful, because RunGuard stopped them: {stopped}"
     return check, figures, faults
 
 

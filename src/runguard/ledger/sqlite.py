@@ -10,6 +10,7 @@ import json
 import math
 import operator
 import os
+import re
 import sqlite3
 import threading
 import time
@@ -297,7 +298,10 @@ class SqliteConnection:
             if seen.text:  # create nothing: neither the file nor its tables
                 self._db = self._reopened()
             else:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                if not path.parent.is_dir():  # a typing mistake must not become an empty store in a folder of its own
+                    raise StoreDeniedError(
+                        f"{path}: its folder {path.parent} does not exist; create the folder, or name another file"
+                    )
                 self._db = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
             try:
                 if seen.text:
@@ -895,6 +899,9 @@ class SqliteSession(SqliteHolds):
 # ---- The URL of a SQLite store.
 
 
+_OF_WINDOWS: Final = re.compile(r"/[a-z]:[\\/]|.*\\", re.IGNORECASE | re.DOTALL)
+
+
 class SqliteStore:
     """``sqlite:///relative.db`` or ``sqlite:////absolute.db``.
 
@@ -909,10 +916,16 @@ class SqliteStore:
                 "store = 'sqlite://…': a file has no user and password; write 'sqlite:///relative/path.db' or "
                 "'sqlite:////absolute/path.db'"
             )
-        if parts.netloc or parts.fragment or not path.startswith("/") or path == "/" or "\0" in path:
+        malformed = not url.startswith("sqlite:///") or parts.netloc or parts.fragment
+        if malformed or path == "/" or "\0" in path:
             raise PolicyError(
                 f"store = {url!r}: write 'sqlite:///relative/path.db' or 'sqlite:////absolute/path.db' (and "
                 "%23 for a #)"
+            )
+        if os.name != "nt" and _OF_WINDOWS.match(path):
+            raise PolicyError(
+                f"store = {url!r}: this is a path of Windows, which would become the name of one file here; "
+                "write 'sqlite:////absolute/path.db'"
             )
         if path.endswith(":memory:"):
             raise PolicyError(f"store = {url!r}: for accounts that live with the process use store = 'memory'")

@@ -371,7 +371,7 @@ class PolicyFile(SettingsModel):
     )
     prices_source: PricesSource = Field(
         default="table",
-        description="The price list: the table of this release, or the installed genai-prices package.",
+        description="The price list: the newest table, or the installed genai-prices package with its own updates.",
     )
     min_output_tokens: Count = Field(
         default=1024,
@@ -442,7 +442,7 @@ class PolicyFile(SettingsModel):
     )
     on_surplus: Literal["queue", "refuse"] | None = Field(
         default=None,
-        description="What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set).",
+        description="What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set).",
     )
     max_fan_out: Count | None = Field(
         default=None,
@@ -881,26 +881,48 @@ def load_policy_file(path: Path) -> dict[str, Any]:
     import tomllib  # most programs have no policy file
 
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a byte order mark
     except FileNotFoundError:
         named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
         raise PolicyError(
             f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise PolicyError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
+    except OSError as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"{path}: not valid TOML: {error}") from None
     if path.name == "pyproject.toml":
         tool = data.get("tool", {})
         data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
+        prefix = "tool.runguard."
+    else:
+        prefix = ""
     if not isinstance(data, dict):
         raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
+    if fault := _misplaced(data, path.name, prefix):
+        raise PolicyError(f"{path}: {fault}")
     store = data.get("store")
     if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
         # The file is found from any folder below: one policy must not become a store in each of them.
         data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
     return data
+
+
+def _misplaced(data: Mapping[str, Any], file: str, prefix: str) -> str:
+    """Return what is wrong with the headings of the tables; nothing where all is fine."""
+    for heading, outer in (("runguard", data), ("tool.runguard", data.get("tool"))):
+        if isinstance(outer, dict) and isinstance(outer.get("runguard"), dict):
+            where = f"in [{prefix.rstrip('.')}]" if prefix else "at the top level"
+            return f"[{prefix}{heading}]: settings stand {where} of {file}; move them there and remove this heading"
+    for name in ("budgets", "budget"):
+        value = data.get(name)
+        if isinstance(value, dict) or (name == "budget" and isinstance(value, list)):
+            return (
+                f"[{prefix}{name}]: write [[{prefix}budgets]], with two brackets, because there may be several budgets"
+            )
+    return ""
 
 
 # ---- The keywords of the adapters and of guarded functions, for editors and type checkers.
@@ -945,7 +967,7 @@ class CommonSettings(TypedDict, total=False):
     on_unpriced: Literal["refuse", "tokens"] | PriceOf
     """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""
     prices_source: Literal["table", "genai-prices"]
-    """The price list: the table of this release, or the installed genai-prices package."""
+    """The price list: the newest table, or the installed genai-prices package with its own updates."""
     min_output_tokens: int
     """When the rest of a budget cannot pay for a full answer, the answer is capped, down to this."""
     store: str
@@ -973,7 +995,7 @@ class CommonSettings(TypedDict, total=False):
     max_concurrent_agents: int | None
     """Model calls in flight at once. None: 20, surplus waits."""
     on_surplus: Literal["queue", "refuse"] | None
-    """What surplus model calls do: wait, or be refused (the default once max_concurrent_agents is set)."""
+    """What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set)."""
     max_fan_out: int | None
     """Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."""
     max_tool_result_chars: int | None

@@ -1,4 +1,4 @@
-"""The price book: rates and limits per model id, from the user first, then from the packaged table or genai-prices.
+"""The price book: rates and limits per model id, from the user first, then from the newest price table or genai-prices.
 
 ``policy/settings``, ``engine/guard``, ``replay/player`` and ``termination/usage`` ask ``Pricing``. ``cli/screens``
 shows and updates the price table.
@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from hashlib import blake2b
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, NamedTuple, Self, TypeVar
@@ -233,7 +234,7 @@ class PriceTable:
     models is first looked up, so loading the table takes about a millisecond.
     """
 
-    __slots__ = ("date", "providers", "release", "source")
+    __slots__ = ("date", "digest", "providers", "release", "source")
 
     def __init__(self, text: str, source: str = "") -> None:
         """ValueError when the text is not a complete table."""
@@ -243,6 +244,7 @@ class PriceTable:
             raise ValueError("not a price table that this release of runguard reads")
         if digest_of(body) != header["digest"]:
             raise ValueError("its lines do not match its digest: it is incomplete or was edited")
+        self.digest: str = header["digest"]
         self.release: str = header["genai_prices"]
         self.date = date.fromisoformat(header["date"])
         self.source = source or f"genai-prices {self.release}, table of {self.date}"
@@ -256,7 +258,9 @@ class PriceTable:
         return next((provider for provider in self.providers if provider.id == provider_id), None)
 
     def is_newer_than(self, other: "PriceTable") -> bool:
-        """By the release of genai-prices. The dates do not count: an old release may be installed today."""
+        """By the release of genai-prices, because an old release may be installed today. Then by date."""
+        if _number(self.release) == _number(other.release):
+            return self.date > other.date and self.digest != other.digest
         return _number(self.release) > _number(other.release)
 
 
@@ -294,7 +298,8 @@ def packaged_table() -> PriceTable:
 
 @cache
 def current_table() -> PriceTable:
-    """Return the newer one of the packaged table and the one that ``runguard prices --update`` wrote.
+    """Return the newest of three: the packaged table, the one that ``runguard prices --update`` wrote, and the prices
+    of the installed genai-prices.
 
     A process keeps the table that it first loaded.
     """
@@ -302,6 +307,26 @@ def current_table() -> PriceTable:
 
 
 def _newest_table() -> PriceTable:
+    newest = newest_file()
+    try:
+        if _number(release()) > _number(newest.release):
+            return (
+                live_table()
+            )  # takes a quarter of a second, so an installed package that is not newer is not imported
+    except ModuleNotFoundError:  # genai-prices is optional
+        pass
+    except Exception as error:  # another package's data, which may have any shape
+        _log.warning(
+            "runguard.prices_failed: the prices of the installed genai-prices cannot be read: %r; using the %s. "
+            "Install a newer RunGuard",
+            error,
+            newest.source,
+        )
+    return newest
+
+
+def newest_file() -> PriceTable:
+    """Return the newer one of the packaged table and the one that ``runguard prices --update`` wrote."""
     packaged = packaged_table()
     try:
         updated = updated_table()
@@ -360,18 +385,19 @@ def live_table() -> PriceTable:
 def _convert() -> PriceTable:
     global _converted
     now = snapshot()
-    source = f"genai-prices {release()}" + (f", updated {now.timestamp:%Y-%m-%d}" if now.from_auto_update else "")
-    table = PriceTable(table_text(now, installed_on()), source)
+    day, when = (now.timestamp.date(), "updated") if now.from_auto_update else (installed_on(), "installed")
+    table = PriceTable(table_text(now, day), f"genai-prices {release()}, {when} {day}")
     _converted = now, table
     return table
 
 
 def release() -> str:
-    return str(import_module("genai_prices").__version__)
+    """The release of the installed genai-prices, without importing it; ImportError when it is not installed."""
+    return version("genai-prices")
 
 
 def installed_on() -> date:
-    """The day on which the package was installed. It says nothing about its own date."""
+    """Return the day on which the package was installed. Its prices are as old or older."""
     data = Path(str(import_module("genai_prices").__file__)).with_name("data.py")
     return datetime.fromtimestamp(data.stat().st_mtime, UTC).date()
 
@@ -906,6 +932,55 @@ def _keep(cache: dict[str, _T], model: str, value: _T) -> None:
         except (StopIteration, RuntimeError):  # another thread has changed it meanwhile
             break
     cache[model] = value
+
+
+# ---- A price given per token instead of per million tokens.
+
+_PER_TOKEN: Final = Decimal("0.001")  # USD per million tokens; no list has a price as low
+_FAMILY: Final = re.compile(r"[a-z]+")  # gemini-2.5-flash: gemini
+
+
+def prices_per_token(prices: Mapping[str, Price | Sequence[Price]], source: PricesSource) -> list[str]:
+    """Return a warning for each given price that is a thousand times below every known model of its family.
+
+    A model of an unknown family is compared with all known models. Zero means free and is no mistake.
+    """
+    warnings = []
+    for model, given in prices.items():
+        several = [given] if isinstance(given, Price) else given
+        for kind in ("input", "output"):
+            low = min((usd for price in several if 0 < (usd := getattr(price, kind)) < _PER_TOKEN), default=None)
+            known = None if low is None else _lowest_usd(model, kind, source)
+            if low is not None and known is not None and low * 1000 <= known[0]:
+                warnings.append(
+                    f"prices.{model}: {kind} = {low:f} is less than a thousandth of the lowest price of {known[1]} "
+                    f"({known[0]:f}). Prices are in USD per million tokens, not per token; "
+                    f"did you mean {(low * PER_MILLION).normalize():f}?"
+                )
+    return warnings
+
+
+def _lowest_usd(model: str, kind: str, source: PricesSource) -> tuple[Decimal, str] | None:
+    """The lowest price above zero in a model's family, and the words for the models that were compared."""
+    table = price_list(source)
+    by_family: dict[str, Decimal] = {}
+    for provider in table.providers if table is not None else ():
+        for entry in provider.entries:
+            listed = [_at(price.facts[f"{kind}_mtok"], -1) for price in entry.prices if f"{kind}_mtok" in price.facts]
+            if paid := [usd for usd in listed if usd > 0]:
+                family = _family(entry.id)
+                by_family[family] = min(*paid, by_family.get(family, paid[0]))
+    if not by_family:
+        return None
+    family = _family(model)
+    if family in by_family:
+        return by_family[family], f"every known {family} model"
+    return min(by_family.values()), "every known model"
+
+
+def _family(model: str) -> str:
+    found = _FAMILY.match(normalise(model))
+    return found[0] if found is not None else ""
 
 
 # ---- Output limits and context windows of models: a dated table of our own where the price data has none.

@@ -35,6 +35,7 @@ from runguard.replay.steps import (
     RecordedRun,
     Resumed,
     Step,
+    Stopped,
     TruncatedError,
     Turn,
     UnpackedError,
@@ -157,8 +158,10 @@ class Events:
     ) -> Iterator[Step]:
         if either(event, "error_code", "errorCode") == STOP_CODE:
             trip = (either(event, "custom_metadata", "customMetadata") or {}).get(METADATA_KEY)
-            if isinstance(trip, dict) and trip.get("rule") in _AT_MODEL:
+            rule = word(trip.get("rule")) if isinstance(trip, dict) else ""
+            if rule in _AT_MODEL:
                 yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
+            yield Stopped(at, rule)
             return
         raw = either(event, "usage_metadata", "usageMetadata")
         has_content = (

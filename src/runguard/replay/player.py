@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, Final
 
-from runguard.core.decision import Finding
+from runguard.core.decision import Action, Finding
 from runguard.core.events import (
     ROOT_LANE,
     AgentEntered,
@@ -340,6 +340,11 @@ class Player:
         if not (step.resumes and self._resume(step.run)):
             self._begin(step.run)
 
+    def _stopped(self, step: steps.Stopped) -> None:
+        """Note that the recorded run was stopped. Whether this policy would stop it is judged from its calls."""
+        self.result.steps -= 1
+        self.result.was_stopped = True
+
     def _resumed(self, step: steps.Resumed) -> None:
         """The time since the last step was a pause of the run."""
         self.result.steps -= 1
@@ -660,6 +665,7 @@ _TAKES: Final[dict[type, Callable[[Player, Any], None]]] = {
     steps.Wrote: Player._wrote,
     steps.Resumed: Player._resumed,
     steps.Changed: Player._changed,
+    steps.Stopped: Player._stopped,
 }
 
 
@@ -685,6 +691,7 @@ class JournalPlayer:
             "resume": lambda entry: player.live.go_on(entry["t"]),
             # the measurements of earlier runs of the session
             "growth": lambda entry: player.live.growth.learn(entry["of"], player.judge.policy.cost_baseline_events),
+            "decision": self._decided,
             "tool_hold": self._tool_hold,
             "tool_paid": lambda entry: player.tool_prices.paid(player.live, entry),
             "tool_back": lambda entry: player.tool_prices.not_made(player.live, entry),
@@ -699,6 +706,10 @@ class JournalPlayer:
         event = read_event(self._player.run, entry)
         if event is not None:
             self._replay(event)
+
+    def _decided(self, entry: Entry) -> None:
+        if entry.get("do") == Action.STOP.word and entry.get("enforced"):
+            self._player.result.was_stopped = True
 
     def _start(self, entry: Entry) -> None:
         get = entry.get

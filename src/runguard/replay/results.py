@@ -90,6 +90,7 @@ class RunResult:
     source: str = ""
     success: bool | None = None
     capped: bool | None = None
+    was_stopped: bool = False  # by RunGuard, when it was recorded
     steps: int = 0
     runs: int = 0  # user messages
     model_calls: int = 0

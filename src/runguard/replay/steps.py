@@ -137,7 +137,15 @@ class Wrote:
     entry: dict[str, Any]
 
 
-Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote
+@dataclass(slots=True)
+class Stopped:
+    """RunGuard ended the recorded run here."""
+
+    at: float | None
+    rule: str
+
+
+Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote | Stopped
 
 
 class UnreadableError(Exception):

@@ -149,6 +149,31 @@ class Caching(BasePlugin):
         return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="from the cache")]))
 
 
+async def test_a_plugin_with_another_policy_than_install_says_once_which_applies(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runguard.install(max_model_calls=3, max_usd=1, on_unpriced="tokens", store="memory://secret")
+    own = RunGuardPlugin(max_model_calls=8, max_usd=1, on_unpriced="tokens")
+    for _ in range(2):
+        agent, model = endless()
+        assert_stopped(await run(agent, plugins=[own]), "model_calls")
+        assert model.calls == 8
+    (line,) = [each.getMessage() for each in caplog.records if "two_policies" in each.getMessage()]
+    assert "so the policy of install() at " in line
+    assert f"{__file__}:" in line
+    assert "max_model_calls=8 applies, not 3; store differs. " in line
+    assert "max_usd" not in line
+    assert "secret" not in line
+
+
+async def test_a_plugin_with_the_policy_of_install_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    runguard.install(max_model_calls=3)
+    agent, model = endless()
+    assert_stopped(await run(agent, plugins=[RunGuardPlugin(max_model_calls=3)]), "model_calls")
+    assert model.calls == 3
+    assert "two_policies" not in caplog.text
+
+
 async def test_the_installed_guard_is_first_and_a_cached_answer_is_no_call() -> None:
     plugin = runguard.install(max_model_calls=1)
     agent, model = endless()

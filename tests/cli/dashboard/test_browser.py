@@ -305,7 +305,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(enter: Look) -> None:
     wait_for(page, "#trips a", "parse_document")
     page.click("#numbers summary")
     assert page.evaluate("[document.documentElement.scrollWidth, innerWidth]") == [360, 360]
-    assert page.get_by_role("table", name="Stops decided").get_by_role("cell").count() >= 5, (
+    assert page.get_by_role("table", name="Stops, newest first").get_by_role("cell").count() >= 5, (
         "still a table for those who do not see it"
     )
     page.click("#trips a")

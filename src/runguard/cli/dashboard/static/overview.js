@@ -86,7 +86,7 @@ function showFigures({ spend, running, running_left_out, trips, trips_left_out }
   say(find("figure-running"), counted(running.length + running_left_out));
   const since = trips.filter((trip) => trip.at >= spend.since).length;
   say(find("figure-trips"), since === trips.length && trips_left_out ? `${since}+` : counted(since));
-  say(find("figure-trips-label"), since === 1 ? "stop decided" : "stops decided");
+  say(find("figure-trips-label"), since === 1 ? "stop" : "stops");
 }
 
 function showSpend(overview) {
@@ -200,7 +200,7 @@ function showBreakers({ breakers, now }) {
 }
 
 function showTrips({ trips, trips_left_out, now }) {
-  table(find("trips"), "Stops decided, newest first", [
+  table(find("trips"), "Stops, newest first", [
     { title: "what", text: (row) => `${ruleWords(row.rule)}${row.tool ? `: ${row.tool}` : ""}`, link: (row) => `/trips/${encodeURIComponent(row.id)}`, mark: (row) => (row.shadow ? ["shadow", "shadow"] : null) },
     { title: "app / user", text: (row) => [row.app, row.user_id].filter(Boolean).join(" / ") },
     { title: "calls", right: true, text: (row) => briefly(row.model_calls) },
