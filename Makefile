@@ -63,6 +63,14 @@ test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
 	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 
+# The conformance kit on the newest release of each framework: some adapters depend on what a framework does not promise. It runs once a week.
+KIT := $(addprefix tests/frameworks/test_, adk.py langchain.py openai_agents.py pydantic_ai.py strands.py)
+.PHONY: test-newest-frameworks
+test-newest-frameworks: $(FRAMEWORKS)/.ready
+	@$(NEW)/bin/uv pip install --quiet --upgrade --python $(FRAMEWORKS)/bin/python --editable . --group frameworks
+	@$(NEW)/bin/uv pip list --python $(FRAMEWORKS)/bin/python | grep -E "^(google-adk|langchain|langgraph|openai-agents|pydantic-ai|strands)"
+	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) $(KIT)
+
 # Branch coverage of core, engine and ledger. Fails under 95 %.
 coverage: $(NEW)/.ready
 	@rm -rf build/coverage && mkdir -p build/coverage
@@ -144,10 +152,11 @@ lock: $(NEW)/.ready
 test-adk: $(NEW)/.ready
 	@$(NEW)/bin/python scripts/test_adk.py $(ADK)
 
-# ADK's own unit tests without and with the guard: ADK_TESTS=/path/to/adk-python make test-adk-own. None may fail only with it.
-.PHONY: test-adk-own
-test-adk-own: $(NEW)/.ready
-	@$(NEW)/bin/python scripts/adk_own_tests.py
+# The frameworks' own tests without the guard, with a no-op and with the guard; SUITES="langchain" and TESTS="tests/…" name fewer. LangChain,
+# LangGraph and OpenAI Agents come from PyPI; ADK_TESTS= and PYDANTIC_AI_TESTS= name checkouts. None may fail only with the guard, unless listed.
+.PHONY: test-own
+test-own: $(NEW)/.ready
+	@$(NEW)/bin/python scripts/own_tests.py
 
 # Everything that needs no browser and no documentation, on every supported Python that is installed.
 # uv finds those on the PATH and its own; those of pyenv are looked for in its folder.

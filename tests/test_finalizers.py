@@ -28,7 +28,9 @@ CLOSED_SAFELY: Final = {
     "calls/functions.py:_asking": "one call of the provider's library",
     "calls/tool_calls.py:paid_around": "resets a variable",
     "calls/model_calls.py:being_made": "resets a variable",
-    "langchain/guarding.py:_stream": "leaves a job when it is closed",
+    "calls/model_calls.py:in_flight": "closed by the coroutine that makes the call",
+    "langchain/chat_model.py:_making": "resets a variable",
+    "langchain/chat_model.py:_stream": "leaves a job when it is closed",
     "ledger/ledger.py:store_faults": "one operation of a store",
     "ledger/postgres.py:_until": "one operation of a store",
     "ledger/postgres.py:_mapped_errors": "one operation of a store",
@@ -37,6 +39,7 @@ CLOSED_SAFELY: Final = {
     "ledger/sqlite.py:_step": "one operation of a store",
     "ledger/sqlite.py:_transaction": "one operation of a store",
     "ledger/write_queue.py:in_use": "one operation of a store",
+    "openai_agents/runner.py:_as": "resets a variable",
     "core/identity.py:stored_attributes": "catches what reading an attribute raises",
 }
 OUTSIDE: Final = ("cli/", "replay/", "gate/", "calibrate/", "view/", "testing/")

@@ -18,6 +18,7 @@ from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.run import AgentRun, Whom
 from runguard.calls.tool_calls import ToolUse, current_place
 from runguard.core.decision import Trip
+from runguard.core.events import Outcome
 from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
@@ -179,7 +180,78 @@ async def test_a_tool_that_is_seen_only_afterwards_stops_the_run_beyond_its_limi
     assert [trip.rule for trip in guard.trips] == ["tool_limit"]
 
 
+async def test_a_tool_that_something_else_answered_for_costs_nothing() -> None:
+    guard = guard_with(max_usd=1, tools={"search": {"price": "0.4"}})
+    run = AgentRun.start(guard, "agent", **ANN)
+    use = ToolUse("a", "search")
+    await model_call(run, tools=(use,))
+    assert run.tools.unchecked == {"a": use}
+    assert await run.tools.check(use) is None
+    assert not run.tools.unchecked
+    run.tools.skipped(use)
+    run.end()
+    assert guard.accounts.spend()["tools_usd"] == guard.accounts.spend()["reserved_usd"] == 0
+
+
+async def test_a_call_that_was_deferred_can_be_answered_elsewhere() -> None:
+    guard = guard_with(max_usd=1, tools={"search": {"price": "0.4"}})
+    run = AgentRun.start(guard, "agent", **ANN)
+    use = ToolUse("a", "search")
+    await model_call(run, tools=(use,))
+    await run.tools.check(use)
+    run.tools.deferred(use)
+    assert run.tools.unchecked == {"a": use}
+    run.tools.saw(use, "found")
+    run.end()
+    assert guard.accounts.spend()["tools_usd"] == Decimal("0.4")
+
+
+async def test_a_call_that_was_never_executed_is_seen_and_costs_nothing() -> None:
+    guard = guard_with(max_usd=1, tools={"delete": {"price": "0.4"}})
+    run = AgentRun.start(guard, "agent", **ANN)
+    rejected, executed = ToolUse("a", "delete", {"row": 1}), ToolUse("b", "delete", {"row": 2})
+    await model_call(run, tools=(rejected, executed))
+    assert run.tools.asked == ["a", "b"]
+    assert run.tools.waiting == {"a": (rejected, False), "b": (executed, False)}
+    run.tools.saw(rejected, "not approved", executed=False)
+    assert guard.accounts.spend()["tools_usd"] == 0
+    assert run.tools.waiting == {"b": (executed, False)}
+    assert await run.tools.check(executed) is None
+    assert run.tools.waiting == {"b": (executed, True)}
+    run.tools.answered(executed, "deleted")
+    assert not run.tools.waiting
+    run.end()
+    assert guard.accounts.spend()["tools_usd"] == Decimal("0.4")
+
+
+async def test_a_call_that_no_tool_executed_is_shown_to_the_rules_and_costs_nothing() -> None:
+    guard = guard_with(max_usd=1, tools={"search": {"price": "0.1"}})
+    run = AgentRun.start(guard, "agent", **ANN)
+    for number in range(10):
+        use = ToolUse(f"call-{number}", "search", {"q": f"{number} o'clock"})
+        if await model_call(run, tools=(use,)) is None:
+            break
+        run.tools.saw(use, "q: Input should be a valid integer", Outcome.ERROR, executed=False)
+    run.end()
+    assert [trip.rule for trip in guard.trips] == ["stall"]
+    assert guard.accounts.spend()["tools_usd"] == 0
+
+
 # ---- Sizes of requests.
+
+
+async def test_tokens_that_an_adapter_has_learned_of_are_counted_once() -> None:
+    guard = guard_with(max_tokens=1_000_000)
+    run = AgentRun.start(guard, "agent", **ANN)
+    first = await run.ask(lambda: ModelRequest.of("m", "x" * 300))
+    assert isinstance(first, Permission)
+    first.settle(Usage(50_000, 10), model="m")
+    second = await run.ask(lambda: ModelRequest.of("m", "x" * 300, hidden=50_010))
+    assert isinstance(second, Permission)
+    assert 50_010 <= second.request.input_tokens <= 50_200
+    assert 50_010 <= second.request.likely_tokens <= 50_200
+    second.release()
+    run.end()
 
 
 async def test_the_next_reservation_knows_how_long_the_last_prompt_really_was() -> None:
@@ -217,6 +289,52 @@ def test_the_user_s_own_counter_sizes_requests(is_async: bool) -> None:
     run.end()
 
 
+# ---- Several models that may answer.
+
+TWO_PRICES = {"cheap": {"input": 0.0, "output": 1.0}, "dear": {"input": 0.0, "output": 100.0}}
+TWO_LIMITS = {name: {"max_output_tokens": 1_000} for name in ("cheap", "dear", "unknown")}
+
+
+async def reserved_for(*models: str, **settings: Any) -> tuple[Any, Guard]:
+    """Ask for one call that any of the models may answer. The last one does."""
+    guard = guard_with(prices=TWO_PRICES, models=TWO_LIMITS, **{"max_usd": 1, **settings})
+    run = AgentRun.start(guard, "agent", **ANN)
+    first, *others = models
+    reply = await run.ask(lambda: ModelRequest.of(first, "hello", others=others))
+    if isinstance(reply, Permission):
+        reply.settle(Usage(10, 500), model=models[-1])
+    run.end()
+    return reply, guard
+
+
+async def test_the_most_expensive_of_the_models_that_may_answer_is_reserved() -> None:
+    for first, answering, usd in (("cheap", "dear", "0.05"), ("dear", "cheap", "0.0005")):
+        reply, guard = await reserved_for(first, answering)
+        assert reply.charges[0].held == 100_000_000, "a thousand tokens of the dear one, in nano-dollars"
+        assert guard.accounts.spend()["usd"] == Decimal(usd)
+
+
+async def test_one_model_without_a_price_among_them_is_refused_as_on_its_own() -> None:
+    assert isinstance((await reserved_for("cheap", "unknown"))[0], Trip)
+    reply, _ = await reserved_for("cheap", "unknown", on_unpriced="tokens")
+    assert reply.charges[0].held == 1_000_000
+
+
+@pytest.mark.parametrize("known", [Usage(10, 200), None])
+async def test_what_an_attempt_really_took_replaces_its_estimate(known: Usage | None) -> None:
+    guard = guard_with(max_usd=1)
+    run = AgentRun.start(guard, "agent", **ANN)
+    reply = await run.ask(lambda: ModelRequest.of("m", "hello"))
+    assert isinstance(reply, Permission)
+    reply.fail(None)
+    assert guard.accounts.spend()["estimated_calls"] == 1
+    reply.correct(known)
+    run.end()
+    spend = guard.accounts.spend()
+    assert (spend["calls"], spend["estimated_calls"]) == (1, 0)
+    assert spend["usd"] == (Decimal("0.0002") if known else 0)
+
+
 # ---- For whom.
 
 
@@ -245,6 +363,19 @@ def test_a_function_names_the_user_from_what_the_framework_gives() -> None:
         whom.of(guard, {"identity": 7})
     with runguard.run(user="bob"):
         assert whom.of(guard, {"identity": "ann"})["user"] == "bob"
+
+
+async def test_nobody_is_asked_whose_agent_joins_the_run_around_it() -> None:
+    guard = guard_with(budgets=[Budget(usd=1, per="user")])
+    whom = Whom(user=lambda given: given["identity"])
+    run = AgentRun.start(guard, "outer", **whom.of(guard, {"identity": "ann"}))
+    use = ToolUse("a", "delegate")
+    await model_call(run, tools=(use,))
+    with run.tools.inside(use):
+        inner = AgentRun.start(guard, "inner", **whom.of(guard, None))
+    assert inner.id == run.id
+    inner.end()
+    run.end()
 
 
 @pytest.mark.parametrize("wrong", [{"user": 123}, {"user": None}, {"app": None}, {"session": 7}, {"app": lambda _: ""}])
@@ -305,6 +436,23 @@ async def test_a_guard_around_another_one_holds_too() -> None:
     around.end()
     assert not outer.runs
     assert not inner.runs
+
+
+async def test_a_guard_around_another_one_holds_after_a_pause_too() -> None:
+    outer, inner = guard_with(max_model_calls=3), guard_with(max_model_calls=10)
+    for keys in ([], ["call-1"], ["call-1"]):
+        around = await AgentRun.resume(outer, "first", keys, **ANN)
+        run = await AgentRun.resume(inner, "second", keys, around=around, **ANN)
+        assert await model_call(run, tools=(ToolUse("call-1", "delete"),)) is not None
+        if len(outer.trips) + len(inner.trips) == 0:
+            run.pause(["call-1"])
+            around.pause(["call-1"])
+    around = await AgentRun.resume(outer, "first", ["call-1"], **ANN)
+    run = await AgentRun.resume(inner, "second", ["call-1"], around=around, **ANN)
+    assert await model_call(run) is None
+    run.end()
+    around.end()
+    assert [len(outer.trips), len(inner.trips)] == [1, 0]
 
 
 # ---- Threads.

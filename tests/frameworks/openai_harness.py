@@ -5,9 +5,19 @@ import inspect
 import itertools
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from agents import Agent, FunctionTool, RunConfig, Runner, SQLiteSession, set_tracing_disabled
+from agents import (
+    Agent,
+    FunctionTool,
+    RunConfig,
+    Runner,
+    RunState,
+    SQLiteSession,
+    function_tool,
+    set_tracing_disabled,
+)
 from agents.items import ModelResponse
 from agents.models.interface import Model
 from agents.usage import Usage
@@ -24,7 +34,7 @@ from pydantic import BaseModel
 
 from runguard.engine.guard import Controls
 from runguard.openai_agents import AgentGuard
-from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
+from runguard.testing.conformance import MODEL, AgentSpec, AskAgainError, Harness, Reply, Session, TurnResult
 
 _ids = itertools.count(1)
 set_tracing_disabled(True)
@@ -68,6 +78,8 @@ class ScriptedModel(Model):
         **kwargs: Any,
     ) -> AsyncIterator[Any]:
         reply = self._reply(input)
+        if reply.waits:
+            await asyncio.Event().wait()
         if reply.cut:
             yield ResponseTextDeltaEvent(
                 content_index=0,
@@ -126,57 +138,104 @@ def _call(tool: str, args: dict[str, Any]) -> ResponseFunctionToolCall:
 
 
 class OpenAIAgentsSession(Session):
-    def __init__(self, spec: AgentSpec, guard: AgentGuard | None) -> None:
-        self._counter = [0]
+    def __init__(
+        self,
+        spec: AgentSpec,
+        guard: AgentGuard | None,
+        memory: SQLiteSession | None = None,
+        stored: dict[str, Any] | None = None,
+    ) -> None:
+        """``memory`` and ``stored``: the history, and the state of a turn that waits, when the conversation goes on."""
+        self._counter, self._spec, self._guard = [0], spec, guard
         agent = self._build(spec)
         for target in spec.hand_offs:
             other = self._build(target)
             other.handoffs, agent.handoffs = [agent], [*agent.handoffs, other]
         self._agent = guard.guarded(agent) if guard is not None else agent
-        self._session = SQLiteSession(f"s{next(_ids)}")
+        self._memory = memory or SQLiteSession(f"s{next(_ids)}")
+        self._waiting: Any = None  # the result of a turn that waits
+        self._stored = stored
+
+    def moved(self, guard: Controls) -> "OpenAIAgentsSession":
+        assert isinstance(guard, AgentGuard)
+        stored = json.loads(json.dumps(self._waiting.to_state().to_json()))
+        return OpenAIAgentsSession(self._spec, guard, self._memory, stored)
 
     @property
     def model_calls(self) -> int:
         return self._counter[0]
 
     def _build(self, spec: AgentSpec) -> Agent[Any]:
-        tools: list[Any] = [_tool(function, name) for name, function in spec.tools.items()]
-        tools += [self._build(inner).as_tool(inner.name, inner.name, max_turns=1_000) for inner in spec.agents]
-        model = ScriptedModel(spec, self._counter)
-        return Agent(name=spec.name, model=model, tools=tools, output_type=Answer if spec.structured else None)
-
-    def play_now(self, message: str | None) -> TurnResult:
-        raise NotImplementedError
-
-    def moved(self, guard: Controls) -> Session:
-        raise NotImplementedError
+        tools: list[Any] = [
+            _tool(function, name, spec.about.get(name, name), needs_approval=name in spec.approvals)
+            for name, function in spec.tools.items()
+        ]
+        for inner in spec.agents:
+            agent = self._build(inner)
+            tools.append(_pooled(agent) if spec.pooled else agent.as_tool(inner.name, inner.name, max_turns=1_000))
+        return Agent(
+            name=spec.name,
+            instructions=spec.instruction or None,
+            model=ScriptedModel(spec, self._counter),
+            tools=tools,
+            output_type=Answer if spec.structured else None,
+        )
 
     async def play(self, message: str | None, *, stream: bool) -> TurnResult:
-        if message is None:
-            raise NotImplementedError
-        result = TurnResult()
-        known = len(await self._session.get_items())
-        config = RunConfig(tracing_disabled=True)
+        result, known = TurnResult(), len(await self._memory.get_items())
+        done: Any = None
+        given = await self._given(message)
         try:
             if stream:
-                ran = Runner.run_streamed(
-                    self._agent, message, session=self._session, max_turns=1_000, run_config=config
-                )
-                async for _ in ran.stream_events():
+                done = Runner.run_streamed(self._agent, given, **self._settings)
+                async for _ in done.stream_events():
                     pass
-                result.text = str(ran.final_output or "")
             else:
-                done = await Runner.run(self._agent, message, session=self._session, max_turns=1_000, run_config=config)
-                result.text = str(done.final_output)
+                done = await Runner.run(self._agent, given, **self._settings)
         except Exception as error:
             result.error = error
-        items: list[Any] = list(await self._session.get_items())
+        return self._left(result, done, known, list(await self._memory.get_items()))
+
+    def play_now(self, message: str | None) -> TurnResult:
+        result, known, done = TurnResult(), len(asyncio.run(self._memory.get_items())), None
+        given = asyncio.run(self._given(message))
+        try:
+            done = Runner.run_sync(self._agent, given, **self._settings)
+        except Exception as error:
+            result.error = error
+        return self._left(result, done, known, list(asyncio.run(self._memory.get_items())))
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"session": self._memory, "max_turns": 1_000, "run_config": RunConfig(**_CONFIG)}
+
+    async def _given(self, message: str | None) -> Any:
+        if message is not None:
+            return message
+        state: Any = self._waiting.to_state() if self._stored is None else None
+        if state is None:
+            state, self._stored = await RunState.from_json(self._agent, self._stored or {}), None
+        for item in state.get_interruptions():
+            state.approve(item)
+        return state
+
+    def _left(self, result: TurnResult, done: Any, known: int, items: list[Any]) -> TurnResult:
+        self._waiting = done
+        if done is not None and result.error is None:
+            result.waits = bool(done.interruptions)
+            result.text = str(done.final_output or "")
+            result.spent = self._guard.spent(done).to_dict() if self._guard is not None else None
         result.events = [event for item in items[known:] for event in _events(item)]
         answered = {item["call_id"] for item in items if item.get("type") == "function_call_output"}
         result.open_calls = [
             item["call_id"] for item in items if item.get("type") == "function_call" and item["call_id"] not in answered
         ]
         return result
+
+
+_CONFIG: dict[str, Any] = {"tracing_disabled": True}
+if "tool_not_found_behavior" in RunConfig.__dataclass_fields__:  # else an unknown tool ends the run
+    _CONFIG["tool_not_found_behavior"] = "return_error_to_model"
 
 
 def _events(item: Any) -> list[tuple[str, str, str]]:
@@ -188,16 +247,40 @@ def _events(item: Any) -> list[tuple[str, str, str]]:
     return [("text", "", str(item.get("content")))] if item.get("role") == "assistant" else []
 
 
-def _tool(function: Any, name: str) -> FunctionTool:
+def _tool(function: Any, name: str, about: str, *, needs_approval: bool) -> FunctionTool:
+    """A function with the plain keywords of the scenario's."""
     names = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
-    schema = {"type": "object", "properties": {n: {} for n in names}, "additionalProperties": True}
+    kinds = {n: function.__annotations__.get(n, Any) for n in names}
 
-    async def invoke(context: Any, args: str) -> Any:
-        value = function(**json.loads(args or "{}"))
+    async def tool(**kwargs: Any) -> str:
+        try:
+            value = function(**kwargs)
+        except AskAgainError as request:  # the SDK has no request of its own
+            raise ValueError(str(request)) from None
         value = await value if inspect.isawaitable(value) else value
         return value if isinstance(value, str) else json.dumps(value)
 
-    return FunctionTool(name, name, schema, invoke, strict_json_schema=False)
+    made: Any = tool
+    made.__signature__ = inspect.Signature(
+        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, annotation=kinds[n]) for n in names]
+    )
+    made.__annotations__ = kinds
+    decorate: Any = function_tool(
+        name_override=name, description_override=about, strict_mode=False, needs_approval=needs_approval
+    )
+    found: FunctionTool = decorate(made)
+    return found
+
+
+def _pooled(agent: Agent[Any]) -> FunctionTool:
+    """A tool that runs an agent in a thread pool of its own."""
+
+    def call(input: str) -> str:  # noqa: A002 - the name that an agent as a tool has for it
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(lambda: Runner.run_sync(agent, input, max_turns=1_000))
+            return str(done.result().final_output)
+
+    return function_tool(name_override=agent.name)(call)
 
 
 class OpenAIAgentsHarness(Harness):

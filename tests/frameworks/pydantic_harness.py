@@ -5,12 +5,15 @@ import inspect
 import itertools
 import json
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, Tool
+from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ModelRetry, Tool
 from pydantic_ai.messages import (
     ModelMessage,
+    ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
     TextPart,
@@ -22,21 +25,51 @@ from pydantic_ai.usage import RequestUsage, UsageLimits
 
 from runguard.engine.guard import Controls
 from runguard.pydantic_ai import RunGuard
-from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, Session, TurnResult
+from runguard.testing.conformance import MODEL, AgentSpec, AskAgainError, Harness, Reply, Session, TurnResult
 
 _ids = itertools.count(1)
+_ENDLESS = UsageLimits(request_limit=None)
+_RETRIES = 100  # the guard stops a run before the framework does
 
 
 class Answer(BaseModel):
     answer: int
 
 
+class ScriptedModel(FunctionModel):
+    """Reports the usage of its script when it streams, too: ``FunctionModel`` counts the words of a stream."""
+
+    streamed = RequestUsage()
+
+    @asynccontextmanager
+    async def request_stream(self, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        async with super().request_stream(*args, **kwargs) as response:
+            streamed: Any = response
+            pieces = streamed._iter
+
+            async def told() -> AsyncIterator[Any]:
+                async for piece in pieces:
+                    yield piece
+                streamed._usage = self.streamed
+
+            streamed._iter = told()
+            yield response
+
+
 class PydanticAISession(Session):
-    def __init__(self, spec: AgentSpec, guard: RunGuard | None) -> None:
+    def __init__(self, spec: AgentSpec, guard: RunGuard | None, history: bytes = b"[]") -> None:
+        """``history``: the stored conversation, where it goes on."""
         self._calls = 0
-        self._guard = guard
+        self._spec, self._guard = spec, guard
         self._agent = self._build(spec)
-        self._history: list[ModelMessage] = []
+        self._history: list[ModelMessage] = ModelMessagesTypeAdapter.validate_json(history)
+        self._asked: DeferredToolRequests | None = None
+
+    def moved(self, guard: Controls) -> "PydanticAISession":
+        assert isinstance(guard, RunGuard)
+        session = PydanticAISession(self._spec, guard, ModelMessagesTypeAdapter.dump_json(self._history))
+        session._asked = self._asked
+        return session
 
     @property
     def model_calls(self) -> int:
@@ -64,6 +97,9 @@ class PydanticAISession(Session):
 
         async def stream(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
             reply = reply_to(messages)
+            model.streamed = RequestUsage(input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
+            if reply.waits:
+                await asyncio.Event().wait()
             if reply.calls:
                 for index, (tool, args) in enumerate(reply.calls):
                     yield {index: DeltaToolCall(tool, json.dumps(dict(args)), tool_call_id=f"call_{next(_ids)}")}
@@ -72,52 +108,86 @@ class PydanticAISession(Session):
             if reply.cut:
                 raise ConnectionError("the stream broke off")
 
-        tools = [Tool(_tool(f, name), name=name, takes_ctx=False) for name, f in spec.tools.items()]
-        tools += [self._as_tool(inner) for inner in spec.agents]
+        tools = [
+            Tool(
+                _tool(f, name),
+                name=name,
+                description=spec.about.get(name),
+                takes_ctx=False,
+                requires_approval=name in spec.approvals,
+                max_retries=_RETRIES,
+            )
+            for name, f in spec.tools.items()
+        ]
+        tools += [self._as_tool(inner, pooled=spec.pooled) for inner in spec.agents]
+        outputs: Any = [str, DeferredToolRequests] if spec.approvals else Answer if spec.structured else str
+        model = ScriptedModel(answer, stream_function=stream, model_name=MODEL)
         return Agent(
-            FunctionModel(answer, stream_function=stream, model_name=MODEL),
+            model,
             name=spec.name,
+            instructions=spec.instruction or None,
             tools=tools,
-            output_type=Answer if spec.structured else str,
+            output_type=outputs,
+            retries=_RETRIES,
             capabilities=[self._guard] if self._guard is not None else [],
+            metadata=self._guard.bill if self._guard is not None else None,
         )
 
-    def _as_tool(self, spec: AgentSpec) -> Tool[Any]:
+    def _as_tool(self, spec: AgentSpec, *, pooled: bool) -> Tool[Any]:
         agent = self._build(spec)
 
         async def ask(request: str) -> str:
-            return str((await agent.run(request, usage_limits=UsageLimits(request_limit=None))).output)
+            return str((await agent.run(request, usage_limits=_ENDLESS)).output)
 
-        return Tool(ask, name=spec.name, takes_ctx=False)
+        def ask_in_pool(request: str) -> str:
+            with ThreadPoolExecutor(1) as pool:
+                return str(pool.submit(lambda: agent.run_sync(request, usage_limits=_ENDLESS)).result().output)
+
+        return Tool(ask_in_pool if pooled else ask, name=spec.name, takes_ctx=False)
 
     def play_now(self, message: str | None) -> TurnResult:
-        raise NotImplementedError
-
-    def moved(self, guard: Controls) -> Session:
-        raise NotImplementedError
-
-    async def play(self, message: str | None, *, stream: bool) -> TurnResult:
-        if message is None:
-            raise NotImplementedError
-        result, limits = TurnResult(), UsageLimits(request_limit=None)
-        known = len(self._history)
+        result, known = TurnResult(), len(self._history)
         try:
-            if stream:
-                async with self._agent.run_stream(
-                    message, message_history=self._history, usage_limits=limits
-                ) as streamed:
-                    result.text = str(await streamed.get_output())
-                    self._history = streamed.all_messages()
-            else:
-                ran = await self._agent.run(message, message_history=self._history, usage_limits=limits)
-                result.text, self._history = str(ran.output), ran.all_messages()
+            self._keep(result, self._agent.run_sync(message, **self._given(message)))
         except Exception as error:
             result.error = error
-        parts = [part for one in self._history for part in one.parts]
+        return self._left(result, known)
+
+    async def play(self, message: str | None, *, stream: bool) -> TurnResult:
+        result, known = TurnResult(), len(self._history)
+        try:
+            if stream:
+                async with self._agent.run_stream(message, **self._given(message)) as streamed:
+                    output = await streamed.get_output()
+                self._keep(result, streamed, output)
+            else:
+                self._keep(result, await self._agent.run(message, **self._given(message)))
+        except Exception as error:
+            result.error = error
+        return self._left(result, known)
+
+    def _given(self, message: str | None) -> dict[str, Any]:
+        given: dict[str, Any] = {"message_history": self._history, "usage_limits": _ENDLESS}
+        if message is None:
+            assert self._asked is not None
+            approved: dict[str, Any] = {call.tool_call_id: True for call in self._asked.approvals}
+            given["deferred_tool_results"] = DeferredToolResults(approvals=approved)
+        return given
+
+    def _keep(self, result: TurnResult, ran: Any, output: Any = None) -> None:
+        output = ran.output if output is None else output
+        self._asked = output if isinstance(output, DeferredToolRequests) else None
+        result.waits, result.text = self._asked is not None, "" if self._asked is not None else str(output)
+        result.spent = (ran.metadata or {}).get("runguard")
+        self._history = ran.all_messages()
+
+    def _left(self, result: TurnResult, known: int) -> TurnResult:
+        parts: list[Any] = [part for one in self._history for part in one.parts]
         result.events = [event for one in self._history[known:] for part in one.parts for event in _events(part)]
-        answered = {part.tool_call_id for part in parts if isinstance(part, ToolReturnPart)}
+        told = [part for part in parts if not isinstance(part, ToolCallPart)]
+        answered = {part.tool_call_id for part in told if hasattr(part, "tool_call_id")}
         calls = [part.tool_call_id for part in parts if isinstance(part, ToolCallPart)]
-        result.open_calls = [call for call in calls if call not in answered]
+        result.open_calls = [call for call in calls if call not in answered and not result.waits]
         return result
 
 
@@ -137,11 +207,15 @@ def _events(part: Any) -> list[tuple[str, str, str]]:
 
 def _tool(function: Any, name: str) -> Any:
     """A function with the plain keywords of the scenario's, so that Pydantic AI can build a schema."""
+    kinds = {n: int if kind is int else Any for n, kind in getattr(function, "__annotations__", {}).items()}
     names = [n for n, p in inspect.signature(function).parameters.items() if p.kind is not p.VAR_KEYWORD]
     takes_any = len(names) < len(inspect.signature(function).parameters)
 
     def call(**kwargs: Any) -> Any:
-        return function(**kwargs)
+        try:
+            return function(**kwargs)
+        except AskAgainError as request:
+            raise ModelRetry(str(request)) from request
 
     async def wait(**kwargs: Any) -> Any:
         return await function(**kwargs)
@@ -150,9 +224,12 @@ def _tool(function: Any, name: str) -> Any:
     keywords = names or (["doc"] if takes_any else [])
     tool.__name__ = name
     tool.__signature__ = inspect.Signature(
-        [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, annotation=Any, default=None) for n in keywords]
+        [
+            inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, annotation=kinds.get(n, Any), default=None)
+            for n in keywords
+        ]
     )
-    tool.__annotations__ = dict.fromkeys(keywords, Any)
+    tool.__annotations__ = {n: kinds.get(n, Any) for n in keywords}
     return tool
 
 

@@ -15,13 +15,13 @@ from tests.frameworks.pydantic_harness import PydanticAIHarness
 
 # Each with the functions that read a request and the usage of an answer.
 LANGCHAIN, OPENAI, PYDANTIC = (
-    "runguard.langchain.guarding",
-    "runguard.openai_agents.guarding",
+    "runguard.langchain.middleware",
+    "runguard.openai_agents.answers",
     "runguard.pydantic_ai.capability",
 )
 HARNESSES = [
     pytest.param(LangChainHarness(), f"{LANGCHAIN}._asked", f"{LANGCHAIN}.usage_of", id="langchain"),
-    pytest.param(OpenAIAgentsHarness(), f"{OPENAI}._schema", f"{OPENAI}._usage_of", id="openai"),
+    pytest.param(OpenAIAgentsHarness(), f"{OPENAI}.Asked.request", f"{OPENAI}.usage_of", id="openai"),
     pytest.param(PydanticAIHarness(), f"{PYDANTIC}._asked", f"{PYDANTIC}._usage_of", id="pydantic"),
 ]
 PRICES: Any = {MODEL: {"input": 1.0, "output": 1.0}}

@@ -176,9 +176,6 @@ def test_an_agent_without_a_guard_is_a_problem(target: str) -> None:
     [
         ("app_lc:agent", "LangChain agent helper, which outer can call, is not guarded"),
         ("app_lc:graph_with_helper", "LangChain agent helper, which graph can call, is not guarded"),
-        ("app_oai:agent", "OpenAI agent writer, which outer can call, is not guarded"),
-        ("app_oai:late", "OpenAI agent writer, which clerk can call, is not guarded"),
-        ("app_oai:added", "OpenAI agent writer, which outer can call, is not guarded"),
         ("app_pyd:agent", "Pydantic AI agent helper, which outer can call, is not guarded"),
         ("app_pyd:desk", "Pydantic AI agent helper, which outer can call, is not guarded"),
         ("app_adk:agent", "Pydantic AI agent helper, which app_adk:agent can call, is not guarded"),
@@ -192,7 +189,17 @@ def test_an_agent_that_can_be_called_without_a_guard_is_a_problem(target: str, f
 
 
 @pytest.mark.parametrize(
-    "target", ["app_lc:safe", "app_lc:guarded_graph", "app_oai:safe", "app_pyd:safe", "app_adk:safe"]
+    "target",
+    [
+        "app_lc:safe",
+        "app_lc:guarded_graph",
+        "app_oai:safe",
+        "app_oai:agent",
+        "app_oai:late",
+        "app_oai:added",
+        "app_pyd:safe",
+        "app_adk:safe",
+    ],
 )
 def test_a_tree_that_is_guarded_as_a_whole_has_no_problem(target: str) -> None:
     lines = doctor(target, 0)

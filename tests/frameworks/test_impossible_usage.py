@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runguard.langchain.guarding import usage_of
+from runguard.langchain.messages import usage_of
 from runguard.providers.usage import checked_usage
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.langchain_harness import LangChainHarness

@@ -12,7 +12,7 @@ from langchain_core.tools import tool
 
 from runguard import Budget, PolicyError, Threshold
 from runguard.langchain import RunGuardMiddleware
-from runguard.openai_agents.guarding import AgentGuard
+from runguard.openai_agents import AgentGuard
 from runguard.pydantic_ai import RunGuard
 
 # With 1,000 prompt and 250 output tokens a call of the large model costs $0.02, one of the small model $0.002.

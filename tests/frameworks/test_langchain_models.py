@@ -1,6 +1,9 @@
 """``GuardedChatModel`` does what its model does: streams or not, has a profile, and pays for bound tools."""
 
+import copy
+import pickle
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,7 +15,11 @@ from langchain_core.runnables import Runnable
 from langchain_core.tools import tool
 from pydantic import BaseModel, Field
 
-from runguard.langchain import GuardedChatModel
+import runguard
+from runguard import PolicyError, RunStoppedError
+from runguard.langchain import GuardedChatModel, RunGuardMiddleware
+from runguard.testing.conformance import MODEL, Reply
+from tests.frameworks.langchain_harness import ScriptedChat
 
 
 class _Whole(BaseChatModel):
@@ -115,3 +122,180 @@ def test_the_schema_of_structured_output_is_part_of_what_is_reserved() -> None:
     guard = GuardedChatModel(_Plain(), **limits)
     guard.with_structured_output(_Table).invoke("go")
     assert [trip.rule for trip in guard.trips] == ["budget"]
+
+
+# ---- A guarded model is a model of its own class.
+
+PRICES: Any = {
+    MODEL: {"input": 0, "output": 100},
+    "dear": {"input": 0, "output": 1_000},
+    "cheap": {"input": 0, "output": 10},
+}
+LIMITS: Any = {"prices": PRICES, "models": {name: {"max_output_tokens": 100} for name in PRICES}}
+
+
+class _Stopping(_Whole):
+    """It has a field with the name of a control, as ``ChatOpenAI`` has."""
+
+    stop: list[str] | None = None
+    temperature: float = 0.5
+
+
+def test_it_is_a_model_of_the_same_class_and_shares_its_fields() -> None:
+    plain: Any = _Stopping(stop=["END"], name="mine")
+    guard: Any = GuardedChatModel(plain, max_model_calls=3)
+    assert [isinstance(guard, kind) for kind in (_Stopping, GuardedChatModel)] == [True, True]
+    assert [isinstance(plain, kind) for kind in (_Stopping, GuardedChatModel)] == [True, False]
+    assert (guard.stop, guard.get_name(), guard._llm_type) == (["END"], "mine", "whole")
+    assert guard.model_dump() == plain.model_dump()
+    assert guard._get_llm_string() == plain._get_llm_string()
+    plain.temperature = 0.9
+    assert guard.temperature == 0.9
+    guard.controls.stop("all", actor="ops", reason="drill")
+    assert guard.invoke("go").content == guard.guard.stop_text(guard.trips[0])
+    guard.resume("all")
+    assert guard.invoke("go").content == "one two"
+
+
+def test_copies_keep_the_guard_and_pickles_say_why_not() -> None:
+    guard: Any = GuardedChatModel(_Stopping(), max_model_calls=3)
+    with runguard.run():
+        for one in (
+            guard,
+            copy.copy(guard),
+            copy.deepcopy(guard),
+            guard.model_copy(update={"temperature": 0.1}),
+            guard,
+        ):
+            one.invoke("go")
+    assert guard.spend()["calls"] == 3
+    assert [trip.rule for trip in guard.trips] == ["model_calls"]
+    with pytest.raises(TypeError, match="cannot be pickled: its guard lives in this process"):
+        pickle.dumps(guard)
+
+
+def test_fields_that_are_configured_later_keep_the_guard() -> None:
+    from langchain_core.runnables import ConfigurableField
+
+    guard: Any = GuardedChatModel(_Stopping(), max_model_calls=3)
+    guard.configurable_fields(temperature=ConfigurableField("t")).invoke("go", {"configurable": {"t": 0.1}})
+    assert guard.spend()["calls"] == 1
+
+
+class _Through(_Pieces):
+    """Its methods call each other, as those of many integrations do."""
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **_: Any) -> ChatResult:
+        pieces = list(self._stream(messages, stop=stop))
+        return ChatResult(
+            generations=[ChatGeneration(message=AIMessage("".join(str(p.message.content) for p in pieces)))]
+        )
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+async def test_a_method_that_calls_another_one_of_its_model_is_one_call(way: str) -> None:
+    guard: Any = GuardedChatModel(_Through(), max_model_calls=10)
+    if way == "invoke":
+        guard.invoke("go")
+    elif way == "ainvoke":
+        await guard.ainvoke("go")
+    elif way == "stream":
+        list(guard.stream("go"))
+    else:
+        _ = [piece async for piece in guard.astream("go")]
+    assert guard.spend()["calls"] == 1
+    assert not guard.guard.runs
+
+
+def test_a_stop_where_an_object_must_come_raises_the_typed_error() -> None:
+    guard: Any = GuardedChatModel(_Whole(), max_model_calls=1)
+    with runguard.run():
+        guard.invoke("go")
+        with pytest.raises(RunStoppedError, match="model_calls"):
+            guard.bind_tools([look], tool_choice="look").invoke("go")
+        with pytest.raises(RunStoppedError, match="model_calls"):
+            guard.bind(response_format={"type": "json_schema"}).invoke("go")
+
+
+# ---- Fallbacks.
+
+
+class _Named(ScriptedChat):
+    """It costs what its name costs."""
+
+
+def _named(name: str, error: Exception | None = None) -> tuple[Any, list[int]]:
+    made = [0]
+    kind: Any = _Named
+    chat = kind(lambda n, _: Reply("done", input_tokens=0, error=error), made)
+    chat.model = name
+    return chat, made
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_each_attempt_of_a_fallback_pays_its_own_price(around: bool, is_async: bool) -> None:
+    dear, asked = _named("dear", ValueError("not today"))
+    cheap, made = _named("cheap")
+    settings: Any = {"max_usd": "0.15", **LIMITS}
+    if around:
+        model: Any = GuardedChatModel(dear.with_fallbacks([cheap]), **settings)
+    else:
+        model = GuardedChatModel(dear, **settings).with_fallbacks([cheap])
+    with runguard.run():
+        answers = [await model.ainvoke("go") if is_async else model.invoke("go") for _ in range(20)]
+    assert answers[0].content == "done"
+    assert made[0] < 20
+    assert model.spend()["usd"] <= Decimal("0.15")
+    assert model.spend()["reserved_usd"] == 0
+    assert model.spend()["by_model"]["cheap"]["usd"] == Decimal("0.001") * made[0]
+    assert asked[0] >= 1
+    assert [trip.rule for trip in model.trips] == ["budget"]
+
+
+def test_a_fallback_that_is_no_chat_model_is_rejected() -> None:
+    from langchain_core.runnables import RunnableLambda
+
+    with pytest.raises(PolicyError, match="give a chat model of LangChain"):
+        GuardedChatModel(_Whole().with_fallbacks([RunnableLambda(lambda _: AIMessage("x"))]))  # type: ignore[arg-type]
+
+
+# ---- A guard inside a guard.
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+async def test_of_two_guards_the_lower_limit_holds_and_a_refused_call_costs_nothing(way: str) -> None:
+    made = [0]
+    chat = ScriptedChat(lambda n, _: Reply("done"), made)
+    inner = GuardedChatModel(chat, max_model_calls=2, **LIMITS)
+    outer: Any = GuardedChatModel(inner, max_model_calls=100, **LIMITS)
+    with runguard.run():
+        for _ in range(5):
+            if way == "invoke":
+                outer.invoke("go")
+            elif way == "ainvoke":
+                await outer.ainvoke("go")
+            elif way == "stream":
+                list(outer.stream("go"))
+            else:
+                _ = [piece async for piece in outer.astream("go")]
+    assert made == [2]
+    assert (outer.spend()["calls"], inner.spend()["calls"]) == (2, 2)
+    assert outer.spend()["usd"] == inner.spend()["usd"] == Decimal("0.02")
+    assert [trip.rule for trip in inner.trips] == ["model_calls"]
+
+
+@pytest.mark.parametrize("on_stop", ["stop", "raise"])
+def test_a_call_that_the_guard_of_the_model_refuses_costs_the_agent_nothing(on_stop: Any) -> None:
+    chat = ScriptedChat(lambda n, _: Reply("done"), [0])
+    model = GuardedChatModel(chat, max_usd="0.001", on_stop=on_stop, **LIMITS)
+    middleware = RunGuardMiddleware(max_usd=1, **LIMITS)
+    agent: Any = create_agent(model, [], middleware=[middleware])
+    if on_stop == "raise":
+        with pytest.raises(RunStoppedError):
+            agent.invoke({"messages": [HumanMessage("go")]})
+    else:
+        agent.invoke({"messages": [HumanMessage("go")]})
+    assert len(model.trips) == 1
+    assert middleware.spend()["usd"] == 0
+    assert middleware.spend()["reserved_usd"] == 0

@@ -1,12 +1,14 @@
 """Guarded agents can be copied and thrown away like plain ones."""
 
 import copy
+import dataclasses
 import gc
+import pickle
 import weakref
 from typing import Any
 
 import pytest
-from agents import Agent, OpenAIProvider, Runner, function_tool
+from agents import Agent, AgentHooks, Runner, function_tool
 
 from runguard.openai_agents import AgentGuard, guarded
 from runguard.testing.conformance import AgentSpec, Reply
@@ -35,8 +37,7 @@ async def test_the_items_of_a_result_can_be_copied() -> None:
 async def test_a_copy_of_a_guarded_agent_has_the_same_guard(by_name: bool) -> None:
     calls = [0]
     if by_name:
-        provider = OpenAIProvider(api_key="x")
-        assert copy.deepcopy(guarded(Agent(name="worker", model="gpt-5-mini"), model_provider=provider)).runguard
+        assert copy.deepcopy(guarded(Agent(name="worker", model="gpt-5-mini"))).runguard
         return
     agent = guarded(worker(calls, handoffs=[worker(calls)]), max_model_calls=2)
     copied = copy.deepcopy(agent)
@@ -71,3 +72,35 @@ def test_an_agent_never_gets_the_copy_of_another_one() -> None:
 
 def _done(*_: Any) -> Reply:
     return Reply("done")
+
+
+async def test_what_a_run_gives_shows_the_guarded_copy() -> None:
+    """The documentation promises it."""
+    shown: list[Any] = []
+
+    class Seen(AgentHooks[Any]):
+        async def on_start(self, context: Any, agent: Any) -> None:
+            shown.append(agent)
+
+    plain = worker([0], hooks=Seen())
+    agent = guarded(plain)
+    result = await Runner.run(agent, "go")
+    assert shown == [agent]
+    assert result.last_agent is agent
+    assert all(item.agent is agent for item in result.new_items)
+    assert agent.tools == plain.tools
+    assert agent.hooks is plain.hooks
+
+
+async def test_copies_work_and_pickling_fails_with_a_clear_error() -> None:
+    endless = ScriptedModel(AgentSpec(lambda n, _: Reply(calls=[("look", {"page": n})])), [0])
+    agent = guarded(worker([0], handoffs=[worker([0])]), max_model_calls=2)
+    agent.model = endless
+    for copied in (copy.copy(agent), copy.deepcopy(agent), agent.clone(name="other"), dataclasses.replace(agent)):
+        assert copied.runguard is agent.runguard
+        await Runner.run(copied, "go")
+    assert len(agent.runguard.trips) == 4
+    with pytest.raises(TypeError, match="'worker' cannot be pickled: pickle the agent, then call guarded"):
+        pickle.dumps(agent)
+    result = await Runner.run(agent, "go")
+    assert agent.runguard.spent(copy.deepcopy(result)) == agent.runguard.spent(result)

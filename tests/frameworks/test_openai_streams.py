@@ -9,7 +9,7 @@ from agents.usage import Usage
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from runguard.openai_agents import guarded
-from runguard.openai_agents.guarding import _usage_of
+from runguard.openai_agents.answers import usage_of
 from runguard.testing.conformance import AgentSpec, Reply
 from tests.frameworks.openai_harness import ScriptedModel
 
@@ -159,4 +159,4 @@ def test_figures_that_are_no_counts_are_not_taken() -> None:
     for wrong in (float("nan"), float("inf"), -5, 2.5):
         report = Usage(1, input_tokens=5)
         report.output_tokens = wrong  # type: ignore[assignment]
-        assert _usage_of(report, []) is None
+        assert usage_of(report, []) is None

@@ -1,11 +1,22 @@
 """A guarded tool pauses, fails and copies as it does without a guard, and the rules see how it failed."""
 
-import copy
+import asyncio
+import contextlib
 import itertools
 from typing import Any
 
 import pytest
-from agents import Agent, RunConfig, Runner, function_tool, set_tracing_disabled
+from agents import (
+    Agent,
+    RunConfig,
+    Runner,
+    ToolGuardrailFunctionOutput,
+    ToolInputGuardrailTripwireTriggered,
+    function_tool,
+    set_tracing_disabled,
+    tool_input_guardrail,
+    tool_output_guardrail,
+)
 from agents.items import ModelResponse
 from agents.models.interface import Model
 from agents.usage import Usage
@@ -17,7 +28,7 @@ from openai.types.responses import (
     ResponseOutputText,
 )
 
-from runguard.openai_agents import guarded
+from runguard.openai_agents import AgentGuard, guarded
 
 _ids = itertools.count(1)
 set_tracing_disabled(True)
@@ -140,7 +151,7 @@ async def test_a_default_that_needs_approval_is_not_executed() -> None:
     agent = guarded(plain.clone(model=Steps([call("delete", "{}")], [say("done")])))
     assert len((await Runner.run(agent, "go")).interruptions) == paused
     assert len(deleted) == 1 - paused
-    assert copy.copy(agent.tools[0]).on_invoke_tool is agent.tools[0].on_invoke_tool  # type: ignore[union-attr]
+    assert agent.tools == [delete], "the tools of the agent stay as they are"
 
 
 async def test_a_guarded_tool_knows_its_function() -> None:
@@ -198,3 +209,102 @@ async def test_wrong_arguments_again_and_again_are_stopped() -> None:
     await play(agent, "run")
     assert [trip.tool for trip in agent.runguard.trips] == ["fetch"]
     assert model.calls <= 12
+
+
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+async def test_a_tool_that_runs_out_of_time_again_and_again_is_stopped(way: str) -> None:
+    @function_tool(timeout=0.01)
+    async def fetch(page: int) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    model = Steps(*([call("fetch", f'{{"page": {page}}}')] for page in range(50)), [say("gave up")])
+    agent = guarded(Agent(name="worker", model=model, tools=[fetch]))
+    result = await play(agent, way)
+    [trip] = agent.runguard.trips
+    assert trip.tool == "fetch"
+    assert model.calls <= 10
+    assert "timed out" in outputs(result)[0], "the model sees the text that it saw before"
+
+
+async def test_a_tool_that_ends_the_run_with_its_exception_opens_its_breaker() -> None:
+    executed = []
+
+    @function_tool(failure_error_function=None)
+    def fetch(page: int) -> str:
+        executed.append(page)
+        raise ConnectionError("the database is down")
+
+    guard = AgentGuard(max_tool_failures=2)
+    for page in range(4):
+        model = Steps([call("fetch", f'{{"page": {page}}}')], [say("done")])
+        agent = guard.guarded(Agent[Any](name="worker", model=model, tools=[fetch]))
+        with contextlib.suppress(Exception):
+            await Runner.run(agent, "go")
+    assert executed == [0, 1]
+
+
+async def test_a_tool_that_does_not_exist_is_seen_and_costs_nothing() -> None:
+    config: Any = {}
+    if "tool_not_found_behavior" in RunConfig.__dataclass_fields__:
+        config = {"run_config": RunConfig(tool_not_found_behavior="return_error_to_model")}
+    model = Steps(*([call("fetch", f'{{"page": {page}}}')] for page in range(50)), [say("gave up")])
+    tools: Any = {"fetch": {"price": "0.4"}}
+    agent = guarded(Agent(name="worker", model=model), max_usd=5, tools=tools)
+    if not config:  # an older SDK ends the run
+        with pytest.raises(Exception, match="not found"):
+            await play(agent, "run")
+        assert not agent.runguard.guard.runs
+        return
+    result = await play(agent, "run", **config)
+    assert model.calls <= 10
+    [trip] = agent.runguard.trips
+    assert result.final_output == agent.runguard.guard.stop_text(trip)
+    assert agent.runguard.spend()["tools_usd"] == 0
+
+
+@pytest.mark.parametrize("behaviour", ["reject", "raise"])
+async def test_the_guardrails_of_a_tool_come_before_the_guard(behaviour: str) -> None:
+    seen: list[str] = []
+
+    @tool_input_guardrail
+    def never(data: Any) -> ToolGuardrailFunctionOutput:
+        seen.append(data.context.tool_call_id)
+        if behaviour == "raise":
+            return ToolGuardrailFunctionOutput.raise_exception()
+        return ToolGuardrailFunctionOutput.reject_content("Not today.")
+
+    @function_tool(tool_input_guardrails=[never])
+    def fetch(page: int) -> str:
+        raise AssertionError("the guardrail refuses this")
+
+    model = Steps([call("fetch", '{"page": 1}')], [say("done")])
+    tools: Any = {"fetch": {"price": "0.4"}}
+    agent = guarded(Agent(name="worker", model=model, tools=[fetch]), max_usd=5, tools=tools)
+    if behaviour == "raise":
+        with pytest.raises(ToolInputGuardrailTripwireTriggered):
+            await play(agent, "run")
+    else:
+        assert outputs(await play(agent, "run")) == ["Not today."]
+    assert len(seen) == 1
+    spend = agent.runguard.spend()
+    assert (spend["tools_usd"], spend["reserved_usd"]) == (0, 0)
+
+
+async def test_an_answer_that_is_too_large_is_left_out_and_guardrails_still_see_it() -> None:
+    seen: list[int] = []
+
+    @tool_output_guardrail
+    def look_at(data: Any) -> ToolGuardrailFunctionOutput:
+        seen.append(len(data.output))
+        return ToolGuardrailFunctionOutput.allow()
+
+    @function_tool(tool_output_guardrails=[look_at])
+    def fetch(page: int) -> str:
+        return "x" * 5_000
+
+    model = Steps([call("fetch", '{"page": 1}')], [say("done")])
+    agent = guarded(Agent(name="worker", model=model, tools=[fetch]), max_tool_result_chars=100)
+    [output] = outputs(await play(agent, "run"))
+    assert "left out" in output
+    assert seen == [5_000]

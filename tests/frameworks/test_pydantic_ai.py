@@ -8,6 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic_ai import Agent
+from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel
 from pydantic_ai.models.test import TestModel
 
@@ -15,30 +16,11 @@ from runguard.pydantic_ai import RunGuard
 from runguard.testing import conformance
 from tests.frameworks.pydantic_harness import PydanticAIHarness
 
-# not proven yet
-NEW = {
-    "approval",
-    "approval_elsewhere",
-    "approval_by_another_user",
-    "waiting_tool",
-    "raising_tool",
-    "retry_requests",
-    "unknown_tool",
-    "wrong_arguments",
-    "agents_in_a_pool",
-    "user_per_call",
-    "unnamed_user",
-    "bill",
-    "bill_of_a_block",
-    "large_request",
-}
 
-
-@pytest.mark.parametrize(
-    ("name", "mode"),
-    [(n, m) for n, m in conformance.CASES if n not in NEW and m == conformance.ONLY.get(n, ("async",))[0]],
-)
+@pytest.mark.parametrize(("name", "mode"), conformance.CASES)
 async def test_scenario(name: str, mode: str) -> None:
+    if (name, mode) == ("kill_switch", "stream") and not hasattr(AbstractCapability, "prepare_model_request"):
+        pytest.skip("this version goes on reading a stream whose request was stopped, until its next piece")
     await conformance.check(PydanticAIHarness(), name, mode)
 
 
@@ -54,11 +36,11 @@ async def test_runs_at_the_same_time_are_apart_and_leave_nothing() -> None:
     guard = RunGuard(max_model_calls=1, on_stop="raise")
     agent: Agent[Any, str] = Agent(TestModel(), capabilities=[guard])
     async with agent.iter("x") as first, agent.iter("y") as second:
-        assert len(guard._runs) == 2
+        assert len(guard._turns) == 2
         async for _ in first:
             pass
         async for _ in second:
             pass
     gc.collect()
-    assert len(guard._runs) == len(guard.guard.runs) == 0
+    assert len(guard._turns) == len(guard.guard.runs) == 0
     assert guard.trips == []

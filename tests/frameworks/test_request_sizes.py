@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +19,8 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.langchain.guarding import request_of
-from runguard.openai_agents.guarding import GuardedModel
+from runguard.langchain.messages import request_of
+from runguard.openai_agents.answers import Asked as OpenAIAsked
 from runguard.pydantic_ai import RunGuard
 from runguard.pydantic_ai.capability import _asked
 from runguard.testing.conformance import MODEL
@@ -52,11 +53,7 @@ class LangChain:
 
 
 class OpenAIItems:
-    fixed, around = 6, 0
-
-    def __init__(self) -> None:
-        nothing: Any = None
-        self._model = GuardedModel(nothing, MODEL, nothing)
+    fixed, around = 4, 0
 
     def make(self, n: int, text: str, args: dict[str, Any]) -> Any:
         return [
@@ -76,7 +73,7 @@ class OpenAIItems:
         return [item]
 
     def read(self, history: list[Any]) -> Asked:
-        return self._model._asked(None, history, ModelSettings(), [], [])
+        return OpenAIAsked(MODEL, (None, history, ModelSettings(), [], None, [], None), {}).request()
 
 
 class PydanticAI:
@@ -149,7 +146,8 @@ def test_an_edited_history_has_the_size_of_its_messages(kind: Any, steps: list[A
         held = [one for message in history for one in kind.held(message)]
         bytes_held = kind.fixed + sum(2 + size(one) for one in held) + kind.around * len(history)
         assert (asked.input_tokens, asked.likely_tokens) == (-(-bytes_held // 3), -(-bytes_held // 4))
-        assert asked == kind.read(copy.deepcopy(history))
+        again = kind.read(copy.deepcopy(history))
+        assert replace(asked, counts=None) == replace(again, counts=None)
 
 
 @pytest.mark.parametrize("kind", [LangChain(), OpenAIItems(), PydanticAI()], ids=lambda kind: type(kind).__name__)

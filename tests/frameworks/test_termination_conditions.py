@@ -8,6 +8,7 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 
+import runguard
 from runguard import (
     CostTermination,
     ExternalTermination,
@@ -209,6 +210,7 @@ async def test_a_guarded_chat_model_ends_with_its_condition() -> None:
         termination_condition=TokenUsageTermination(max_total=2_200),
     )
     messages: list[Any] = [HumanMessage("read", id="turn")]
-    said = [(await model.ainvoke(messages)).content for _ in range(3)]
+    with runguard.run():
+        said = [(await model.ainvoke(messages)).content for _ in range(3)]
     assert said[:2] == ["", ""]
     assert "total token count: 2200" in str(said[2])

@@ -188,3 +188,9 @@ def test_a_chain_that_goes_in_circles_or_has_no_end_is_left() -> None:
     one.__cause__, two.__cause__ = two, one
     assert not was_unbilled(one)
     assert not was_unbilled(caused(*(RuntimeError(str(n)) for n in range(1_000)), refused()))
+
+
+def test_a_group_of_failures_was_unbilled_when_each_of_them_was() -> None:
+    unbilled: Any = library("openai", "RateLimitError", status_code=429)
+    assert was_unbilled(ExceptionGroup("all models failed", [unbilled, refused()]))
+    assert not was_unbilled(ExceptionGroup("all models failed", [unbilled, ConnectionResetError()]))

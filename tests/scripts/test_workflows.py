@@ -52,6 +52,23 @@ def test_the_matrix_names_every_tested_release_of_adk() -> None:
     assert [adk.requirement(each) for each in ("2.3", "newest")] == ["google-adk==2.3.*", "google-adk"]
 
 
+def test_the_kit_runs_on_the_newest_frameworks_on_a_schedule() -> None:
+    workflow = yaml.safe_load(WORKFLOWS[1].read_text(encoding="utf-8"))
+    job = workflow["jobs"]["newest"]
+    assert workflow[True]["schedule"]  # YAML reads "on" as true
+    assert job["if"] == "github.event_name == 'schedule'"
+    assert job["steps"][-1]["run"] == "make test-newest-frameworks"
+    make = (ROOT / "Makefile").read_text(encoding="utf-8")
+    kit = re.search(r"^KIT := \$\(addprefix (\S+), (.*)\)$", make, re.MULTILINE)
+    assert kit is not None
+    playing = {
+        path.name
+        for path in (ROOT / "tests" / "frameworks").glob("test_*.py")
+        if "conformance.CASES" in path.read_text()
+    }
+    assert {f"{kit[1]}{name}" for name in kit[2].split()} == {f"tests/frameworks/{name}" for name in playing}
+
+
 def test_minor_releases_that_nobody_tests_are_named() -> None:
     untested, last = script("test_adk").untested, script("test_adk").RELEASES[-2]
     minor = int(last.split(".")[1])

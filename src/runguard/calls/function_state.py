@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import Enum, auto
 from itertools import count
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from runguard.background import FINALIZED, start_thread
 from runguard.core.breaker import Permit
@@ -648,6 +648,8 @@ class RunContext:
         self.outer: RunContext | None = None
         self.states: dict[Caller, RunState] = {}
         self.agents: dict[Guard, AgentsState] = {}
+        self.kept: dict[str, Kept] = {}  # by adapter: what it keeps from call to call in this block
+        self.lock = threading.RLock()
         self.ended = False
         # every run that began here and is no part of another one here, for the bill
         self._billed: list[tuple[Guard, Run]] = []
@@ -659,7 +661,11 @@ class RunContext:
             self._billed.append((guard, run))
 
     def end(self) -> None:
-        self.ended = True
+        with self.lock:
+            self.ended = True
+        for kept in list(self.kept.values()):
+            kept.end()
+        self.kept.clear()
         for caller, state in list(self.states.items()):
             caller.guard.faults.attempt("end of run", caller.guard.end, state.run.info.run)
         self.states.clear()
@@ -698,6 +704,13 @@ class RunContext:
         """What RunGuard stopped here, oldest first."""
         found = {trip.id: trip for _, run in self._billed for trip in run.trips}
         return sorted(found.values(), key=lambda trip: trip.at)
+
+
+class Kept(Protocol):
+    """What an adapter keeps for a block of ``runguard.run()``."""
+
+    def end(self) -> None:
+        """The block ends."""
 
 
 @dataclass(slots=True, eq=False)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from runguard.calls.tool_calls import Layer, ToolUse
@@ -19,7 +20,9 @@ from runguard.core.events import ModelCall, ModelResult
 from runguard.core.identity import words_name
 from runguard.core.money import shown
 from runguard.engine.charges import OWNERS, Charge
-from runguard.pricing.rates import Usage
+from runguard.engine.guard import Guard
+from runguard.engine.money import ASSUMED_OUTPUT
+from runguard.pricing.rates import Rates, Usage
 from runguard.providers.errors import was_unbilled
 from runguard.providers.usage import LIKELY, UPPER, checked_usage, measure, tokens_in
 from runguard.termination.conditions import Ended
@@ -55,6 +58,8 @@ class ModelRequest:
     switch: ModelSwitch | None = None  # where the adapter can send the request to another model
     fixed_output: bool = False  # the adapter cannot send a lower output limit
     counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
+    others: Sequence[str] = ()  # models that may answer, or be paid, in place of ``model``
+    hidden: int = 0  # tokens of these that the provider adds by itself, such as a conversation that it stores
 
     @classmethod
     def of(
@@ -66,16 +71,18 @@ class ModelRequest:
         *,
         hidden: int = 0,
         counts: object = None,
+        others: Sequence[str] = (),
     ) -> "ModelRequest":
         """``prompt``: messages, instructions and tool declarations, as plain data or objects.
 
         ``around``: bytes beside them, such as what separates messages in the request. ``hidden``: tokens that the
-        provider adds by itself, such as a conversation that it stores.
+        provider adds by itself, such as a conversation that it stores. ``others``: the models that a fallback may
+        choose instead.
         """
         size, audio = measure(prompt)
         size += around
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
-        return cls(model, upper, likely, max_output_tokens, audio, counts=counts)
+        return cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
 
 
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
@@ -185,6 +192,12 @@ class Permission:
         The call runs in the task of its caller, as without a guard: a task of its own would cost another round of the
         event loop.
         """
+        with self.in_flight():
+            return await call
+
+    @contextmanager
+    def in_flight(self) -> Iterator[None]:
+        """``during`` for an adapter that does not await the call itself. Enter it in the task that makes the call."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         is_cut = is_over = False
 
@@ -200,7 +213,7 @@ class Permission:
         is_ours = False
         try:
             with self.being_made():
-                return await call
+                yield
         except asyncio.CancelledError:
             is_ours = is_cut
             raise
@@ -307,6 +320,17 @@ class Permission:
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _abandon, layer, event, error, streamed, streaming)
 
+    def correct(self, usage: Usage | None, model: str = "") -> None:
+        """Book what a call has really taken that ``fail`` has estimated. None: its provider billed nothing."""
+        usage = checked_usage(usage)
+        for layer, event in self._charged:
+            if event.charge is None:
+                continue
+            if usage is None:
+                layer.guard.faults.attempt("adapter", partial(layer.guard.settle, event.charge, Usage(), free=True))
+            else:
+                layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, 0)
+
     def release(self) -> None:
         """The call was not made."""
         if self._close():
@@ -322,6 +346,26 @@ class Permission:
             for layer, _ in self._charged:
                 layer.guard.faults.attempt("adapter", layer.run.slots.give_back, self.task)
         return over
+
+
+def dearest(guard: Guard, request: ModelRequest) -> str:
+    """Return the model that the request costs most with, of those that may answer.
+
+    One without a price counts most where the policy refuses it, and least where it does not.
+    """
+    most, found = -2, request.model
+    for model in (request.model, *request.others) if request.others else ():
+        rates = guard.accounts.pricing.rates(model, guard.clock())
+        if isinstance(rates, Rates):
+            output = request.max_output_tokens or guard.accounts.pricing.limits(model)[1] or ASSUMED_OUTPUT
+            cost = rates.worst(request.input_tokens, output, request.audio_tokens)
+        elif guard.policy.on_unpriced == "refuse":
+            return model
+        else:
+            cost = -1
+        if cost > most:
+            most, found = cost, model
+    return found
 
 
 Reply = Permission | Trip | Ended  # to the question for a model call

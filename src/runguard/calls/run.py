@@ -30,7 +30,15 @@ from typing import Any, NamedTuple
 from runguard.background import FINALIZED
 from runguard.calls.ending import EndingConditions, error_of, fitting
 from runguard.calls.function_state import AgentsState, RunContext, drive
-from runguard.calls.model_calls import ModelRequest, Permission, Reply, cheaper_request, count_tokens, last_permission
+from runguard.calls.model_calls import (
+    ModelRequest,
+    Permission,
+    Reply,
+    cheaper_request,
+    count_tokens,
+    dearest,
+    last_permission,
+)
 from runguard.calls.threads import carry
 from runguard.calls.tool_calls import (
     OUTERMOST,
@@ -98,14 +106,19 @@ class AgentRun:
         keys: Sequence[str] = (),
         around: "AgentRun | None" = None,
         run: Run | None = None,
+        within: RunContext | None = None,
+        ending: EndingConditions | None = None,
         **whom: Any,
     ) -> "AgentRun":
         """Begin a run, or join the run around this code: of a tool call, or of a block of ``runguard.run()``.
 
         ``whom``: what ``Whom.of`` gives. ``condition`` ends a run that begins here. ``keys``: a run that was paused
         under one of them cannot be resumed any more. ``around``: an agent of another guard that hands over to this one.
-        ``run``: go on with it; ``resume`` gives it. A run that cannot begin refuses every call where it has a budget;
-        else ``on_guard_error`` decides. A budget per user or session that is not named raises ``PolicyError``.
+        ``within``: a block of the adapter's own, where no ``runguard.run()`` is around. ``ending``: the conditions of
+        another agent of the same turn. ``run``: go on with it; ``resume`` gives it.
+
+        A run that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per
+        user or session that is not named raises ``PolicyError``.
         """
         layers, opened, place = [], [], OUTERMOST
         home: Home | None = None
@@ -126,7 +139,7 @@ class AgentRun:
         known |= {layer.guard for layer in layers}
         if guard not in known:
             check_named(guard, **whom)
-            blocks = live_blocks()
+            blocks = _blocks(within)
             try:
                 layers += _limits_of(blocks, known)
                 home = Home.of(guard, blocks[0] if blocks else None, keys, run, whom)
@@ -136,10 +149,10 @@ class AgentRun:
             except Exception as error:
                 refused = refused or guard.give_up_call("adapter", error, "", agent)
         conditions = (*place.conditions, *(around.ending.all if around is not None else ()))
-        begins = home is not None and home.block is None
-        ending = EndingConditions(conditions, condition if home is not None else None)
-        if run is not None and begins and isinstance(run.memo, EndingConditions):
-            ending = run.memo
+        if ending is None or home is None:
+            ending = EndingConditions(conditions, condition if home is not None else None)
+            if run is not None and home is not None and home.begins and isinstance(run.memo, EndingConditions):
+                ending = run.memo
         depth = around.depth if around is not None else place.depth
         return cls(
             tuple(layers), agent, depth, guard=guard, opened=tuple(opened), home=home, refused=refused, ending=ending
@@ -153,13 +166,17 @@ class AgentRun:
         keys: Sequence[str],
         *,
         condition: TerminationCondition | None = None,
+        around: "AgentRun | None" = None,
+        within: RunContext | None = None,
         **whom: Any,
     ) -> "AgentRun":
         """Go on with the run that ``pause`` has kept under one of these keys for the same user, here or on another
         worker of the store. Where there is none, begin a run.
         """
         run = None
-        if keys and all(layer.guard is not guard for layer in current_place().layers):
+        known = {layer.guard for layer in (*current_place().layers, *(around.layers if around is not None else ()))}
+        known = known.union(*(block.agents for block in _blocks(within)[:1]))
+        if keys and guard not in known:
             info = RunInfo("", at=guard.clock(), **whom)
             try:
                 try:
@@ -170,7 +187,7 @@ class AgentRun:
                     run = begin_unsure(guard, info, error)
             except Exception as error:
                 guard.faults.note("resume", error)  # the run begins anew
-        return cls.start(guard, agent, condition=condition, run=run, **whom)
+        return cls.start(guard, agent, condition=condition, around=around, run=run, within=within, **whom)
 
     @classmethod
     def resume_now(cls, guard: Guard, agent: str, keys: Sequence[str], **more: Any) -> "AgentRun":
@@ -290,6 +307,8 @@ class AgentRun:
     def _learned(self, request: ModelRequest) -> ModelRequest:
         """The request with at least the size that its provider has reported for what it repeats of the last one."""
         last, reported = self._sizes.get(self.agent, (request, 0))
+        known_now = max(request.hidden - last.hidden, 0)  # what the adapter has learned by itself since then
+        reported -= known_now
         missing = reported - last.input_tokens
         if missing <= 0 or not last.input_tokens:
             return request
@@ -331,7 +350,7 @@ class AgentRun:
         guard, run, lane = layer
 
         def describe(at: float) -> ModelCall:
-            sized = (request.model, request.input_tokens, request.audio_tokens, request.max_output_tokens)
+            sized = (dearest(guard, request), request.input_tokens, request.audio_tokens, request.max_output_tokens)
             return ModelCall(run.info.run, lane, self.agent, at, *sized)
 
         decision, event = await guard.recover("adapter", error, run.info.run, self.agent, describe)
@@ -341,12 +360,13 @@ class AgentRun:
 
     def model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
         guard, run, lane = layer
-        event = ModelCall(run.info.run, lane, self.agent, guard.clock(), request.model, request.input_tokens)
+        model = dearest(guard, request)
+        event = ModelCall(run.info.run, lane, self.agent, guard.clock(), model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
         event.fixed_output = request.fixed_output
         event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
         event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
-        event.context_limit = guard.context_limit(request.model)
+        event.context_limit = guard.context_limit(model)
         return event
 
     def _report_answers(self) -> list[str]:
@@ -437,10 +457,11 @@ class Spent(NamedTuple):
 class Home:
     """The run of an agent, and who ends it: the agents that share it, or the block of ``runguard.run()`` around."""
 
-    __slots__ = ("block", "guard", "keys", "run", "waits")
+    __slots__ = ("begins", "block", "guard", "keys", "run", "waits")
 
-    def __init__(self, guard: Guard, run: Run, block: RunContext | None) -> None:
-        self.guard, self.run, self.block = guard, run, block
+    def __init__(self, guard: Guard, run: Run, block: RunContext | None, *, begins: bool) -> None:
+        """``begins``: the run begins or goes on with this agent. Else an agent before it has begun it in the block."""
+        self.guard, self.run, self.block, self.begins = guard, run, block, begins
         self.keys: tuple[str, ...] = ()  # keep the run under these, instead of ending it
         self.waits = False
 
@@ -448,17 +469,25 @@ class Home:
     def of(cls, guard: Guard, block: RunContext | None, keys: Sequence[str], run: Run | None, whom: Any) -> "Home":
         """``keys``: a new run begins under them. ``run``: one that goes on."""
         if block is not None:
-            state = block.agents.get(guard)
-            if state is None or guard.runs.get(state.run.info.run) is not state.run:
-                name = block.id if block.id not in guard.runs else secrets.token_hex(8)
-                run = run or _begin(guard, name, keys, whom)
-                state = block.agents[guard] = AgentsState(run)
-            state.keys = ()  # it goes on
-            block.bill(guard, state.run)
-            return cls(guard, state.run, block)
-        made = cls(guard, run or _begin(guard, secrets.token_hex(8), keys, whom), None)
+            with block.lock:
+                if not block.ended:
+                    return cls._in(block, guard, keys, run, whom)
+        made = cls(guard, run or _begin(guard, secrets.token_hex(8), keys, whom), None, begins=True)
         made.run.owners.add(made)
         return made
+
+    @classmethod
+    def _in(cls, block: RunContext, guard: Guard, keys: Sequence[str], run: Run | None, whom: Any) -> "Home":
+        state = block.agents.get(guard)
+        begins = state is None or guard.runs.get(state.run.info.run) is not state.run
+        if state is None or begins:
+            # one store may hold the runs of several guards, so a second one has a name of its own
+            is_free = not block.agents and block.id not in guard.runs
+            run = run or _begin(guard, block.id if is_free else secrets.token_hex(8), keys, whom)
+            state = block.agents[guard] = AgentsState(run)
+        state.keys = ()  # it goes on
+        block.bill(guard, state.run)
+        return cls(guard, state.run, block, begins=begins)
 
     def layer(self, agent: str) -> Layer:
         """The place of an agent in the run. Each agent of a block but the first has a lane of its own."""
@@ -490,6 +519,11 @@ def _begin(guard: Guard, name: str, keys: Sequence[str], whom: Any) -> Run:
     info = RunInfo(name, at=guard.clock(), **whom)
     guard.pauses.forget(keys, info)
     return guard.start(info)
+
+
+def _blocks(within: RunContext | None) -> list[RunContext]:
+    """Return the blocks around this code, the innermost first; the adapter's own where there is no other."""
+    return live_blocks() or ([within] if within is not None else [])
 
 
 def _limits_of(blocks: Sequence[RunContext], known: Collection[Guard]) -> list[Layer]:

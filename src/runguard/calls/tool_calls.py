@@ -220,6 +220,22 @@ class RunTools:
         """Whether the newest model response has asked for tools."""
         return bool(self._open)
 
+    @property
+    def unchecked(self) -> dict[str, ToolUse]:
+        """The calls of the newest model response that neither ``check`` nor ``saw`` has met, by their ids."""
+        return {name: use for name, (use, is_checked) in self.waiting.items() if not is_checked}
+
+    @property
+    def asked(self) -> list[str]:
+        """Return the ids of the calls of the newest response."""
+        return list(self._open)
+
+    @property
+    def waiting(self) -> dict[str, tuple[ToolUse, bool]]:
+        """Return the calls of the newest response that nothing has answered, by id, and whether each was checked."""
+        with self.lock:
+            return {name: (call.use, bool(call.seen)) for name, call in self._open.items() if not call.is_over}
+
     def take_answered(self) -> list[OpenCall]:
         """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
         calls, self._open = [call for call in self._open.values() if call.is_over], {}
@@ -289,7 +305,11 @@ class RunTools:
         self._not_executed(call)
         for (guard, run, _), event in call.passed:
             guard.faults.attempt("adapter", guard.unspent_tool, run, event)
-        call.is_over = False
+        call.seen, call.passed, call.outcome, call.is_over = [], [], None, False
+
+    def skipped(self, use: ToolUse) -> None:
+        """The tool was not executed: something else answered in its place, such as another guard."""
+        self._guard.faults.attempt("adapter", lambda: self._not_executed(self._call(use)))
 
     def inside(self, use: ToolUse) -> AbstractContextManager[None]:
         """The tool runs in this block. An agent that it starts joins this run."""
@@ -301,18 +321,18 @@ class RunTools:
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 
-    def answered(self, use: ToolUse, value: object) -> str | None:
-        """The tool returned ``value``: data, or text that may be JSON.
+    def answered(self, use: ToolUse, value: object, outcome: Outcome | None = None) -> str | None:
+        """The tool returned ``value``: data, or text that may be JSON. ``outcome``: how, where the framework says so.
 
         Returns what the model must see instead of an answer that is too large.
         """
-        self._guard.faults.attempt("adapter", self._answered, use, value)
+        self._guard.faults.attempt("adapter", self._answered, use, value, outcome)
         note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
         return note
 
-    def _answered(self, use: ToolUse, value: object) -> None:
+    def _answered(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
         call = self._call(use)
-        call.answer(value)
+        call.answer(value, outcome)
         self._pay(call, call.value)
 
     def _pay(self, call: OpenCall, answer: object) -> None:
@@ -323,22 +343,22 @@ class RunTools:
                         guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
                     )
 
-    def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None) -> None:
+    def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None, *, executed: bool = True) -> None:
         """The answer to a call that was never checked: the framework refused it, or shows tools only afterwards.
 
-        ``outcome``: how it ended, where the framework says so. A call beyond a limit on tool calls stops the run:
-        it was made, so nothing else is left to refuse.
+        ``outcome``: how it ended, where the framework says so. ``executed=False``: the tool has not run, so
+        that it costs nothing. A call beyond a limit on tool calls stops the run: nothing else is left to refuse.
         """
-        self._guard.faults.attempt("adapter", self._saw, use, value, outcome)
+        self._guard.faults.attempt("adapter", self._saw, use, value, outcome, executed)
 
-    def _saw(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
+    def _saw(self, use: ToolUse, value: object, outcome: Outcome | None, executed: bool) -> None:
         call = self._call(use)
         for layer in self._layers:
             fingerprint = layer.guard.fingerprint(use.tool, use.args)
             call.seen.append((layer, fingerprint, b""))
             layer.guard.faults.attempt("adapter", self._count_seen, layer, call, fingerprint)
         call.answer(value, outcome)
-        for layer in self._layers:
+        for layer in self._layers if executed else ():
             guard, run, lane = layer
             if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
                 guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
@@ -367,7 +387,8 @@ class RunTools:
                     guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
             return
         self._pay(call, error)
-        call.answer(f"{type(error).__name__}: {error}"[:2_000], Outcome.ERROR)
+        outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
+        call.answer(f"{type(error).__name__}: {error}"[:2_000], outcome)
         for guard, run, _ in self._layers:
             guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from runguard.calls.function_state import SURROUNDINGS, RunContext
+from runguard.calls.tool_calls import OUTERMOST, current_place
 from runguard.core.errors import PolicyError
 from runguard.core.money import Per, shown
 from runguard.engine.guard import Guard
 
 _log: Final = logging.getLogger("runguard")
-Named = str | Callable[[Any], str]
+Named = str | Callable[[Any], str | None]
 _EXAMPLES: Final = {"app": "shop", "user": "ann", "session": "chat-7"}
 
 
@@ -45,8 +46,12 @@ class Whom:
 
         ``with runguard.run(user=…)`` around it wins over what the adapter was told. ``given``: what the framework
         knows of the run, for the functions. ``otherwise``: what it names by itself, such as a thread as the session.
-        A function that fails raises ``PolicyError``: nobody would pay. In shadow mode it is logged.
+        A function that fails raises ``PolicyError``: nobody would pay. In shadow mode it is logged. An agent that joins
+        the run around it is not asked about: whoever began that run pays.
         """
+        place = guard.faults.attempt("adapter", current_place) or OUTERMOST
+        if any(layer.guard is guard for layer in place.layers):
+            return {"app": self.app}
         found: dict[str, Any] = {"app": self.app, "user": "", "session": ""}
         blocks = list(live_blocks())
         for name in found:

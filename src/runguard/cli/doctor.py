@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Literal
 
 from runguard import _version
@@ -696,12 +696,14 @@ def policy_of(agents: list[FoundAgent]) -> Policy | None:
 
 
 def _ends(one: object) -> Iterator[Any]:
-    yield from reachable(one, lambda other: _is_end(other) or _is_middleware(other), _is_end)
-    if _kind(one) == "OpenAI" and (guard := getattr(one, "runguard", None)) is not None:
-        for hand_off in getattr(one, "handoffs", ()):  # such an object makes the guarded copy when it is used
-            reference = getattr(hand_off, "_agent_ref", None)
-            if reference is not None and (target := reference()) is not None:
-                yield guard.guarded(target)
+    guard: Any = getattr(one, "runguard", None) if _kind(one) == "OpenAI" else None
+    for other in reachable(one, lambda other: _is_end(other) or _is_middleware(other), _is_end):
+        # what a guarded agent runs gets its guard when it runs
+        yield guard.guarded(other) if guard is not None and _kind(other) == "OpenAI" else other
+    for hand_off in getattr(one, "handoffs", ()) if guard is not None else ():
+        reference = getattr(hand_off, "_agent_ref", None)
+        if reference is not None and (target := reference()) is not None:
+            yield guard.guarded(target)
 
 
 def _is_end(one: object) -> bool:
@@ -734,10 +736,9 @@ def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
     do = "give the agent the same RunGuardMiddleware, or wrap the chat model of a graph in GuardedChatModel"
     name = str(getattr(graph, "name", ""))
     found = FoundAgent("" if name == _UNNAMED else name, "LangChain", do)
-    own, guarded_model = _class("runguard.langchain.guarding", "RunGuardMiddleware"), _guarded_model()
-    hooks = [getattr(getattr(node, "bound", None), "func", None) for node in graph.nodes.values()]
-    owners = [getattr(hook, "__self__", None) for hook in hooks]
-    found.guard = next((owner for owner in owners if isinstance(owner, own)), None)
+    own, guarded_model = _class("runguard.langchain.middleware", "RunGuardMiddleware"), _guarded_model()
+    calling = getattr(getattr(graph.nodes.get("model"), "bound", None), "func", None)
+    found.guard = next((hook for hook in _hooks_in(calling) if isinstance(hook, own)), None)
     models = [end for end in ends if _is_chat_model(end)]
     found.models = [_model_name(model) for model in models]
     found.calls_models = bool(models)
@@ -748,6 +749,18 @@ def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
             what = f"{caller} calls the model {_model_name(model) or type(model).__name__} itself, unseen by the guard"
             found.hidden.append((what, "use GuardedChatModel(model, ...) there"))
     return found
+
+
+def _hooks_in(calling: object) -> Iterator[object]:
+    """The middleware around the model of an agent: LangChain nests its hooks in one another, as closures."""
+    waiting, seen = [calling], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, MethodType):
+            yield one.__self__
+        elif isinstance(one, FunctionType) and id(one) not in seen:
+            seen.add(id(one))
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if cell != CellType()]
 
 
 def _models_aside(graph: Any, middleware: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -765,11 +778,10 @@ def _models_aside(graph: Any, middleware: list[Any]) -> Iterator[tuple[str, Any]
 
 
 def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
-    do = "guard the outermost agent: guarded(agent, ...); call an agent inside of a tool as guarded, too"
+    do = "guard the outermost agent: guarded(agent, ...)"
     found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
     model = agent.model
-    name = "name" if isinstance(model, _class("runguard.openai_agents.guarding", "GuardedModel")) else "model"
-    found.models = [model if isinstance(model, str) else str(getattr(model, name, ""))]
+    found.models = [model if isinstance(model, str) else str(getattr(model, "model", ""))]
     hosted = sorted({type(tool).__name__ for tool in agent.tools} & set(_HOSTED))
     if hosted:
         what = f"OpenAI executes {', '.join(hosted)}: the guard sees the tokens, not the calls"
@@ -814,12 +826,11 @@ def _is_middleware(one: object) -> bool:
 
 
 def _guarded_model() -> Any:
-    return _class("runguard.langchain.guarding", "GuardedChatModel")
+    return _class("runguard.langchain.chat_model", "GuardedChatModel")
 
 
 def _model_name(model: Any) -> str:
-    inner = getattr(model, "_model", model) if isinstance(model, _guarded_model()) else model
-    names = (getattr(inner, key, None) for key in ("model_name", "model", "model_id"))
+    names = (getattr(model, key, None) for key in ("model_name", "model", "model_id"))
     return next((name for name in names if isinstance(name, str)), "")
 
 

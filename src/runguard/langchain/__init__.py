@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.langchain.guarding import GuardedChatModel, RunGuardMiddleware
+    from runguard.langchain.chat_model import GuardedChatModel
+    from runguard.langchain.middleware import RunGuardMiddleware
 
 _HOMES = {
-    "GuardedChatModel": "runguard.langchain.guarding",
-    "RunGuardMiddleware": "runguard.langchain.guarding",
+    "GuardedChatModel": "runguard.langchain.chat_model",
+    "RunGuardMiddleware": "runguard.langchain.middleware",
 }
 
 __all__ = ["GuardedChatModel", "RunGuardMiddleware"]

@@ -58,6 +58,8 @@ def was_unbilled(error: BaseException | None) -> bool:
     """
     if not isinstance(error, Exception):
         return False
+    if isinstance(error, ExceptionGroup):  # several models were tried
+        return all(was_unbilled(one) for one in error.exceptions)
     try:
         return _never_connected(error) or (provider_status(error) is not None and not _is_invented(error))
     except Exception:  # an exception class may run its own code: without an answer the call counts as billed

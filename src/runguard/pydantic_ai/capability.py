@@ -3,39 +3,91 @@
 Pydantic AI calls its hooks. They ask ``calls/run`` before every model call and tool call.
 """
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Unpack
 from weakref import WeakValueDictionary
 
+from pydantic_ai import DeferredToolRequests
 from pydantic_ai.capabilities import AbstractCapability
 from pydantic_ai.exceptions import (
     ApprovalRequired,
     CallDeferred,
+    FallbackExceptionGroup,
     ModelRetry,
     SkipModelRequest,
     SkipToolExecution,
     ToolRetryError,
 )
-from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
-from pydantic_ai.models import ModelRequestContext
+from pydantic_ai.messages import (
+    BaseToolCallPart,
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    UserPromptPart,
+)
+from pydantic_ai.models import Model, ModelRequestContext
+from pydantic_ai.models.fallback import FallbackModel
+from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_ai.usage import RequestUsage
 
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.model_calls import Permission, count_tokens
-from runguard.calls.run import AgentRun, check_whom, error_of, fitting
-from runguard.calls.tool_calls import ToolUse
+from runguard.calls.model_calls import Permission
+from runguard.calls.run import AgentRun, Whom, error_of, fitting
+from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.core.errors import RunStoppedError
+from runguard.core.errors import RunGuardError, RunStoppedError
+from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.pricing.rates import Usage
-from runguard.providers.usage import size_of
+from runguard.providers.usage import size_of, tokens_in
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _MESSAGE: Final = 4  # bytes around a message
-# The tool was not executed, or it will be called again: neither is an answer.
-_NOT_ANSWERED: Final = (ApprovalRequired, CallDeferred, SkipToolExecution)
+# Older versions of Pydantic AI do not have this hook. There ``wrap_model_request`` sees what is sent.
+_HAS_ATTEMPTS: Final = hasattr(AbstractCapability, "prepare_model_request")
+
+
+class _Turn:
+    """One run of an agent while it works: its ``AgentRun``, and the attempts at its newest model request."""
+
+    __slots__ = ("__weakref__", "attempts", "making", "run")
+
+    def __init__(self, run: AgentRun) -> None:
+        self.run = run
+        self.attempts: list[Permission] = []
+        self.making = ExitStack()  # around the newest attempt
+
+    def moves_on(self) -> None:
+        """Book an estimate for the attempt so far: it has failed, or its answer was rejected. Another one follows."""
+        self.making.close()
+        if self.attempts:
+            self.attempts[-1].fail(None)
+
+    def learn(self, failed: Sequence[Any]) -> Usage:
+        """Book what attempts have really taken that did not give the answer.
+
+        Returns what those took that no ``prepare_model_request`` was called for, which are those of a
+        ``FallbackModel``.
+        """
+        earlier, total = self.attempts[:-1], Usage()
+        for attempt in failed:
+            used = _used(attempt)
+            own = next((one for one in earlier if one.request.model == attempt.model_name), None)
+            if own is not None:
+                earlier.remove(own)
+                if used is not None:
+                    own.correct(used if used.input or used.output else None)
+            else:
+                used = used or Usage(self.attempts[-1].request.input_tokens)
+                total = Usage(total.input + used.input, total.output + used.output)
+        return total
 
 
 class RunGuard(Controls, AbstractCapability[Any]):
@@ -44,44 +96,64 @@ class RunGuard(Controls, AbstractCapability[Any]):
     The keywords are those of ``RunGuardPlugin``. A stop ends the run with a text; the response carries the trip in
     ``metadata["runguard"]``. A run with structured output cannot end with a text: there a stop raises
     ``RunStoppedError``, as ``on_stop="raise"`` does everywhere. Give the same instance to sub-agents: a sub-agent that
-    a tool calls joins the run of its caller.
+    a tool calls joins the run of its caller. A turn that waits for approvals goes on as the same run.
     """
 
     def __init__(
         self,
         *,
         app: str = "",
-        user: str = "",
-        session: str = "",
+        user: str | Callable[[RunContext[Any]], str | None] = "",
+        session: str | Callable[[RunContext[Any]], str | None] = "",
         termination_condition: TerminationCondition | None = None,
         **policy: Unpack[PolicySettings],
     ) -> None:
         """``app``, ``user`` and ``session``: whom budgets per app, per user and per session are for.
 
-        ``termination_condition`` ends a run, of the first agent that has this capability, when it fires.
+        ``user`` and ``session`` may be functions of the ``RunContext``. ``with runguard.run(user=…)`` around a run wins
+        over both. ``termination_condition`` ends a run, of the first agent that has this capability, when it fires.
         """
-        check_whom(app=app, user=user, session=session)
+        self._whom = Whom(app, user, session)
         self.id, self.description, self.defer_loading = None, None, False
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
-        condition = fitting(termination_condition, "Pydantic AI", has_hand_offs=False)
-        self._whom: dict[str, Any] = {"app": app, "user": user, "session": session, "condition": condition}
+        self._condition = fitting(termination_condition, "Pydantic AI", has_hand_offs=False)
         self._is_off = self.guard.policy.mode == "off"
-        # By the id of the run. A copy of this capability per run would make Pydantic AI resolve the model twice. The
-        # frame of ``wrap_run`` holds the value, so a run that is dropped leaves nothing here.
-        self._runs: WeakValueDictionary[str | None, AgentRun] = WeakValueDictionary()
+        # A copy of this capability per run would make Pydantic AI resolve the model twice. The frame of ``wrap_run``
+        # holds the value, so a run that is dropped leaves nothing here.
+        self._turns: WeakValueDictionary[tuple[str | None, int], _Turn] = WeakValueDictionary()
+
+    def bill(self, ctx: RunContext[Any]) -> dict[str, Any]:
+        """Return what the run of this context has used so far, as ``{"runguard": {"run", "usd", "tokens", …}}``.
+
+        ``Agent(…, metadata=guard.bill)`` puts it into the ``metadata`` of each result.
+        """
+        turn = self._turn(ctx)
+        spent = None if turn is None else self.guard.faults.attempt("adapter", lambda: turn.run.spent.to_dict())
+        return {} if spent is None else {METADATA_KEY: spent}
+
+    def _turn(self, ctx: RunContext[Any]) -> _Turn | None:
+        return self._turns.get(_key(ctx))
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
         if self._is_off:
             return await handler()
         name = (ctx.agent.name if ctx.agent is not None else None) or "agent"
-        self._runs[ctx.run_id] = run = AgentRun.start(self.guard, name, **self._whom)
+        whom = self._whom.of(self.guard, ctx)
+        waiting = self.guard.faults.attempt("adapter", _unanswered, ctx.messages) or {}
+        run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
+        run.tools.asked_for(list(waiting.values()))
+        turn = self._turns[_key(ctx)] = _Turn(run)
         try:
             if (trip := run.enter()) is not None:
                 raise RunStoppedError.of(trip)
-            return await handler()
+            result = await handler()
+            if isinstance(result.output, DeferredToolRequests):
+                run.pause([call.tool_call_id for call in (*result.output.approvals, *result.output.calls)])
+            return result
         finally:
-            self._runs.pop(ctx.run_id, None)
+            if self._turn(ctx) is turn:
+                del self._turns[_key(ctx)]
             run.end()
 
     # ---- model calls ------------------------------------------------------------------------------------------------
@@ -89,27 +161,47 @@ class RunGuard(Controls, AbstractCapability[Any]):
     async def wrap_model_request(
         self, ctx: RunContext[Any], *, request_context: ModelRequestContext, handler: Any
     ) -> ModelResponse:
-        run = self._runs.get(ctx.run_id)
-        if run is None:
+        turn = self._turn(ctx)
+        if turn is None:
             return await handler(request_context)  # type: ignore[no-any-return]
-        counter = self.guard.policy.tokens
-        counted = None if counter is None else await count_tokens(counter, request_context)
-        permission = await run.ask(partial(_asked, request_context, counted))
-        if not isinstance(permission, Permission):
-            raise self._stop(permission, request_context)
-        request_context = permission.changed(_changed, request_context)
+        self.guard.faults.attempt("adapter", _show_unchecked, turn.run.tools, ctx.messages, request_context)
+        turn.attempts = []
         try:
-            response: ModelResponse = await permission.during(handler(request_context))
+            if not _HAS_ATTEMPTS:
+                request_context = await self.prepare_model_request(ctx, request_context)
+            with turn.making:
+                response: ModelResponse = await handler(request_context)
         except BaseException as error:
-            if isinstance(error, SkipModelRequest):  # another capability answered
-                permission.release()
+            if not turn.attempts:
+                raise
+            permission = turn.attempts[-1]
+            if isinstance(error, SkipModelRequest | RunGuardError) and error.__context__ is None:
+                permission.release()  # another capability answered, or another guard refused: nothing was sent
             else:
                 permission.fail(error, streaming=request_context.streaming)
+                if isinstance(error, FallbackExceptionGroup):
+                    self.guard.faults.attempt("adapter", turn.learn, getattr(error, "attempts", ()))
             if (trip := permission.interrupted) is not None:
                 raise self._stop(trip, request_context) from None
             raise
-        permission.read(_settle, response)
+        if turn.attempts:
+            turn.attempts[-1].read(partial(_settle, turn), response)
         return response
+
+    async def prepare_model_request(
+        self, ctx: RunContext[Any], request_context: ModelRequestContext
+    ) -> ModelRequestContext:
+        """Ask for one attempt at a request. Only here does the request have what other capabilities put into it."""
+        turn = self._turn(ctx)
+        if turn is None:
+            return request_context
+        turn.moves_on()
+        permission = await turn.run.ask(partial(_asked, request_context))
+        if not isinstance(permission, Permission):
+            raise self._stop(permission, request_context)
+        turn.attempts.append(permission)
+        turn.making.enter_context(permission.in_flight())
+        return permission.changed(_changed, request_context)
 
     def _stop(self, end: Trip | Ended, request: ModelRequestContext) -> Exception:
         is_trip = isinstance(end, Trip)
@@ -123,39 +215,120 @@ class RunGuard(Controls, AbstractCapability[Any]):
     async def wrap_tool_execute(
         self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: Any, handler: Any
     ) -> Any:
-        run = self._runs.get(ctx.run_id)
-        if run is None:
+        turn = self._turn(ctx)
+        if turn is None:
             return await handler(args)
-        use = _use_of(call)
-        refusal = await run.tools.check(use)
+        tools, use = turn.run.tools, _use_of(call)
+        refusal = await tools.check(use)
         if refusal is not None:
             raise SkipToolExecution(refusal)
         try:
-            with run.tools.inside(use):
+            with tools.inside(use):
                 result = await handler(args)
-        except _NOT_ANSWERED:
+        except (ApprovalRequired, CallDeferred):
+            tools.deferred(use)
             raise
-        except ToolRetryError as error:
-            run.tools.answered(use, error.tool_retry.content)
+        except SkipToolExecution:  # another capability answered
+            tools.skipped(use)
             raise
-        except ModelRetry as error:
-            run.tools.answered(use, error.message)
+        except (ToolRetryError, ModelRetry) as error:
+            if _timed_out(error):
+                tools.raised(use, TimeoutError(_words(error)))
+            else:
+                tools.answered(use, _words(error), Outcome.ERROR)
             raise
         except BaseException as error:
-            run.tools.raised(use, error)
+            tools.raised(use, error)
             raise
-        note = run.tools.answered(use, result)
+        note = tools.answered(use, result)
         return result if note is None else note
 
 
-def _settle(permission: Permission, response: ModelResponse) -> None:
+def _key(ctx: RunContext[Any]) -> tuple[str | None, int]:
+    """What all contexts of a run share. Its id alone is not enough: an app can take that from a client."""
+    return ctx.run_id, id(ctx.usage)
+
+
+# ---- Answers of tools that no hook sees.
+
+
+def _unanswered(messages: Sequence[ModelMessage]) -> dict[str, ToolUse]:
+    """The calls of the newest model response that have no answer, by their ids: what a paused turn waits for."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
+            return {call.tool_call_id: _use_of(call) for call in calls if call.tool_call_id not in answered}
+        answered |= {getattr(part, "tool_call_id", "") for part in message.parts}
+    return {}
+
+
+def _show_unchecked(tools: RunTools, messages: Sequence[ModelMessage], request: ModelRequestContext) -> None:
+    """Show the rules the answers of calls that were not executed here: by an unknown name, with arguments that do not
+    validate, or executed elsewhere.
+    """
+    calls, parameters = tools.unchecked, request.model_request_parameters
+    if not calls:
+        return
+    known = {tool.name for tool in parameters.function_tools}
+    outputs = {tool.name for tool in parameters.output_tools}
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            break
+        parts: Sequence[Any] = message.parts
+        for part in parts:
+            use = calls.get(getattr(part, "tool_call_id", ""))
+            outcome = getattr(part, "outcome", "retried")
+            if use is None or use.tool in outputs or outcome in ("denied", "interrupted"):
+                continue
+            if outcome == "retried":
+                tools.saw(use, _why(part), Outcome.ERROR if use.tool in known else Outcome.UNKNOWN_TOOL, executed=False)
+            else:
+                tools.saw(use, part.content, Outcome.FAILED if outcome == "failed" else None)
+
+
+def _why(part: Any) -> Any:
+    """What was wrong, without the arguments that differ each time: a text, or what an older tool gave."""
+    if not isinstance(part.content, list):
+        return part.content
+    faults = [fault for fault in part.content if isinstance(fault, dict) and "msg" in fault]
+    return "; ".join(f"{'.'.join(map(str, fault.get('loc', ())))}: {fault['msg']}" for fault in faults) or part.content
+
+
+def _words(error: ToolRetryError | ModelRetry) -> Any:
+    return error.message if isinstance(error, ModelRetry) else _why(error.tool_retry)
+
+
+def _timed_out(error: BaseException) -> bool:
+    """Whether the tool exceeded its ``timeout=``, which Pydantic AI reports as a retry."""
+    cause = error if isinstance(error, ModelRetry) else error.__cause__
+    return isinstance(getattr(cause, "__context__", None), TimeoutError)
+
+
+# ---- Requests and answers of models.
+
+
+def _settle(turn: _Turn, permission: Permission, response: ModelResponse) -> None:
+    usage, model = _usage_of(response.usage), response.model_name or ""
+    failed = turn.learn(getattr(response, "failed_attempts", None) or ())
+    if failed.input or failed.output:  # at the price of the most expensive model that was asked
+        usage = usage or Usage(permission.request.input_tokens, tokens_in(size_of(response.parts)))
+        usage = replace(usage, input=usage.input + failed.input, output=usage.output + failed.output)
+        model = ""
     permission.settle(
-        _usage_of(response),
-        model=response.model_name or "",
+        usage,
+        model=model,
         calls=[_use_of(part) for part in response.parts if isinstance(part, ToolCallPart)],
         text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
         size=size_of(response.parts),
     )
+
+
+def _used(attempt: Any) -> Usage | None:
+    """What a failed attempt took. None: it is not known. An error with a status was not billed."""
+    if attempt.usage is not None:
+        return _usage_of(attempt.usage)
+    return Usage() if "status_code:" in (attempt.error or "") else None
 
 
 def _changed(permission: Permission, request: ModelRequestContext) -> ModelRequestContext:
@@ -172,8 +345,8 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
     return request
 
 
-def _asked(request: ModelRequestContext, counted: int | None = None) -> Asked:
-    """What is sent. ``counted``: its tokens, by the user's own counter."""
+def _asked(request: ModelRequestContext) -> Asked:
+    """What is sent."""
     parameters, messages = request.model_request_parameters, request.messages
     declared, schema = [*parameters.function_tools], parameters.output_object
     if parameters.output_mode not in ("native", "prompted") and parameters.output_tools:
@@ -190,22 +363,31 @@ def _asked(request: ModelRequestContext, counted: int | None = None) -> Asked:
             prompt.append(newest.instructions)
     for message in messages:
         for part in message.parts:
-            if isinstance(part, ToolCallPart):
+            if isinstance(part, BaseToolCallPart):
                 prompt += (part.tool_name, part.args)
             else:
-                prompt.append(getattr(part, "content", None))
+                prompt.append(getattr(part, "content", part))
     limit = (request.model_settings or {}).get("max_tokens")
     around = len(messages) * _MESSAGE
-    asked_for = Asked.of(request.model.model_name, prompt, limit if isinstance(limit, int) else None, around)
-    return asked_for if counted is None else replace(asked_for, input_tokens=counted, likely_tokens=counted)
+    model, *others = _candidates(request.model)
+    limit = limit if isinstance(limit, int) else None
+    return Asked.of(model, prompt, limit, around, counts=request, others=others)
+
+
+def _candidates(model: Model) -> list[str]:
+    """The models that may answer: several for a ``FallbackModel``."""
+    while isinstance(model, WrapperModel):
+        model = model.wrapped
+    if isinstance(model, FallbackModel):
+        return [name for one in model.models for name in _candidates(one)]
+    return [model.model_name]
 
 
 def _use_of(call: ToolCallPart) -> ToolUse:
     return ToolUse(call.tool_call_id, call.tool_name, call.args_as_dict(raise_if_invalid=False))
 
 
-def _usage_of(response: ModelResponse) -> Usage | None:
-    usage = response.usage
+def _usage_of(usage: RequestUsage) -> Usage | None:
     if not usage.input_tokens and not usage.output_tokens:
         return None
     return Usage(

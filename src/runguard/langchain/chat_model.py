@@ -1,0 +1,528 @@
+"""``GuardedChatModel``: a chat model with a guard inside, for graphs that take no middleware.
+
+It is a model of the same class: a subclass of its own, made for one guard, whose methods ask ``calls/run`` first.
+``turns`` finds the run, and ``messages`` reads requests and answers.
+"""
+
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from copy import copy
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+from uuid import UUID
+
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import RunnableWithFallbacks
+from langchain_core.utils.function_calling import convert_to_openai_tool
+
+from runguard.background import FINALIZED
+from runguard.calls.model_calls import ModelRequest as Asked
+from runguard.calls.model_calls import Permission
+from runguard.calls.run import Spent, Whom, error_of, fitting
+from runguard.calls.whom import Named
+from runguard.core.decision import Trip
+from runguard.core.errors import PolicyError, RunStoppedError
+from runguard.engine.guard import Controls, Guard
+from runguard.langchain.messages import (
+    answer_size,
+    answered_by,
+    calls_of,
+    failed,
+    last_message,
+    limit_key,
+    model_name,
+    newest_answers,
+    notice_message,
+    request_of,
+    told,
+    usage_of,
+    was_refused,
+)
+from runguard.langchain.turns import Found, Runs, Scope, scope_here
+from runguard.policy.settings import Policy, PolicySettings
+from runguard.termination.conditions import Ended, TerminationCondition
+
+_log: Final = logging.getLogger("runguard")
+_AGENT: Final = "model"
+_MARK: Final = "__runguard__"  # the attribute of a guarded model's class
+_CHOICES: Final = (None, "auto", "none")  # what the tool choice of a request may be where a text can answer
+
+if TYPE_CHECKING:
+
+    class _Guarded(Controls, BaseChatModel):
+        """What a guarded model is for a type checker: a chat model that can be asked what it spends."""
+
+        @property
+        def _llm_type(self) -> str: ...
+
+        def _generate(self, *args: Any, **kwargs: Any) -> ChatResult: ...
+
+else:
+
+    class _Recognized(type):
+        """Makes ``isinstance(model, GuardedChatModel)`` true of the models that it gives."""
+
+        def __instancecheck__(cls, one: object) -> bool:
+            return hasattr(type(one), _MARK)
+
+    class _Guarded(metaclass=_Recognized):
+        pass
+
+
+class GuardedChatModel(_Guarded):
+    """``GuardedChatModel(ChatOpenAI(...), max_usd=1.50)``, in a ``StateGraph`` of your own.
+
+    Gives a model of the same class with the same fields. All its calls in one turn of a graph are one run; a loop that
+    is written by hand needs ``with runguard.run():`` around it. Tools are seen in the next request, so a tool call
+    cannot be refused; the run is stopped before its next model call. A stop is an ``AIMessage`` without tool calls;
+    ``on_stop="raise"`` raises the typed error instead, and so does every stop where the request asks for an object.
+    The keywords are those of ``RunGuardPlugin``.
+    """
+
+    def __new__(
+        cls,
+        model: BaseChatModel,
+        *,
+        app: str = "",
+        user: Named = "",
+        termination_condition: TerminationCondition | None = None,
+        **policy: Unpack[PolicySettings],
+    ) -> Self:
+        """``user`` may be a function of LangGraph's ``Runtime``; ``with runguard.run(user=…)`` around the call wins.
+
+        ``model`` may have fallbacks: each attempt is asked for and paid by its own price.
+        """
+        given: Any = model
+        models: list[Any] = [given.runnable, *given.fallbacks] if isinstance(given, RunnableWithFallbacks) else [given]
+        if not all(isinstance(one, BaseChatModel) for one in models):
+            raise PolicyError(f"GuardedChatModel({model!r}): give a chat model of LangChain")
+        whom = Whom(app=app, user=user)
+        guard = Guard(Policy.build(**policy))
+        guard.check_store()
+        condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
+        asking = _Asking(guard, Runs(guard, whom, condition, "model"))
+        made: Any = asking.guarded(models[0])
+        if given is not models[0]:
+            made = given.model_copy(update={"runnable": made, "fallbacks": [asking.guarded(one) for one in models[1:]]})
+        return made  # type: ignore[no-any-return]
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            model: BaseChatModel,
+            *,
+            app: str = "",
+            user: Named = "",
+            termination_condition: TerminationCondition | None = None,
+            **policy: Unpack[PolicySettings],
+        ) -> None: ...
+
+        @property
+        def controls(self) -> Controls:
+            """What an operator may ask and do, also where the model has a field of such a name, such as ``stop``."""
+
+        def bill(self) -> Spent | None:
+            """Return what the run around this code has used so far: in a node or a tool. None: there is no run."""
+
+
+class _Controls(Controls):
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+
+class _Asking:
+    """Asks one guard before each call of its models."""
+
+    def __init__(self, guard: Guard, runs: Runs) -> None:
+        self.guard, self.runs, self.controls = guard, runs, _Controls(guard)
+        self._bound: dict[str, Any] = {}  # tools that the model keeps where no request shows them
+        self._alone, self._has_warned = 0, False
+
+    # ---- the class of a guarded model -------------------------------------------------------------------------------
+
+    def guarded(self, model: BaseChatModel, kind: Any = None) -> BaseChatModel:
+        """Return a model that shares everything with this one and asks before each call. ``kind``: its plain class."""
+        kind = kind or type(model)
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        made: Any = type(kind)(kind.__name__, (kind,), {**names, "model_config": {"defer_build": True}})
+        for name, value in self._attributes(kind).items():
+            setattr(made, name, value)
+        one = object.__new__(made)
+        for name in ("__dict__", "__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
+            object.__setattr__(one, name, getattr(model, name))
+        return one  # type: ignore[no-any-return]
+
+    def _attributes(self, kind: Any) -> dict[str, Any]:
+        """What the class of a guarded model has beside that of its model, whose own fields stay."""
+        given: dict[str, Any] = {_MARK: self, "controls": self.controls, "guard": self.guard, "bill": self.runs.bill}
+        given |= {name: getattr(self.controls, name) for name in _METHODS}
+        given["trips"] = property(lambda _: self.controls.trips)
+        given = {name: one for name, one in given.items() if name not in kind.model_fields and not hasattr(kind, name)}
+        for name in ("_generate", "_agenerate", "_stream", "_astream"):
+            own = getattr(kind, name)
+            if own is not getattr(BaseChatModel, name):  # what it does not have itself goes through the others
+                given[name] = getattr(self, name)(own)
+        for name in ("_stream_chat_model_events", "_astream_chat_model_events"):
+            if hasattr(kind, name):  # LangChain makes these events of the stream instead, which is guarded
+                given[name] = None
+        given["bind_tools"], given["with_fallbacks"] = self._bind_tools(kind), self._with_fallbacks(kind)
+        return given | {_MARK: self, "__reduce_ex__": _not_pickled}
+
+    def _bind_tools(self, kind: Any) -> Callable[..., Any]:
+        @wraps(kind.bind_tools)
+        def bind_tools(model: Any, tools: Sequence[Any], **more: Any) -> Any:
+            bound = kind.bind_tools(model, tools, **more)
+            if not isinstance(bound, BaseChatModel):  # a binding, which adds the tools to each request
+                return bound
+            asking = copy(self)
+            asking._bound = {"tools": [_schema(tool) for tool in tools]}
+            return asking.guarded(bound, kind)
+
+        return bind_tools
+
+    def _with_fallbacks(self, kind: Any) -> Callable[..., Any]:
+        @wraps(kind.with_fallbacks)
+        def with_fallbacks(model: Any, fallbacks: Sequence[Any], **more: Any) -> Any:
+            """Fallbacks that are plain models get the same guard."""
+            plain = [
+                self.guarded(one) if isinstance(one, BaseChatModel) and not hasattr(type(one), _MARK) else one
+                for one in fallbacks
+            ]
+            return kind.with_fallbacks(model, plain, **more)
+
+        return with_fallbacks
+
+    # ---- its calls --------------------------------------------------------------------------------------------------
+
+    def _generate(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        own = _lenient(own)
+
+        def _generate(
+            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> ChatResult:
+            name = _name(run_manager)
+            if _is_inside((self, type(model)), name):  # the model itself calls one of its methods through another
+                return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
+            found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
+            with _EndAlone(found):
+                permission = found.run.ask_now(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+                if not isinstance(permission, Permission):
+                    return _result(self._stopped(permission, kwargs))
+                asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
+                try:
+                    with permission.being_made(), _making((self, type(model)), name):
+                        result: ChatResult = own(model, asked, stop=stop, run_manager=run_manager, **options)
+                except BaseException as error:
+                    failed(permission, error)
+                    raise
+                permission.read(partial(_settle_result, model, self._has_tools(kwargs)), result)
+                return result
+
+        return _generate
+
+    def _agenerate(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        own = _lenient(own)
+
+        async def _agenerate(
+            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> ChatResult:
+            name = _name(run_manager)
+            if _is_inside((self, type(model)), name):
+                return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
+            found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
+            with _EndAlone(found):
+                permission = await found.run.ask(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+                if not isinstance(permission, Permission):
+                    return _result(self._stopped(permission, kwargs))
+                asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
+                try:
+                    with _making((self, type(model)), name):
+                        result: ChatResult = await permission.during(
+                            own(model, asked, stop=stop, run_manager=run_manager, **options)
+                        )
+                except BaseException as error:
+                    failed(permission, error)
+                    if (trip := permission.interrupted) is not None:
+                        return _result(self._stopped(trip, kwargs))
+                    raise
+                permission.read(partial(_settle_result, model, self._has_tools(kwargs)), result)
+                return result
+
+        return _agenerate
+
+    def _stream(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        own = _lenient(own)
+
+        def _stream(
+            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> Iterator[ChatGenerationChunk]:
+            name = _name(run_manager)
+            if _is_inside((self, type(model)), name):
+                yield from own(model, messages, stop=stop, run_manager=run_manager, **kwargs)
+                return
+            found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
+            permission = found.run.ask_now(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+            if not isinstance(permission, Permission):
+                _end(found)
+                yield _chunk(self._stopped(permission, kwargs))
+                return
+            asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
+            whole: list[ChatGenerationChunk] = []
+            pieces = own(model, asked, stop=stop, run_manager=run_manager, **options)
+            try:
+                for piece in permission.pieces_now(_each((self, type(model)), name, pieces)):
+                    whole.append(piece)
+                    yield piece
+            except GeneratorExit:  # closed by its reader, or by the collector
+                FINALIZED.put(lambda: _cut(found, permission, None, whole))
+                raise
+            except BaseException as error:
+                _cut(found, permission, error, whole)
+                raise
+            permission.read(partial(_settle_pieces, model, self._has_tools(kwargs)), whole)
+            _end(found)
+
+        return _stream
+
+    def _astream(self, own: Callable[..., Any]) -> Callable[..., Any]:
+        own = _lenient(own)
+
+        async def _astream(
+            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> AsyncIterator[ChatGenerationChunk]:
+            name = _name(run_manager)
+            if _is_inside((self, type(model)), name):
+                async for piece in own(model, messages, stop=stop, run_manager=run_manager, **kwargs):
+                    yield piece
+                return
+            found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
+            permission = await found.run.ask(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+            if not isinstance(permission, Permission):
+                _end(found)
+                yield _chunk(self._stopped(permission, kwargs))
+                return
+            asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
+            whole: list[ChatGenerationChunk] = []
+            try:
+                pieces = own(model, asked, stop=stop, run_manager=run_manager, **options)
+                async for piece in permission.pieces(_each_later((self, type(model)), name, pieces)):
+                    whole.append(piece)
+                    yield piece
+                if (trip := permission.interrupted) is not None:
+                    _cut(found, permission, None, whole)
+                    yield _chunk(self._stopped(trip, kwargs))
+                    return
+            except BaseException as error:
+                _cut(found, permission, error, whole)
+                raise
+            permission.read(partial(_settle_pieces, model, self._has_tools(kwargs)), whole)
+            _end(found)
+
+        return _astream
+
+    # ---- the run of a turn ------------------------------------------------------------------------------------------
+
+    def _prepared(self, found: Found, messages: Sequence[BaseMessage]) -> Found:
+        """Show the run what tools have answered since its last model call."""
+        if found.is_alone:
+            self._warn(any(True for _ in newest_answers(messages)))
+        elif found.turn is not None:
+            for name, use, message in newest_answers(messages):
+                if found.turn.is_news(self.guard, name):
+                    found.run.tools.saw(use, *told(message))
+        return found
+
+    def _has_tools(self, kwargs: dict[str, Any]) -> bool:
+        return bool({**self._bound, **kwargs}.get("tools"))
+
+    def _warn(self, is_loop: bool) -> None:
+        """Warn once of a loop that is written by hand, where each call is a run of its own."""
+        policy = self.guard.policy
+        self._alone += 1
+        is_loop = is_loop or (self._alone > 1 and bool(policy.max_model_calls or policy.max_tool_calls))
+        if is_loop and not self._has_warned and policy.mode != "off":
+            self._has_warned = True
+            _log.warning(
+                "runguard.no_turn: a guarded chat model is called outside of a graph or an agent, so each call is a "
+                "run of its own and limits per run never add up; put 'with runguard.run():' around the loop"
+            )
+
+    def _stopped(self, end: Trip | Ended, kwargs: dict[str, Any]) -> AIMessage:
+        """The last answer of a run. Where an object must come, only the typed error can end it."""
+        if "response_format" in kwargs or kwargs.get("tool_choice") not in _CHOICES:
+            raise error_of(end)
+        if self.guard.policy.on_stop == "raise" and isinstance(end, Trip):
+            raise RunStoppedError.of(end)
+        return last_message(self.guard, end)
+
+
+_Owner = tuple[_Asking, type]
+# The calls that are being made around this code: who asked, for which class of model, and LangChain's name of the call.
+_MAKING: Final[ContextVar[tuple[tuple[_Owner, UUID | None], ...]]] = ContextVar("runguard_making", default=())
+
+
+def _is_inside(owner: _Owner, name: UUID | None) -> bool:
+    """Whether a method of the model is called by another one of its own, as a part of the same call."""
+    return any(one == owner and (name is None or name == made) for one, made in _MAKING.get())
+
+
+@contextmanager
+def _making(owner: _Owner, name: UUID | None) -> Iterator[None]:
+    """The model's own method runs in this block."""
+    token = _MAKING.set((*_MAKING.get(), (owner, name)))
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+            _MAKING.reset(token)
+
+
+def _each(owner: _Owner, name: UUID | None, pieces: Iterator[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
+    """The pieces of a stream, each made inside the call: between two of them, its reader is at work."""
+    while True:
+        with _making(owner, name):
+            piece = next(pieces, None)
+        if piece is None:
+            return
+        yield piece
+
+
+async def _each_later(
+    owner: _Owner, name: UUID | None, pieces: AsyncGenerator[ChatGenerationChunk, None]
+) -> AsyncIterator[ChatGenerationChunk]:
+    """``_each`` for an asynchronous stream."""
+    try:
+        while True:
+            with _making(owner, name):
+                piece = await anext(pieces, None)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        await pieces.aclose()
+
+
+_METHODS: Final = ("snapshot", "spend", "budgets", "extend", "stop", "resume", "stops", "flush")
+
+
+def _not_pickled(model: Any, protocol: Any) -> Any:
+    raise TypeError("a guarded chat model cannot be pickled: its guard lives in this process; pickle the model itself")
+
+
+def _lenient(own: Callable[..., Any]) -> Callable[..., Any]:
+    """``own``, which gets no run manager where it takes none, or where there is none."""
+    parameters = inspect.signature(own).parameters
+    takes = "run_manager" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+    def call(model: Any, messages: Any, *, stop: Any, run_manager: Any, **options: Any) -> Any:
+        if run_manager is not None and takes:
+            options["run_manager"] = run_manager
+        return own(model, messages, stop=stop, **options)
+
+    return call
+
+
+def _schema(tool: Any) -> Any:
+    """Return what a request says of a tool: a tool of LangChain, a function, a class or a mapping."""
+    try:
+        return convert_to_openai_tool(tool)
+    except Exception:  # a kind of tool that only its model knows
+        return repr(tool)
+
+
+def _name(run_manager: Any) -> UUID | None:
+    return getattr(run_manager, "run_id", None)
+
+
+def _scope(run_manager: Any) -> Scope | None:
+    return scope_here(getattr(run_manager, "parent_run_id", None))
+
+
+def _asked(model: Any, messages: list[BaseMessage], kwargs: dict[str, Any]) -> Asked:
+    return request_of(model, messages, kwargs, kwargs, {"messages": messages, **kwargs})
+
+
+def _changed(
+    model: Any, permission: Permission, request: tuple[list[BaseMessage], dict[str, Any]]
+) -> tuple[list[BaseMessage], dict[str, Any]]:
+    messages, kwargs = request
+    if permission.notice:
+        messages = [*messages, notice_message(permission.notice)]
+    if (limit := permission.max_output_tokens) is not None:
+        kwargs = {**kwargs, limit_key(model): limit}
+    return messages, kwargs
+
+
+def _settle_result(model: Any, has_tools: bool, permission: Permission, result: ChatResult) -> None:
+    _settle(model, has_tools, permission, result.generations[0], result.llm_output)
+
+
+def _settle_pieces(model: Any, has_tools: bool, permission: Permission, pieces: list[ChatGenerationChunk]) -> None:
+    if pieces:
+        _settle(model, has_tools, permission, pieces[0] + pieces[1:], None)
+    else:
+        permission.fail(None)
+
+
+def _settle(
+    model: Any, has_tools: bool, permission: Permission, answer: ChatGeneration, whole: dict[str, Any] | None
+) -> None:
+    message = answer.message
+    if not isinstance(message, AIMessage):
+        permission.fail(None)
+    elif was_refused(message):
+        permission.release()
+    else:
+        permission.settle(
+            usage_of(message),
+            model=answered_by(message.response_metadata, answer.generation_info, whole) or model_name(model),
+            calls=calls_of(message),
+            text=str(message.text) if has_tools else "",  # without tools, many texts in a row are a batch and no loop
+            size=answer_size(message),
+        )
+
+
+def _cut(found: Found, permission: Permission, error: BaseException | None, pieces: list[ChatGenerationChunk]) -> None:
+    """A streamed answer ended early."""
+    size = sum(answer_size(piece.message) for piece in pieces)
+    if isinstance(error, RunStoppedError) and not pieces:
+        permission.release()
+    permission.fail(error, size, streaming=True)
+    _end(found)
+
+
+class _EndAlone:
+    """``with _EndAlone(found):`` ends the run of a call that nothing else will end."""
+
+    __slots__ = ("_found",)
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:  # a coroutine is thrown away, perhaps by the collector
+            FINALIZED.put(partial(_end, self._found))
+        else:
+            _end(self._found)
+
+
+def _end(found: Found) -> None:
+    if found.is_alone:
+        found.run.end()
+
+
+def _result(message: AIMessage) -> ChatResult:
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _chunk(message: AIMessage) -> ChatGenerationChunk:
+    metadata = message.response_metadata
+    return ChatGenerationChunk(message=AIMessageChunk(content=message.content, response_metadata=metadata))

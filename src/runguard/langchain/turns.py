@@ -1,0 +1,355 @@
+"""One turn of LangChain is one run: a root invocation with everything in it, before and after its pauses.
+
+A callback handler for the whole process sees where each chain, graph, node and tool begins and ends, and what it is
+part of. So nothing lives in a graph's state, and a client of the app cannot choose a run. ``middleware`` and
+``chat_model`` find the run of a call with ``Runs``.
+"""
+
+import asyncio
+import threading
+from contextvars import ContextVar, Token
+from functools import partial
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tracers.context import register_configure_hook
+from langgraph.errors import GraphInterrupt
+from langgraph.runtime import get_runtime
+from langgraph.types import Command
+
+from runguard.background import FINALIZED
+from runguard.calls import threads
+from runguard.calls.function_state import RunContext
+from runguard.calls.run import AgentRun, Spent, Whom
+from runguard.calls.whom import live_blocks
+from runguard.engine.guard import Guard
+from runguard.termination.conditions import TerminationCondition
+
+_NODE_TAG: Final = "graph:step:"  # LangGraph's tag of the runs of nodes, which their children do not inherit
+_KEPT: Final = "langchain"  # the name under which a block of ``runguard.run()`` keeps a turn
+
+# ---- What LangChain runs, and what belongs together.
+
+
+class Scope:
+    """One run in LangChain's terms: of a chain, a graph, a node or a tool."""
+
+    __slots__ = ("agent", "is_graph", "is_resumed", "name", "parent", "turn")
+
+    def __init__(self, turn: "Turn", parent: "Scope | None", name: str, inputs: object) -> None:
+        self.turn, self.parent, self.name = turn, parent, name
+        self.agent = self  # the graph, chain or tool whose model calls follow each other in one lane
+        self.is_graph = False
+        # what LangGraph takes to go on with a thread, if this is a graph
+        self.is_resumed = inputs is None or (isinstance(inputs, Command) and inputs.resume is not None)
+
+    @property
+    def outermost(self) -> "Scope":
+        """The outermost graph around this code, or the root where there is none."""
+        found = scope = self
+        while scope.parent is not None:
+            scope = scope.parent
+            if scope.is_graph or not found.is_graph:
+                found = scope
+        return found
+
+
+class Turn:
+    """A root invocation, or a block of ``runguard.run()`` that calls models by hand. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self.block = RunContext()  # shares one run of each guard between all agents of the turn
+        self.waits = False  # for an answer from outside
+        self.names: list[UUID] = []  # of its scopes
+        self._agents: dict[tuple[Guard, object, object], AgentRun] = {}
+        self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
+        self._seen: dict[Guard, set[str]] = {}
+        self._lock, self._is_over = threading.RLock(), False
+
+    def find(self, key: tuple[Guard, object, object]) -> AgentRun | None:
+        """Return the agent that makes the calls of a guard in one lane."""
+        return self._agents.get(key)
+
+    def first(self, guard: Guard) -> AgentRun | None:
+        """Return the agent that began the run of a guard in this turn."""
+        found = self._first.get(guard)
+        return found[0] if found is not None else None
+
+    def add(
+        self, key: tuple[Guard, object, object], run: AgentRun, keys: tuple[str, ...], *, is_new: bool = True
+    ) -> "Found":
+        """Keep an agent until the turn ends, unless another thread was faster. ``keys``: for the next resume."""
+        with self._lock:
+            if self._is_over:
+                return Found(run, is_new=is_new, is_alone=True, turn=self)
+            known = self._agents.setdefault(key, run)
+            self._first.setdefault(key[0], (known, keys))
+        if known is not run:
+            run.end()
+        return Found(known, is_new=is_new and known is run, is_alone=False, turn=self)
+
+    def is_news(self, guard: Guard, name: str) -> bool:
+        """Whether the answer to a tool call is shown to a guard for the first time in this turn."""
+        with self._lock:
+            seen = self._seen.setdefault(guard, set())
+            known = len(seen)
+            seen.add(name)
+            return len(seen) > known
+
+    def leave(self, agent: Scope) -> None:
+        """A graph or a tool inside the turn has ended. The agents that began a run keep it open."""
+        with self._lock:
+            first = {run for run, _ in self._first.values()}
+            gone = [key for key, run in self._agents.items() if key[1] is agent and run not in first]
+            runs = [self._agents.pop(key) for key in gone]
+        for run in runs:
+            run.end()
+
+    def end(self, *, failed: bool = False) -> None:
+        """The root has ended. A run in a thread may go on, with a resume or from a static breakpoint."""
+        with self._lock:
+            self._is_over = True
+            agents, self._agents = list(self._agents.values()), {}
+            first, self._first = dict(self._first), {}
+        waits = self.waits or (not failed and any(run.is_unfinished for run in agents))
+        began = {run for run, _ in first.values()}
+        for run in agents:
+            if run not in began:
+                run.end()
+        for run, keys in first.values():
+            if keys:
+                run.pause(keys, waits=waits and run.stopped is None)
+            else:
+                run.end()
+        self.block.end()
+
+
+_scopes: Final[dict[UUID, Scope]] = {}
+
+
+class _Handler(BaseCallbackHandler):
+    """Keeps ``_scopes`` for the whole process. It has no state of its own, so copies of a config share it."""
+
+    run_inline = True  # else an async call would wait for a thread
+
+    ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def on_chain_start(
+        self,
+        serialized: Any,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        scope = _open(run_id, parent_run_id, str(kwargs.get("name") or ""), inputs)
+        if scope.parent is None:
+            return
+        scope.agent = scope.parent.agent
+        if tags and any(tag.startswith(_NODE_TAG) for tag in tags):
+            scope.parent.is_graph, scope.agent = True, scope.parent
+
+    def on_tool_start(
+        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        _open(run_id, parent_run_id, "tool", "")
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        _close(run_id, None)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        if isinstance(error, GeneratorExit):  # a stream is dropped, perhaps by the collector
+            FINALIZED.put(partial(_close, run_id, error))
+        else:
+            _close(run_id, error)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        _close(run_id, None)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        _close(run_id, error)
+
+    def __copy__(self) -> "_Handler":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "_Handler":
+        return self
+
+    def __reduce__(self) -> str:
+        return "HANDLER"
+
+
+def _open(run_id: UUID, parent_run_id: UUID | None, name: str, inputs: object) -> Scope:
+    # a parent may be a trace of another library's, so what is around this code counts then
+    parent = (_scopes.get(parent_run_id) if parent_run_id is not None else None) or scope_here()
+    scope = Scope(parent.turn if parent is not None else Turn(), parent, name, inputs)
+    _scopes[run_id] = scope
+    scope.turn.names.append(run_id)
+    return scope
+
+
+def _close(run_id: UUID, error: BaseException | None) -> None:
+    scope = _scopes.pop(run_id, None)
+    if scope is None:
+        return
+    if isinstance(error, GraphInterrupt):
+        scope.turn.waits = True
+    if scope.parent is not None:
+        if scope.agent is scope or scope.is_graph:
+            scope.turn.leave(scope)
+        return
+    for name in scope.turn.names:  # a task that was cancelled does not report its end
+        _scopes.pop(name, None)
+    scope.turn.end(failed=error is not None)
+
+
+HANDLER: Final = _Handler()
+_variable: Final[ContextVar[Any]] = ContextVar("runguard_langchain", default=HANDLER)
+_lock: Final = threading.Lock()
+_is_watching = False
+
+
+def watch() -> None:
+    """See every root invocation from now on. Safe to call again."""
+    global _is_watching
+    FINALIZED.ready()
+    with _lock:
+        if not _is_watching:
+            _is_watching = True
+            register_configure_hook(_variable, inheritable=True)
+            threads.carry(_ScopeAround())  # type: ignore[arg-type]
+
+
+def scope_here(parent_run_id: UUID | None = None) -> Scope | None:
+    """Return the scope of a known parent, else the one around this code; None outside of everything."""
+    scope = _scopes.get(parent_run_id) if parent_run_id is not None else None
+    if scope is not None:
+        return scope
+    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
+    parent = getattr(callbacks, "parent_run_id", None)
+    scope = _scopes.get(parent) if parent is not None else None
+    if scope is not None:
+        return scope
+    carried = _CARRIED.get()
+    return carried if carried is not None and not carried.turn.block.ended else None
+
+
+# In a thread that LangChain does not follow: the scope that has started it.
+_CARRIED: Final[ContextVar[Scope | None]] = ContextVar("runguard_scope", default=None)
+
+
+class _ScopeAround:
+    """For threads, a variable whose value is the scope around the code that starts one.
+
+    LangChain's own variable is not carried: streams and traces would show more than without a guard.
+    """
+
+    def get(self) -> Scope | None:
+        return scope_here()
+
+    def set(self, scope: Scope | None) -> Token[Scope | None]:
+        return _CARRIED.set(scope)
+
+    def reset(self, token: Token[Scope | None]) -> None:
+        _CARRIED.reset(token)
+
+
+# ---- The runs of one guard.
+
+
+class Found(NamedTuple):
+    """The agent that makes a call."""
+
+    run: AgentRun
+    is_new: bool  # its agent begins to work
+    is_alone: bool  # nothing else will end it
+    turn: Turn | None = None
+
+
+class _Paused(NamedTuple):
+    """How the run of a turn that goes on is found."""
+
+    turn: Turn
+    key: tuple[Guard, object, object]
+    keys: tuple[str, ...]
+    more: dict[str, Any]
+
+
+class Runs:
+    """The runs of one guard, by turn."""
+
+    def __init__(self, guard: Guard, whom: Whom, condition: TerminationCondition | None, kind: str) -> None:
+        """``kind``: of the guard. With its policy, it tells guards apart that share a store."""
+        self.guard, self._whom, self._condition, self._kind = guard, whom, condition, f"{kind} {guard.policy.digest}"
+        watch()
+
+    async def of(self, scope: Scope | None, agent: str) -> Found:
+        """Return the agent that makes the calls of a scope, with the run of its turn."""
+        found = self._look(scope, agent)
+        if isinstance(found, Found):
+            return found
+        run = await AgentRun.resume(self.guard, agent, found.keys, **found.more)
+        return found.turn.add(found.key, run, found.keys, is_new=False)
+
+    def of_now(self, scope: Scope | None, agent: str) -> Found:
+        """``of`` for callers without an event loop."""
+        found = self._look(scope, agent)
+        if isinstance(found, Found):
+            return found
+        run = AgentRun.resume_now(self.guard, agent, found.keys, **found.more)
+        return found.turn.add(found.key, run, found.keys, is_new=False)
+
+    def _look(self, scope: Scope | None, agent: str) -> Found | _Paused:
+        block = next(iter(live_blocks()), None)
+        turn = scope.turn if scope is not None else block.kept.setdefault(_KEPT, Turn()) if block is not None else None
+        if not isinstance(turn, Turn):
+            return Found(AgentRun.start(self.guard, agent, **self._given("")), is_new=True, is_alone=True)
+        key = (self.guard, scope.agent if scope is not None else _worker(), block)
+        known = turn.find(key)
+        if known is not None:
+            return Found(known, is_new=False, is_alone=False, turn=turn)
+        thread = str((var_child_runnable_config.get() or {}).get("configurable", {}).get("thread_id") or "")
+        first, more = turn.first(self.guard), self._given(thread)
+        more["within"] = turn.block if scope is not None else None
+        keys = self._keys(scope, thread)
+        if first is not None:
+            return turn.add(key, AgentRun.start(self.guard, agent, ending=first.ending, **more), keys)
+        if scope is not None and scope.outermost.is_resumed and keys:
+            return _Paused(turn, key, keys, more)
+        return turn.add(key, AgentRun.start(self.guard, agent, keys=keys, **more), keys)
+
+    def _given(self, thread: str) -> dict[str, Any]:
+        return {"condition": self._condition, **self._whom.of(self.guard, _runtime(), session=thread)}
+
+    def _keys(self, scope: Scope | None, thread: str) -> tuple[str, ...]:
+        """Under what the run is kept between the invocations of a turn: LangGraph resumes a thread of a graph."""
+        if scope is None or not thread:
+            return ()
+        return (f"langchain\0{self._kind}\0{scope.outermost.name}\0{thread}",)
+
+    def bill(self) -> Spent | None:
+        """Return what the run around this code has used so far; None where none has begun."""
+        scope, block = scope_here(), next(iter(live_blocks()), None)
+        turn = scope.turn if scope is not None else block.kept.get(_KEPT) if block is not None else None
+        run = turn.first(self.guard) if isinstance(turn, Turn) else None
+        return run.spent if run is not None else None
+
+
+def _runtime() -> object:
+    """LangGraph's ``Runtime``, for a function that names the user; None outside of graphs."""
+    try:
+        return get_runtime()
+    except (RuntimeError, KeyError):
+        return None
+
+
+def _worker() -> object:
+    """The task or thread of a loop that is written by hand: its model calls follow each other."""
+    try:
+        return asyncio.current_task() or threading.get_ident()
+    except RuntimeError:  # no event loop
+        return threading.get_ident()

@@ -1,0 +1,182 @@
+"""One call of ``Runner.run``: which guarded agent is at work in it, and the runs of its guards.
+
+``runner`` begins and ends a turn. ``agents``, ``models`` and ``tools`` ask for its run.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from agents import RunContextWrapper
+from agents.exceptions import ModelBehaviorError
+
+from runguard.calls.function_state import SURROUNDINGS
+from runguard.calls.run import AgentRun, Spent
+from runguard.calls.tool_calls import ToolUse
+from runguard.core.events import Outcome
+from runguard.providers.messages import arguments
+from runguard.providers.usage import fields
+
+if TYPE_CHECKING:
+    from runguard.openai_agents.agents import AgentGuard, GuardedAgent
+
+TURN: Final[ContextVar["Turn | None"]] = ContextVar("runguard_openai_turn", default=None)
+
+
+class Turn:
+    """One call of ``Runner.run``. Agents in it work one after the other."""
+
+    def __init__(self, context: Any, pending: Sequence[ToolUse] = ()) -> None:
+        """``pending``: the calls that the turn waited for, where it goes on after an approval."""
+        self.context = context if isinstance(context, RunContextWrapper) else RunContextWrapper(context)
+        self.agent: GuardedAgent[Any] | None = None  # at work now
+        self.run: AgentRun | None = None  # that the newest model call belongs to
+        self.errors: dict[str, BaseException] = {}  # by tool call, until its answer is known
+        self.models: dict[tuple[int, Any], Any] = {}  # guarded ones, as the SDK remembers all models of a run
+        # by identity: the tool, what it held, and the guarded copy
+        self.tools: dict[int, tuple[Any, tuple[Any, ...], Any]] = {}
+        self._pending = {use.id: use for use in pending}
+        self._keys = tuple(self._pending)
+        self._place = SURROUNDINGS.get().place
+        self._runs: dict[tuple[AgentGuard, ...], AgentRun] = {}
+        self._lock = asyncio.Lock()
+        self.offered: frozenset[str] = frozenset()  # names of the tools of the agent at work
+        self.bill = Bill()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the code around is the turn itself, and not one of its tools."""
+        return SURROUNDINGS.get().place is self._place
+
+    async def work(self, agent: "GuardedAgent[Any]", context: Any) -> None:
+        """``agent`` makes the next model call, or has called a tool: begin its run, or hand the run over to it."""
+        before, self.agent, self.context = self.agent, agent, context
+        is_new = before is None or before.name != agent.name
+        if before is not None and is_new and self.run is not None:
+            self.run.hand_off(agent.name)
+        self.run = run = await self.run_of(agent.runguard_all, agent.name)
+        if is_new and not (self._keys and before is None):
+            run.enter()
+
+    async def run_of(self, guards: "Sequence[AgentGuard]", agent: str) -> AgentRun:
+        """Return the run that all these guards watch, the outermost first. It begins with its first call."""
+        run: AgentRun | None = None
+        async with self._lock:
+            for number in range(1, len(guards) + 1):
+                guard, known = guards[number - 1], self._runs.get(tuple(guards[:number]))
+                if known is None:
+                    whom = guard.whom.of(guard.guard, self.context)
+                    whom |= {"condition": guard.condition, "around": run}
+                    if self._keys:
+                        known = await AgentRun.resume(guard.guard, agent, self._keys, **whom)
+                    else:
+                        known = AgentRun.start(guard.guard, agent, **whom)
+                    self._runs[tuple(guards[:number])] = known
+                    self.bill.add(guard, known)
+                run = known
+        assert run is not None, "an agent or a model without a guard asks for no run"
+        run.agent = run.tools.agent = agent
+        return run
+
+    def see_answers(self, run: AgentRun, items: Any) -> None:
+        """Report answers that no guarded tool has given: of unknown and of unguarded tools, and of refusals."""
+        waiting = run.tools.waiting
+        known, pending, self._pending = run.tools.asked, self._pending, {}
+        waiting |= {name: (use, False) for name, use in pending.items() if name not in known}
+        if not waiting or isinstance(items, str):
+            return
+        for item in reversed(items):
+            if not waiting:
+                return
+            found = fields(item)
+            if found.get("type") != "function_call_output" or found.get("call_id") not in waiting:
+                continue
+            use, is_checked = waiting.pop(found.get("call_id"))
+            if is_checked:
+                run.tools.answered(use, found.get("output"))
+            else:
+                is_unknown = self.agent is not None and use.tool not in self.offered
+                outcome = Outcome.UNKNOWN_TOOL if is_unknown else None
+                run.tools.saw(use, found.get("output"), outcome, executed=self.agent is None)
+
+    def end(self, result: Any = None, error: BaseException | None = None) -> None:
+        """The call of ``Runner.run`` is over: it has a result, or it failed. A turn that waits for a human is kept."""
+        pending = [name for item in getattr(result, "interruptions", None) or () if (name := call_id_of(item))]
+        for run in reversed(self._runs.values()):
+            run.guard.faults.attempt("adapter", self._settle_tools, run, pending, error)
+            if pending:
+                run.pause(pending)
+            elif run.is_unfinished and getattr(result, "final_output", None) is None:
+                run.pause(list(run.tools.asked), waits=False)  # it can go on from its state
+            else:
+                run.end()
+        self.bill.close()
+
+    def _settle_tools(self, run: AgentRun, pending: list[str], error: BaseException | None) -> None:
+        open_calls = [(use, name) for name, (use, is_checked) in run.tools.waiting.items() if is_checked]
+        for use, name in open_calls:
+            if name in pending:
+                run.tools.deferred(use)
+            elif (found := self.errors.get(name)) is not None:
+                run.tools.raised(use, found)
+            elif isinstance(error, Exception) and len(open_calls) == 1:
+                run.tools.raised(use, error.__cause__ or error)
+
+
+class Bill:
+    """What a turn has cost, by guard. Results of the SDK carry it, and can be copied."""
+
+    def __init__(self, sums: "dict[int, Spent] | None" = None) -> None:
+        self._sums = sums or {}
+        self._runs: dict[int, AgentRun] = {}
+
+    def __deepcopy__(self, memo: Any) -> "Bill":
+        return Bill(self._now())
+
+    def __reduce__(self) -> Any:
+        return Bill, (self._now(),)
+
+    def add(self, guard: "AgentGuard", run: AgentRun) -> None:
+        self._runs.setdefault(id(guard), run)
+
+    def _now(self) -> dict[int, Spent]:
+        return self._sums | {guard: run.spent for guard, run in self._runs.items()}
+
+    def of(self, guard: "AgentGuard") -> Spent | None:
+        return self._now().get(id(guard))
+
+    def close(self) -> None:
+        """Keep the figures alone."""
+        self._sums, self._runs = self._now(), {}
+
+
+def call_id_of(item: Any) -> str:
+    """Return the id of the tool call that an approval is for."""
+    return use_of(getattr(item, "raw_item", item)).id
+
+
+def use_of(item: Any) -> ToolUse:
+    """Return the tool call that an item of an answer asks for."""
+    found = fields(item)
+    return ToolUse(
+        str(found.get("call_id") or found.get("id") or ""),
+        str(found.get("name") or ""),
+        arguments(found.get("arguments")),
+    )
+
+
+def pending_of(state: Any) -> list[ToolUse]:
+    """Return the tool calls that a run waits for: those to be approved, or those of its newest response."""
+    if found := [use for item in state.get_interruptions() if (use := use_of(getattr(item, "raw_item", item))).id]:
+        return found
+    responses = getattr(state, "_model_responses", None) or ()
+    output = responses[-1].output if responses else ()
+    return [use for item in output if fields(item).get("type") == "function_call" and (use := use_of(item)).id]
+
+
+def as_failure(error: BaseException, output: object) -> BaseException | None:
+    """Return how a tool has failed; None: the model gave wrong arguments, so that the tool did not fail."""
+    if isinstance(error, ModelBehaviorError):
+        return None
+    return error if isinstance(error, Exception) else TimeoutError(str(output))
