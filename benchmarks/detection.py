@@ -5,7 +5,7 @@ agents.
     python benchmarks/detection.py RUNS                       # and a folder of recorded runs (*.jsonl or *.jsonl.gz)
     python benchmarks/detection.py RUNS --without stall       # what is lost without one rule; 'each' for all in turn
     python benchmarks/detection.py RUNS --curve FILE.svg      # other limits, drawn into a file
-    python benchmarks/detection.py RUNS --page                # the figures written into docs/detection.md
+    python benchmarks/detection.py RUNS --page                # the figures written into the two pages
 
 "hard" is a refused call or a stop; "ok" and "failed" are the recorded outcomes; "saved" is the share of all tokens of
 failed runs that come after the first hard action / after the stop. In brackets: 95 % intervals, Wilson's for rates, a
@@ -16,11 +16,12 @@ import argparse
 import json
 import os
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from detection_curve import SETTINGS, draw
@@ -118,7 +119,7 @@ def main() -> None:
         const="",
         help="other rungs of repetition and stall, beside the defaults; drawn into this file",
     )
-    parser.add_argument("--page", action="store_true", help="write the figures into docs/detection.md")
+    parser.add_argument("--page", action="store_true", help="write the figures into the pages")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes")
     told = parser.add_mutually_exclusive_group()
     told.add_argument("--json", action="store_true", help="machine-readable")
@@ -134,7 +135,8 @@ def main() -> None:
     result: dict[str, Any] = {
         "made_up": {
             kind: {s: {n: v.letter for n, v in by.items()} for s, by in found.items()} for kind, found in shapes.items()
-        }
+        },
+        "soon": _soon(by[OWN] for by in shapes["loops"].values()),
     }
     if options.runs is not None:
         result |= report_recorded(report, runs, options.runs)
@@ -143,6 +145,13 @@ def main() -> None:
         if options.page:
             write(result)
     print(json.dumps(result, indent=1) if options.json else report.text())
+
+
+def _soon(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    """At which step half of the loops had the first word, and half of those that were stopped had ended."""
+    found = list(verdicts)
+    words = [min(turn for turn in (one.nudge, one.hard) if turn is not None) for one in found if one.letter != "."]
+    return {"word": int(median(words)), "stop": int(median([one.stop for one in found if one.stop is not None]))}
 
 
 def report_recorded(report: Report, runs: list[Judged], folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The tables of docs/detection.md, made from the figures of a benchmark run.
+"""The tables of docs/detection.md and benchmarks/detection.md, made from the figures of a benchmark run.
 
-``detection.py RUNS --page`` writes the figures to ``detection.json`` and the tables into the page.
+``detection.py RUNS --page`` writes the figures to ``detection.json`` and the tables into both pages.
 """
 
 import json
@@ -12,6 +12,7 @@ from typing import Any
 from detection_figures import OWN
 
 PAGE = Path(__file__).parents[1] / "docs" / "detection.md"
+NOTES = Path(__file__).with_name("detection.md")
 FIGURES = Path(__file__).with_name("detection.json")
 ALL, CAPPED = "all runs", "capped failures, without InterCode"
 # Detectors that do nothing as shipped, and variants: the benchmark prints them all.
@@ -41,6 +42,7 @@ Figures = dict[str, Any]
 def figures_of(result: dict[str, Any]) -> Figures:
     """The part of a benchmark's result that the page shows."""
     return {
+        "soon": result["soon"],
         "made_up": {kind: _letters(shapes) for kind, shapes in result["made_up"].items()},
         "groups": {
             title: {
@@ -83,6 +85,7 @@ def _percents(values: Iterable[float], digits: int = 1) -> list[float]:
 def updated(page: str, figures: Figures) -> str:
     """The page with its tables written anew."""
     tables = {
+        "answers": _answers(figures),
         "rivals": _rivals(figures),
         "own": f"{_own(figures)} {_touched(figures)}\n",
     }
@@ -92,6 +95,33 @@ def updated(page: str, figures: Figures) -> str:
 def _table(heads: list[str], rows: Iterable[list[str]]) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def _answers(figures: Figures) -> str:
+    """What an operator asks first."""
+    loops, alike = figures["made_up"]["loops"][OWN], figures["made_up"]["look-alikes"][OWN]
+    whole, capped = (figures["groups"][title][OWN] for title in (ALL, CAPPED))
+    noticed, soon = len(loops) - loops.count("."), figures["soon"]
+    ok = {what: whole["rates"][f"ok {what}"] for what in ("stop", "hard", "nudge")}
+    touched, of = ok["hard"][:2]
+    stalls = ", both real stalls by a reader's word" if touched == _READ_AS_STALLS else ""
+    word, stop = soon["word"], soon["stop"]
+    share, in_capped = f"{whole['saved'][0]:.2f} %", f"{capped['saved'][0]:.0f} %"
+    low, high = ok["nudge"][2:]
+    answers = {
+        "How many stuck runs are noticed?": f"{noticed} of {len(loops)} made-up loops; {loops.count('S')} are stopped",
+        "How soon?": f"half of them get the first word by step {word}, half of those stopped end by step {stop}",
+        "What does that save?": f"{share} of the tokens of failed public runs, {in_capped} in those that met a cap",
+        "How many healthy runs are touched?": (
+            f"{alike.count('S') + alike.count('b')} of {len(alike)} look-alikes; {touched} of {of:,} successful public "
+            f"runs{stalls}"
+        ),
+        "How many get a notice?": f"{ok['nudge'][0]} of {of:,} successful public runs ({low:.1f} to {high:.1f} %)",
+    }
+    return _table(["question", "answer"], [[question, answer] for question, answer in answers.items()])
+
+
+_READ_AS_STALLS = 2  # successful runs that are touched: verdicts.toml says what a reader saw
 
 
 def _rivals(figures: Figures) -> str:
@@ -160,4 +190,5 @@ def _counts(letters: str, which: str) -> str:
 def write(result: dict[str, Any]) -> None:
     figures = figures_of(result)
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), figures), encoding="utf-8")
+    for page in (PAGE, NOTES):
+        page.write_text(updated(page.read_text(encoding="utf-8"), figures), encoding="utf-8")

@@ -2,6 +2,8 @@
 
 import cut_off
 import growing
+import hidden_failures
+import idle_words
 import long_answers
 import lookalikes
 import loops
@@ -12,9 +14,14 @@ import talk
 import told_again
 import try_again
 import unseen_failures
+import wandering_numbers
+import work_between
 from shapes import Shapes
 
-_FAMILIES = (long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded, try_again, told_again)
+_FAMILIES = (
+    *(long_answers, unseen_failures, cut_off, noise, growing, orders, talk, reworded, try_again, told_again),
+    *(hidden_failures, work_between, wandering_numbers, idle_words),
+)
 
 
 def _all(first: Shapes, *more: Shapes) -> Shapes:

@@ -9,6 +9,10 @@ from typing import Any
 
 Steps = Iterator[dict[str, Any]]
 Declared = dict[str, dict[str, bool]]
+WORDS = [
+    *("amber", "birch", "cedar", "delta", "ember", "fjord", "grove", "heron"),
+    *("inlet", "juniper", "kelp", "lagoon", "maple", "nectar", "onyx", "pebble"),
+]
 
 
 @dataclass(frozen=True, slots=True)

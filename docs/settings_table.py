@@ -76,9 +76,11 @@ def _shown(value: Any) -> str:
 def _rules() -> str:
     rows = []
     for rule, (rungs, allowed) in RULES.items():
-        cells = [_rung(getattr(rungs, name), name in allowed) for name in ("warn", "nudge", "block", "stop")]
+        cells = [
+            _rung(getattr(rungs, name), name in allowed) for name in ("warn", "nudge", "withhold", "block", "stop")
+        ]
         rows.append(f"| `{rule}` | {' | '.join(cells)} |")
-    return "\n".join(["| rule | warn | nudge | block | stop |", "|---|---|---|---|---|", *rows])
+    return "\n".join(["| rule | warn | nudge | withhold | block | stop |", "|---|---|---|---|---|---|", *rows])
 
 
 def _rung(number: float | None, allowed: bool) -> str:

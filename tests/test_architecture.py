@@ -28,7 +28,8 @@ RANKS = (
     {"engine"},
     {"termination"},
     {"calls"},
-    {"adk", "langchain", "openai_agents", "pydantic_ai", "strands"},
+    {"gateway"},
+    {"adk", "langchain", "litellm", "openai_agents", "pydantic_ai", "strands"},
     {"replay"},
     {"calibrate", "gate", "view", "testing"},
     {"cli"},
@@ -46,6 +47,7 @@ FRAMEWORKS = {
     "openai": {"openai_agents"},
     "pydantic_ai": {"pydantic_ai"},
     "strands": {"strands"},
+    "litellm": {"litellm"},
 }
 FORBIDDEN_IN_CORE = {
     "time",

@@ -56,7 +56,8 @@ def folder(tmp_path: Path, few: None) -> Path:
 
 def test_without_a_folder_the_made_up_runs_are_told(few: None, detection: Told) -> None:
     told = json.loads(detection("--json"))
-    assert set(told) == {"made_up"}
+    assert set(told) == {"made_up", "soon"}
+    assert told["soon"]["word"] <= told["soon"]["stop"]
     assert told["made_up"]["loops"]["same call same answer"]["Gemini CLI"] == "S"
 
 

@@ -39,6 +39,7 @@ ONLY_TOLD = {
     "one file written again with another line",
     "one query with another condition each time",
     "busy service with a fifth of good answers",
+    "edits that change nothing",
 }
 
 

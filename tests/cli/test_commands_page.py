@@ -33,7 +33,7 @@ def test_every_command_has_a_section() -> None:
 def test_every_line_in_a_box_could_be_typed(page: Path) -> None:
     boxes = re.findall(r"```bash\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     lines = [
-        line.partition(" #")[0].partition(" > ")[0]
+        line.partition(" #")[0].partition(" > ")[0].partition(" -- ")[0]
         for box in boxes
         for line in box.splitlines()
         if line.startswith("runguard")

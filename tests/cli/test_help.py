@@ -66,7 +66,7 @@ def test_every_example_uses_options_that_exist(name: str) -> None:
     below = list(found.commands.values()) if isinstance(found, click.Group) else []
     known = {option for one in (found, *below) for parameter in one.params for option in parameter.opts}
     for line in found.examples.splitlines():  # type: ignore[attr-defined]
-        words = shlex.split(line.partition(" > ")[0])
+        words = shlex.split(line.partition(" > ")[0].partition(" -- ")[0])
         assert words[:2] == ["runguard", name]
         assert {word for word in words if word.startswith("-")} <= known, line
 

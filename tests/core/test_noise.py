@@ -2,7 +2,7 @@
 
 from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ToolResults
-from runguard.core.rules.repetition import OnlyNotes, SameAnswers, SamePair
+from runguard.core.rules.repetition import OnlyNotes, SameAnswers
 
 
 def event(call: int, answer: int, *, tool: str = "ask", long: bool = True, note: bool = False) -> ToolResults:
@@ -10,7 +10,7 @@ def event(call: int, answer: int, *, tool: str = "ask", long: bool = True, note:
     return ToolResults("r", "", "a", 0.0, "", [given], news=not note)
 
 
-def nudges(rule: SameAnswers | SamePair | OnlyNotes, *events: ToolResults) -> list[int]:
+def nudges(rule: SameAnswers | OnlyNotes, *events: ToolResults) -> list[int]:
     """At which events the rule nudges, counted from one."""
     found = [(n, rule.observe(one)) for n, one in enumerate(events, 1)]
     assert all(finding.action is Action.NUDGE for _, finding in found if finding is not None)
@@ -36,8 +36,8 @@ def test_new_long_answers_make_up_for_old_ones() -> None:
 
 def test_the_same_call_with_the_same_long_answer_twelve_times_anywhere() -> None:
     steps = [step for n in range(14) for step in (event(0, 7, tool="test"), event(100 + n, 100 + n))]
-    assert nudges(SamePair(), *steps) == [23, 25, 27]
-    assert nudges(SamePair(), *(event(0, n) for n in range(100))) == []
+    assert nudges(SameAnswers(), *steps) == [23, 25, 27]
+    assert nudges(SameAnswers(), *(event(0, n) for n in range(100))) == []
 
 
 def test_notes_in_a_row() -> None:
@@ -47,9 +47,8 @@ def test_notes_in_a_row() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    answers, pairs = SameAnswers(), SamePair()
+    answers = SameAnswers()
     for n in range(2_000):
         answers.observe(event(n, n))
-        pairs.observe(event(n, n))
     assert len(answers._known) <= 256
-    assert len(pairs._counts) <= 256
+    assert len(answers._counts) <= 256

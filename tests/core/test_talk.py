@@ -68,6 +68,48 @@ def test_a_text_about_something_else_is_a_step_unless_the_user_has_set_the_limit
     assert any(say(exact, n, text=text) for n, text in enumerate(texts))
 
 
+def after_work(stop: float = 12) -> Talk:
+    return Talk(Rungs(nudge=16, stop=40), patient=True, after_work=Rungs(nudge=5, stop=stop))
+
+
+def test_an_agent_that_has_worked_and_then_only_writes_is_nudged_at_five_and_stopped_at_twelve() -> None:
+    detector = after_work()
+    detector.observe(results(answer("call")))  # by the agent named "agent"
+    said = [say(detector, n, "agent") for n in range(14)]
+    assert said.index(Action.NUDGE) == 5
+    assert said.index(Action.STOP) == 12
+
+
+def test_agents_without_tools_have_the_later_limits_also_after_the_work_of_another() -> None:
+    detector = after_work()
+    detector.observe(results(answer("call")))
+    assert not any(say(detector, n, "ab"[n % 2]) for n in range(17))
+
+
+def test_a_team_that_has_acted_after_every_few_texts_and_then_only_writes_is_stopped() -> None:
+    detector = after_work()
+    for n in range(4):
+        assert [say(detector, n, who) for who in ("lead", "reader", "lead")] == [None] * 3
+        detector.observe(results(answer(f"call {n}")))
+    said = [say(detector, n, ("lead", "reader")[n % 2]) for n in range(14)]
+    assert said.index(Action.NUDGE) == 6  # twice the longest row so far
+    assert said.index(Action.STOP) == 12
+
+
+def test_a_team_that_has_always_talked_for_long_is_left_alone() -> None:
+    detector = after_work()
+    for n in range(6):
+        assert not any(say(detector, k, "ab"[k % 2]) for k in range(12))
+        detector.observe(results(answer(f"call {n}")))
+
+
+def test_chapters_after_research_are_left_alone() -> None:
+    detector = after_work()
+    detector.observe(results(answer("call")))
+    texts = [f"w{n}a w{n}b w{n}c w{n}d and so on" for n in range(30)]
+    assert not any(say(detector, n, "agent", text) for n, text in enumerate(texts))
+
+
 def test_its_state_is_bounded() -> None:
     detector = Talk(Rungs(stop=10**9), patient=True)
     for n in range(3_000):

@@ -29,5 +29,8 @@ def test_every_install_line_names_an_extra_that_exists(page: Path) -> None:
 def test_every_line_of_code_uses_what_its_page_shows(page: Path) -> None:
     for target, _, code in ROWS[page]:
         shown = (page.parent / target).read_text("utf-8")
+        if code.startswith("runguard "):
+            assert code in shown, target
+            continue
         called = [ast.unparse(node.func) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
         assert [name for name in called if f"{name}(" not in shown] == [], target

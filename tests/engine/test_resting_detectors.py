@@ -133,6 +133,7 @@ def test_a_plain_step_calls_few_detectors() -> None:
     guard, run = guard_of(rests=True)
     seen: list[type] = []
     lane = run.lanes[ROOT_LANE]
+    guard.after(events_of(0, ("new", "boss", 6, None))[-1])  # the first step shows that the agent uses tools
     every, awake, records = lane.by_event[ToolResults]
 
     def watched(observe: Any) -> Any:

@@ -15,7 +15,14 @@ class AnthropicServer(SseServer):
     def whole(self, request: Asked, reply: Reply) -> Json:
         blocks: list[Json] = [{"type": "text", "text": reply.text, "citations": None}] if reply.text else []
         if reply.call is not None:
-            blocks.append({"type": "tool_use", "id": "toolu_1", "name": reply.call[0], "input": reply.call[1]})
+            blocks.append(
+                {
+                    "type": "tool_use",
+                    "id": f"toolu_{self.number(request)}",
+                    "name": reply.call[0],
+                    "input": reply.call[1],
+                }
+            )
         return {
             **self._message(request, reply),
             "content": blocks,
@@ -38,7 +45,7 @@ class AnthropicServer(SseServer):
             yield self._event(
                 "content_block_start",
                 index=index,
-                content_block={"type": "tool_use", "id": "toolu_1", "name": name, "input": {}},
+                content_block={"type": "tool_use", "id": f"toolu_{self.number(request)}", "name": name, "input": {}},
             )
             yield self._event(
                 "content_block_delta",

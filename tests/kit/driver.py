@@ -102,6 +102,7 @@ class Driver:
                     call_id,
                     Outcome.REFUSED if refused else outcome,
                     event_id=batch,
+                    args=args,
                 )
             )
         return Step(before, guard.after(ToolResults(run, lane, agent, self.now, batch, answers)))

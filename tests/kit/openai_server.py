@@ -19,7 +19,7 @@ class OpenAIServer(SseServer):
         message: Json = {"role": "assistant", "content": reply.text or None}
         if reply.call is not None:
             message["tool_calls"] = [
-                {"id": f"call_{len(self.requests)}", "type": "function", "function": _function(reply)}
+                {"id": f"call_{self.number(request)}", "type": "function", "function": _function(reply)}
             ]
         choice = {"index": 0, "message": message, "finish_reason": _reason(reply), "logprobs": None}
         return {**self._chat(request), "object": "chat.completion", "choices": [choice], "usage": _chat_usage(reply)}
@@ -51,7 +51,12 @@ class OpenAIServer(SseServer):
             yield chunk(
                 {
                     "tool_calls": [
-                        {"index": 0, "id": "call_1", "type": "function", "function": {**function, "arguments": ""}}
+                        {
+                            "index": 0,
+                            "id": f"call_{self.number(request)}",
+                            "type": "function",
+                            "function": {**function, "arguments": ""},
+                        }
                     ]
                 }
             )
@@ -72,7 +77,7 @@ class OpenAIServer(SseServer):
         if done and reply.text:
             output.append(_message(reply.text, "completed"))
         if done and reply.call is not None:
-            output.append(_item(reply, "completed"))
+            output.append(_item(reply, "completed", self.number(request)))
         usage = {"input_tokens": reply.input, "output_tokens": reply.output, "total_tokens": reply.input + reply.output}
         details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
         rest: Json = {
@@ -84,7 +89,7 @@ class OpenAIServer(SseServer):
         }
         rest |= {"temperature": 1, "tool_choice": "auto", "tools": [], "top_p": 1, "created_at": 1_700_000_000}
         shown: Json = {
-            "id": "resp_1",
+            "id": f"resp_{self.number(request)}",
             "object": "response",
             "status": status,
             "model": request.body["model"],
@@ -122,11 +127,15 @@ class OpenAIServer(SseServer):
             arguments = json.dumps(reply.call[1])
             at = {"item_id": "fc_1", "output_index": index}
             yield event(
-                "response.output_item.added", output_index=index, item={**_item(reply, "in_progress"), "arguments": ""}
+                "response.output_item.added",
+                output_index=index,
+                item={**_item(reply, "in_progress", self.number(request)), "arguments": ""},
             )
             yield event("response.function_call_arguments.delta", **at, delta=arguments)
             yield event("response.function_call_arguments.done", **at, name=reply.call[0], arguments=arguments)
-            yield event("response.output_item.done", output_index=index, item=_item(reply, "completed"))
+            yield event(
+                "response.output_item.done", output_index=index, item=_item(reply, "completed", self.number(request))
+            )
         yield event("response.completed", response=self._response(request, reply, "completed"))
 
 
@@ -157,5 +166,5 @@ def _message(text: str, status: str) -> Json:
     }
 
 
-def _item(reply: Reply, status: str) -> Json:
-    return {"id": "fc_1", "type": "function_call", "call_id": "call_1", "status": status, **_function(reply)}
+def _item(reply: Reply, status: str, number: int) -> Json:
+    return {"id": "fc_1", "type": "function_call", "call_id": f"call_{number}", "status": status, **_function(reply)}

@@ -84,6 +84,11 @@ class SseServer:
                 self.billed.append(reply)
         return reply
 
+    def number(self, request: Asked) -> int:
+        """The place of a request among all that came, from 1."""
+        with self._lock:
+            return next(number for number, one in enumerate(self.requests, 1) if one is request)
+
     # ---- the wire format --------------------------------------------------------------------------------------------
 
     def whole(self, request: Asked, reply: Reply) -> Json:

@@ -355,9 +355,8 @@ class RunStarter:
         """The scope and the limits of the run; and an error text when the options in its RunConfig are invalid."""
         config = ic.run_config
         limit = config.max_llm_calls if config else None
-        labels, max_usd, max_tokens, wrong = run_options(
-            config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None
-        )
+        given = config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None
+        labels, max_usd, max_tokens, wrong = run_options(given)
         ceiling, sent_wrong = remote_budget(self._guard.policy, config)
         info = RunInfo(
             run=name,
@@ -370,9 +369,15 @@ class RunStarter:
             labels=labels,
             max_usd=max_usd,
             max_tokens=max_tokens,
+            message=" ".join([part.text for part in _parts(ic.user_content) if part.text]),
+            is_automatic=not wrong and given is not None and given.get("automatic") is True,
             ceiling=ceiling,
         )
         return info, wrong or sent_wrong
+
+
+def _parts(content: types.Content | None) -> list[types.Part]:
+    return (content.parts or []) if content is not None else []
 
 
 def _root_of(ic: InvocationContext) -> str:
@@ -443,7 +448,7 @@ async def run_of(guard: Guard, info: RunInfo, history: SessionHistory) -> Run:
 
 # ---- Options for one call of a Runner
 
-_OPTIONS: Final = ("labels", "max_usd", "max_tokens")
+_OPTIONS: Final = ("labels", "max_usd", "max_tokens", "automatic")
 _LABELS_KEPT: Final = 64
 
 
@@ -473,6 +478,8 @@ def _read_options(given: Any) -> tuple[dict[str, str], int | None, int | None]:
         if not isinstance(name, str) or not isinstance(value, str | int | float):
             raise PolicyError(f"labels.{printable(str(name))} = {shown(value)}: give a text for each label")
     max_usd, max_tokens = given.get("max_usd"), given.get("max_tokens")
+    if not isinstance(given.get("automatic", False), bool):
+        raise PolicyError(f"automatic = {shown(given['automatic'])}: give True for a message that no person wrote")
     return (
         {str(name): str(value) for name, value in labels.items()},
         None if max_usd is None else to_nano(max_usd, "max_usd"),

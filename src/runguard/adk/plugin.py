@@ -33,7 +33,7 @@ from pydantic import BaseModel
 from runguard.adk import patching
 from runguard.adk.a2a import RemoteCalls, is_remote, wrap_remote_agents
 from runguard.adk.events import EventReader, RunStarter
-from runguard.adk.model_calls import cap_output, plain_call
+from runguard.adk.model_calls import cap_output, leave_tools_out, plain_call
 from runguard.adk.patching import Generations, invocation_of
 from runguard.adk.runs import (
     ANNOUNCED,
@@ -383,12 +383,15 @@ class ModelHooks:
                     run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
                 )
                 flight = ModelInFlight(event.agent, branch, lane)
+                state = run.lanes[lane]
+                state.offered = llm_request.tools_dict
+                if state.withheld and not invocation.live:
+                    leave_tools_out(llm_request, state.withheld)
                 self._measure(invocation, event, flight, llm_request)
                 if self._counter is not None:
                     await self._count(invocation, event, llm_request)
                 if guard.downgrades is not None and not invocation.live:
                     self._choose_model(guard.downgrades, invocation, event, agent, llm_request)
-                state = run.lanes[lane]
                 if (
                     state.is_new
                     and state.parent is not None

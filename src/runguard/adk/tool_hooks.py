@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from types import SimpleNamespace, UnionType
@@ -54,7 +54,8 @@ class ToolHooks:
 
     def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
-        self._known_tools: set[str] = set()
+        # by name: the tool that was called last, and the arguments that it takes where it never sees any other
+        self._known_tools: dict[str, tuple[Callable[[], BaseTool | None], frozenset[str] | None]] = {}
         self._limits_time = False  # some call had a deadline
 
     async def before(
@@ -78,15 +79,16 @@ class ToolHooks:
             call.lane, call.running, call.task = lane, True, asyncio.current_task()
             if tool.is_long_running:
                 invocation.ask([call_id])
-            if name not in self._known_tools:
-                self._learn_tool(tool)
+            known_tool = self._known_tools.get(name)
+            if known_tool is None or known_tool[0]() is not tool:
+                known_tool = self._learn_tool(tool)
             depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
             here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
             around = enclosing_of((guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream))
             HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
-            call.fingerprint = guard.fingerprint(name, tool_args)
+            call.fingerprint = guard.fingerprint(name, tool_args, known_tool[1])
             below = 0
             if AgentTool in type(tool).__mro__:  # ``isinstance`` asks the metaclass
                 below = depth + 1
@@ -142,15 +144,19 @@ class ToolHooks:
         decision = self._guard.check(event)
         return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
 
-    def _learn_tool(self, tool: BaseTool) -> None:
-        """Declare the rule that ``@runguard.tool`` put beside the tool's code, once."""
-        if len(self._known_tools) < _TOOLS_KEPT:
-            self._known_tools.add(tool.name)
+    def _learn_tool(self, tool: BaseTool) -> tuple[Callable[[], BaseTool | None], frozenset[str] | None]:
+        """Declare the rule that ``@runguard.tool`` put beside the tool's code, and read which arguments it takes."""
+        declared = declared_by(tool)
+        received = frozenset(declared.kinds) if declared is not None and declared.drops_others else None
+        known = (weakref.ref(tool), received)
+        if tool.name in self._known_tools or len(self._known_tools) < _TOOLS_KEPT:
+            self._known_tools[tool.name] = known
         rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(
             tool, "__runguard_tool__", None
         )
         if rule is not None:
             self._guard.declare(tool.name, rule)
+        return known
 
     def after(
         self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]

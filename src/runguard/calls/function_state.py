@@ -69,6 +69,7 @@ _NOT_HERE: Final = frozenset(
         "remote_agents",
         "trust_remote_budget",
         "final_answer",
+        "budget_notice",
     }
 )
 LOOP_BY: Final = ("result", "call", "name")

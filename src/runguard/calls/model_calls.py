@@ -320,8 +320,8 @@ class Permission:
             if event.charge is not None:
                 layer.guard.faults.attempt("adapter", _abandon, layer, event, error, streamed, streaming)
 
-    def correct(self, usage: Usage | None, model: str = "") -> None:
-        """Book what a call has really taken that ``fail`` has estimated. None: its provider billed nothing."""
+    def correct(self, usage: Usage | None, *, model: str = "") -> None:
+        """Book what a call has really taken, in place of the estimate. None: its provider billed nothing."""
         usage = checked_usage(usage)
         for layer, event in self._charged:
             if event.charge is None:

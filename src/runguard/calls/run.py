@@ -44,6 +44,7 @@ from runguard.calls.tool_calls import (
     OUTERMOST,
     Layer,
     RunTools,
+    ToolUse,
     batches,
     child_layer,
     current_place,
@@ -53,7 +54,7 @@ from runguard.calls.tool_calls import (
 )
 from runguard.calls.whom import Whom, check_named, check_whom, live_blocks
 from runguard.core.decision import ALLOW, Action, Decision, Trip
-from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, RunInfo, ToolResults
+from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
 from runguard.engine.resume import begin_unsure, reopen
@@ -206,6 +207,16 @@ class AgentRun:
         layers, ending = tuple(child_layer(one, place, agent) for one in outer), EndingConditions(place.conditions)
         return cls(layers, agent, place.depth, guard=outer[-1].guard, opened=layers, ending=ending)
 
+    def beside(self, agent: str, name: str) -> "AgentRun":
+        """Another agent at work in the same run, in a lane of its own. End it before the run ends."""
+        layers = tuple(layer._replace(lane=f"{layer.lane}/{name}") for layer in self.layers)
+        for (guard, run, lane), (_, _, parent) in zip(layers, self.layers, strict=True):
+            guard.open_lane(run, lane, parent, concurrent=True)
+        ending = EndingConditions(self.ending.all)
+        return AgentRun(
+            layers, agent, self.depth, guard=self.guard, opened=layers, refused=self._refused, ending=ending
+        )
+
     @property
     def id(self) -> str:
         """The name of the run, as trips, ``spend("run:…")`` and the store have it."""
@@ -301,7 +312,7 @@ class AgentRun:
         except BaseException:
             permission.release()
             raise
-        permission.notice = next((notice for notice in notices if notice), "")
+        permission.notice = "\n".join(dict.fromkeys(notice for notice in notices if notice))
         return permission
 
     def _learned(self, request: ModelRequest) -> ModelRequest:
@@ -384,6 +395,19 @@ class AgentRun:
                 if decision.action is Action.NUDGE and decision.enforced:
                     notices.append(decision.for_model)
             return notices
+
+    def replay(self, answers: Sequence[tuple[ToolUse, object, Outcome | None]]) -> None:
+        """Take in a model call that another worker of the store has made and billed, and what its tools answered.
+
+        It counts for the limits on calls, and the rules see it.
+        """
+        self.guard.faults.attempt("adapter", self._report_answers)
+        for layer in self.layers:
+            self._decide(layer, layer.guard.check, ModelCall)
+        self.tools.asked_for([use for use, _, _ in answers])
+        for use, value, outcome in answers:
+            self.tools.saw(use, value, outcome)
+        self.guard.faults.attempt("adapter", self._report_answers)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

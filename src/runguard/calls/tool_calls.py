@@ -370,6 +370,8 @@ class RunTools:
         )
         with self.lock:
             decision = guard.check(event)
+            if decision.action >= Action.BLOCK and decision.enforced:
+                run.spend.tool_calls += 1  # it was executed all the same
             finding = decision.finding
             if decision.action is Action.BLOCK and finding is not None and finding.rule in _LIMITS_OF_TOOLS:
                 guard.found(event, replace(finding, action=Action.STOP))

@@ -1,7 +1,7 @@
 """The ``runguard`` command: its table of commands, and what every command shares.
 
-A command's module is imported when the command runs: ``runguard --help`` loads only click. ``policy_commands`` and
-``store_commands`` define the commands with the classes and options of this module.
+A command's module is imported when the command runs: ``runguard --help`` loads only click. ``policy_commands``,
+``gateway_commands`` and ``store_commands`` define the commands with the classes and options of this module.
 """
 
 import errno
@@ -20,13 +20,17 @@ import click
 
 from runguard._version import __version__
 
-# heading -> command -> summary; policy_commands has the first two groups, store_commands the others
+# heading -> command -> summary
 COMMANDS: Final[dict[str, dict[str, str]]] = {
     "Start": {
         "demo": "Show runaway agents being stopped and healthy ones left alone.",
         "init": "Write a commented runguard.toml.",
         "check": "Validate a policy file and show what it changes.",
         "doctor": "Check the installation and prove that a stop works.",
+    },
+    "Guard a program": {
+        "run": "Guard any program, in any language, without a change of its code.",
+        "gateway": "Guard the programs of a team: a gateway to OpenAI, Anthropic and Gemini.",
     },
     "Try a policy": {
         "replay": "Show what a policy would have done to recorded runs.",
@@ -47,6 +51,7 @@ COMMANDS: Final[dict[str, dict[str, str]]] = {
         "store": "Show the id of a store; accept it as a replacement; repair it; delete what is old.",
     },
 }
+_HOMES: Final = {"Start": "policy_commands", "Guard a program": "gateway_commands", "Try a policy": "policy_commands"}
 _AS_JSON: Final = "runguard.as_json"
 _UNWRITABLE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
@@ -115,9 +120,10 @@ class LazyGroup(click.Group):
         return [name for group in COMMANDS.values() for name in group]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
+        heading = next((heading for heading, group in COMMANDS.items() if cmd_name in group), None)
+        if heading is None:
             return None
-        home = "policy_commands" if cmd_name in COMMANDS["Start"] | COMMANDS["Try a policy"] else "store_commands"
+        home = _HOMES.get(heading, "store_commands")
         command: click.Command = getattr(import_module(f"runguard.cli.{home}"), f"{cmd_name}_command")
         return command
 

@@ -318,7 +318,7 @@ def _plain(policy: "Policy") -> dict[str, Any]:
 
 
 def _rungs(rungs: Any) -> dict[str, float]:
-    numbers = {name: getattr(rungs, name) for name in ("warn", "nudge", "block", "stop")}
+    numbers = {name: getattr(rungs, name) for name in ("warn", "nudge", "withhold", "block", "stop")}
     return {
         name: int(number) if number == int(number) else number for name, number in numbers.items() if number is not None
     }

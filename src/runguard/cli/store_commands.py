@@ -429,7 +429,7 @@ def dashboard_command(
                     "browser. Ctrl+C ends it."
                 )
             sys.stdout.flush()
-            if not no_open and _has_screen():
+            if not no_open and has_screen():
                 webbrowser.open(address)
             serve(view, token, listening)
         except KeyboardInterrupt:
@@ -438,7 +438,7 @@ def dashboard_command(
             view.close()
 
 
-def _has_screen() -> bool:
+def has_screen() -> bool:
     """Return whether there is a screen; without one, a text browser would take over the terminal."""
     return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 

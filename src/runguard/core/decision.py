@@ -4,7 +4,7 @@ The rules make a ``Finding``, ``engine/decide`` makes the ``Decision`` and its `
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from enum import IntEnum
@@ -37,12 +37,16 @@ class Action(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rungs:
-    """At which count a rule does what; ``None`` leaves a rung out. Counts are inclusive: ``stop=5`` acts at five."""
+    """At which count a rule does what; ``None`` leaves a rung out. Counts are inclusive: ``stop=5`` acts at five.
+
+    ``withhold`` is a nudge after which the tool is left out of the requests of this part of the run.
+    """
 
     warn: float | None = None
     nudge: float | None = None
     block: float | None = None
     stop: float | None = None
+    withhold: float | None = None
 
     def at(self, count: float) -> tuple[Action, float] | None:
         """The strongest rung that ``count`` has reached, and its number."""
@@ -50,6 +54,8 @@ class Rungs:
             return Action.STOP, self.stop
         if self.block is not None and count >= self.block:
             return Action.BLOCK, self.block
+        if self.withhold is not None and count >= self.withhold:
+            return Action.NUDGE, self.withhold
         if self.nudge is not None and count >= self.nudge:
             return Action.NUDGE, self.nudge
         if self.warn is not None and count >= self.warn:
@@ -59,7 +65,7 @@ class Rungs:
     @property
     def lowest(self) -> float:
         lowest = inf
-        for rung in (self.warn, self.nudge, self.block, self.stop):
+        for rung in (self.warn, self.nudge, self.withhold, self.block, self.stop):
             if rung is not None and rung < lowest:
                 lowest = rung
         return lowest
@@ -68,6 +74,7 @@ class Rungs:
 # Units of findings of the rule no_news about loops behind noise.
 SAME_ANSWER: Final = "equal long answers"
 SAME_PAIR: Final = "equal answers to one call"
+LOOK_ALIKE: Final = "calls that read alike"
 ONLY_NOTES: Final = "notes in a row"
 NEAR_EQUAL: Final = "nearly equal long calls"
 REWORDED: Final = "answers in other words"  # to one call
@@ -76,7 +83,13 @@ TOLD_AGAIN: Final = "reports in known words"  # of an agent that is called as a 
 CUT_OFF: Final = "calls with missing arguments"  # unit of a finding of the rule stall about rejected calls
 # unit of a finding of the rule stall about answers that look like success and say "try again"
 TRY_AGAIN: Final = "answers that ask to try again"
+LASTING: Final = "equal failures between other work"  # unit of a finding of the rule stall
+WANDERING: Final = "answers that differ in numbers alone"  # unit of a finding of the rule same_call
+IDLE: Final = "texts in a row after work"  # unit of a finding of the rule talk
 HANDOFF_ROUNDS: Final = "rounds of hand-offs"  # unit of a finding of the rule cycle about agents instead of calls
+# Units of findings after which the tool may be withheld: it does not work, or has nothing to say.
+EQUAL_FAILURES, ANY_FAILURES, EMPTY_ANSWERS = "equal failures", "failures in a row", "empty answers"
+WITHHOLDING: Final = frozenset({EQUAL_FAILURES, ANY_FAILURES, EMPTY_ANSWERS, TRY_AGAIN})
 
 
 @dataclass(slots=True)
@@ -119,6 +132,7 @@ class Decision:
     for_model: str = ""
     enforced: bool = True
     retry_after: float | None = None
+    withheld: str = ""  # a tool that the next requests leave out
 
     def __bool__(self) -> bool:
         return self.action is not Action.ALLOW
@@ -224,88 +238,72 @@ class RunCounts:
 
 # ---- What the model, the end user and the operator read about a decision.
 
-# For the model: what happened and what not to do again; never an invitation to vary arguments, no concept it lacks.
-# These texts stay in the history, so whatever they forbid they forbid for this turn only: the next one starts with
-# fresh counters.
+# For the model: how often what has happened, and then what to do instead. A notice does not repeat the call that it is
+# about: a model that reads the call once more makes it once more. These texts stay in the history, so whatever they
+# forbid they forbid for this turn only: the next one starts with fresh counters.
 _NUDGES: Final[dict[str, str]] = {
-    "repetition": (
-        "You have made this same call {n} times and it gave the same answer each time. Do not repeat it without need: "
-        "use what you already have, or say what is missing or what you are waiting for."
-    ),
-    "no_news": (
-        "Your last {n} steps only repeated what you had already done, with the answers you already had. Use those "
-        "answers now, or say what is missing."
-    ),
-    "cycle": (
-        "You are going round the same calls with the same answers ({n} rounds). Leave the circle: use what you "
-        "have, or say what is missing."
-    ),
-    "same_call": (
-        "You have made this same call {n} times in a row. If you are waiting for something, say so and finish; "
-        "otherwise use the latest answer."
-    ),
-    "stall": (
-        "'{tool}' has failed in the same way {n} times. More attempts of this kind will fail too. Go on without "
-        "it, or report the failure."
-    ),
-    "empty": (
-        "'{tool}' has found nothing {n} times in a row. What you look for may not be there. Go on without it, or "
-        "say that it was not found."
-    ),
-    "tool_failures": "'{tool}' has failed {n} times in a row. Go on without it, or report the failure.",
+    "repetition": "{n} equal calls have brought {n} equal answers, and another one will bring no other. {instead}",
+    "no_news": "The last {n} steps have only brought answers that were there before. {instead}",
+    "cycle": "{n} rounds of the same calls have brought the same answers. {instead}",
+    "same_call": "One call was made {n} times in a row. If you wait for something, say so and finish. {instead}",
+    "stall": "{n} attempts have failed in the same way, and another one of this kind will fail, too. {instead}",
+    "empty": "{n} answers in a row were empty: what you look for may not be there. {instead}",
+    "tool_failures": "{n} attempts in a row have failed. {instead}",
     "handoff": (
         "This task has been passed between the same agents {n} times with nothing new. Do not pass it on again in "
-        "this turn: answer with what is known, or say what is missing."
+        "this turn: answer it with what is known, or ask the user for what is missing."
     ),
     "talk": (
-        "{n} texts have been written in a row and nothing was done. Do not write the same in other words: do the next "
-        "step, give the result, or say what is missing."
+        "{n} texts have been written in a row and nothing was done. Do the next step, give the result, or ask the user "
+        "for what is missing."
     ),
     "budget": (
-        "Little is left of what may be used in this turn. Finish now: give your best answer with what you already have."
+        "Little is left of what may be used in this turn: {left}. Finish now: give your best answer with what you "
+        "already have."
     ),
     "polling": (
-        "'{tool}' has shown no change for {n} seconds. Do not keep checking in this turn: report the current state "
-        "and finish."
+        "There has been no change for {n} seconds. Report the current state and finish; do not keep checking in this "
+        "turn."
     ),
 }
 # Nudges of findings whose unit says more than their rule.
 _NUDGES_BY_UNIT: Final[dict[str, str]] = {
     CUT_OFF: (
-        "'{tool}' was not executed: the arguments of the call were empty or cut off, {n} times in a row. A response "
-        "has a limited length. Send less per call: split the work into several smaller calls."
+        "This call was not executed: its arguments were empty or cut off, {n} times in a row. A response has a limited "
+        "length. Send less per call: split the work into several smaller calls."
     ),
     TRY_AGAIN: (
-        "'{tool}' has asked {n} times to try again, whatever it was asked, and has given no result. More attempts in "
-        "this turn will probably be answered alike. Go on without it, or report that it does not work now."
+        "{n} answers have only asked to try again, whatever the question was. Another attempt in this turn will "
+        "probably be answered alike. {instead}"
     ),
-    SAME_ANSWER: (
-        "'{tool}' has given the same answer {n} times, whatever it was asked. Use that answer, or say what is missing."
-    ),
-    SAME_PAIR: (
-        "You have made this same call {n} times and it gave the same answer each time. What you did in between has not "
-        "changed it: try another way, or say what is missing."
-    ),
+    SAME_ANSWER: "{n} different questions have brought one and the same answer. {instead}",
+    SAME_PAIR: "The same answer has come {n} times; the work between has not changed it. {instead}",
+    LOOK_ALIKE: "{n} questions that read alike have brought the same answer. {instead}",
     NEAR_EQUAL: (
-        "You have sent nearly the same long call to '{tool}' {n} times in a row. If the last version is good enough, "
-        "go on; otherwise say what is missing."
+        "{n} nearly equal long calls were sent in a row. If the last version is good enough, go on with the next step. "
+        "{instead}"
     ),
-    REWORDED: (
-        "'{tool}' has answered this same call {n} times in a row, each time the same in other words. Use that answer, "
-        "ask something else, or say what is missing."
+    REWORDED: "{n} answers in a row have said the same in other words. {instead}",
+    WANDERING: "The last {n} answers differ in their numbers alone, which do not move one way. {instead}",
+    LASTING: (
+        "This has failed in the same way {n} times, and the work between has not changed it. Look for the cause "
+        "elsewhere. {instead}"
     ),
     ORDERS: (
         "'{tool}' was set to work {n} times, made the same calls each time and got the same answers. The same order in "
-        "other words will not change that: go on with what is known, give another order, or say what is missing."
+        "other words will not change that. Give another order, finish with what is known, or ask the user for what is "
+        "missing."
     ),
     TOLD_AGAIN: (
-        "'{tool}' has reported the same in other words {n} times. The same order in other words will not change that: "
-        "use the report, give another order, or say what is missing."
+        "'{tool}' has reported the same in other words {n} times. The same order in other words will not change that. "
+        "Give another order, finish with what is known, or ask the user for what is missing."
     ),
-    ONLY_NOTES: (
-        "You have written plans or notes {n} times in a row and done nothing else. Do the next step now, or finish."
-    ),
+    ONLY_NOTES: "{n} plans or notes were written in a row and nothing was done. Do the next step now, or finish.",
 }
+_INSTEAD: Final = "Finish with what is known, or ask the user for what is missing."
+_INSTEAD_USE: Final = "Use {others}, finish with what is known, or ask the user for what is missing."
+_WITHHELD: Final = " This tool is not offered any more in this turn."
+_OTHERS_NAMED: Final = 3
 _REFUSALS: Final[dict[str, str]] = {
     "repetition": (
         "Not executed: this exact call was already answered {before} times with the same result, which stands above. "
@@ -385,19 +383,36 @@ _STOP_TEXTS: Final[dict[str, str]] = {
 _STOP_TEXT: Final = "I stopped because this request reached a safety limit."
 
 
-def text_for_model(finding: Finding) -> str:
-    """The nudge or refusal that the model reads in place of, or beside, a tool's answer."""
+def text_for_model(finding: Finding, others: Sequence[str] = (), *, withheld: bool = False) -> str:
+    """The nudge or refusal that the model reads in place of, or beside, a tool's answer.
+
+    ``others``: other tools that it could use. ``withheld``: the tool is not offered any more.
+    """
     if finding.action is Action.STOP:
         return STOPPED
     texts = _NUDGES if finding.action is Action.NUDGE else _REFUSALS
     by_unit = _NUDGES_BY_UNIT.get(finding.unit) if finding.action is Action.NUDGE else None
     template = by_unit or texts.get(finding.rule) or _REFUSALS["repetition"]
-    return template.format(
+    names = [f"'{name}'" for name in others[:_OTHERS_NAMED]]
+    joined = " or ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)
+    text = template.format(
         n=_number(finding.observed),
         before=_number(max(finding.observed - 1, 1)),
         limit=_number(finding.limit),
         tool=finding.tool,
+        instead=_INSTEAD_USE.format(others=joined) if names else _INSTEAD,
+        left=_left(finding) if finding.rule == "budget" else "",
     )
+    return f"{text}{_WITHHELD}" if withheld else text
+
+
+def _left(finding: Finding) -> str:
+    """What is left of a budget, as the model reads it."""
+    limit = Decimal(str(finding.limit))
+    left = max(limit - Decimal(str(finding.observed)), Decimal(0))
+    if finding.unit != "usd":
+        return f"{_number(left)} of {_number(limit)} {finding.unit}"
+    return f"${left:.2f} of ${limit:.2f}" if left >= 1 else f"${left:.4f} of ${limit:.4f}"
 
 
 def text_for_user(rule: str) -> str:

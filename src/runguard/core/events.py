@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 ROOT_LANE = ""
 OTHER_WORDS, FEWER_WORDS = "other", "fewer"
+WANDERS, WANDERS_LONG, MOVES = "wanders", "wanders_long", "moves"
 
 
 class Outcome(StrEnum):
@@ -27,6 +28,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # RunGuard's own refusal: an attempt, never an answer
 
 
+# Before the class of a failure: the answer tells something else, too, and may be a report that was asked for.
+LATE = "late: "
 FAILURES = frozenset({Outcome.FAILED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL})
 
 
@@ -153,6 +156,8 @@ class Answer:
     wording: str = ""
     is_command: bool = False  # its call has one argument, a text of several words; set where it failed
     is_note: bool = False  # an acknowledged plan or thought
+    ending: str = ""  # class of the last line of a failure
+    reads_alike: bool = False  # a reader cannot tell its call from the one before, which had the same answer
     size: int = 0  # bytes of the value's plain copy, 0 where there is none
 
 
@@ -172,6 +177,9 @@ class ToolResults:
     calls: frozenset[bytes] = frozenset()  # of the answers that count
     pairs: frozenset[tuple[bytes, int]] = frozenset()  # (call, answer) of those that were not refused
     another_page: bool = False  # in a long row of one call: it shares few words with the answer before
+    # WANDERS: it repeats the words of the last answer to this call, and its numbers do not move one way; MOVES: one of
+    # them does; WANDERS_LONG: the call has a long argument
+    wanders: str = ""
     new_subject: bool = False  # an order, or the report on it, is about something else than those before
     new_item: bool = False  # an earlier order with another number in it
     words: str = ""  # how orders and reports of agents without tools relate to earlier ones: see ToldAgain
@@ -207,5 +215,7 @@ class RunInfo:
     labels: Mapping[str, str] | None = None
     max_usd: int | None = None  # nano-USD; given for this run alone, it replaces the policy's
     max_tokens: int | None = None
+    message: str = ""  # of the user, for a look at who writes it; never stored
+    is_automatic: bool = False  # a program wrote it: loops go on where the last run of the session has left them
     # nano-USD and tokens that a caller on another server can pay for: they lower the limits of the run
     ceiling: tuple[int | None, int | None] = (None, None)

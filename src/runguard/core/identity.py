@@ -21,6 +21,7 @@ from operator import itemgetter
 from pickle import Pickler, loads
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final, NoReturn, TypeVar
+from unicodedata import category, normalize
 from uuid import UUID
 
 # ---- What a call means, and what an answer is.
@@ -163,6 +164,15 @@ def encode(value: object) -> str:
 def digest(text: str) -> bytes:
     """BLAKE2b of a text; lone surrogates are kept apart rather than refused."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
+
+
+def read_as(value: Any) -> str:
+    """Return the text of a value as a reader sees it: letter case, width and invisible characters do not matter."""
+    text = answer_text(value)[:_WORDS_READ]
+    if text.isascii():
+        return text.lower()
+    visible = "".join([sign for sign in normalize("NFKC", text) if category(sign) != "Cf"])
+    return " ".join(visible.casefold().split())
 
 
 def words_name(text: str) -> int:

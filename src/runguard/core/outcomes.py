@@ -5,12 +5,24 @@ deliberately narrow: a field must *say* failure (a status word, a non-empty ``er
 *start* like an error. ``engine/tools``, ``calls/function_state`` and ``replay/sources`` classify answers with it.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from runguard.core.events import FAILURES, Outcome
+from runguard.core.events import FAILURES, LATE, Outcome
+from runguard.core.failure_texts import (
+    HEAD,
+    LAST,
+    MAY_END_BADLY,
+    TAIL,
+    bare,
+    embedded_json,
+    ends_in_failure,
+    failing_json,
+    is_list_of_errors,
+    reports_failure,
+    says_error,
+)
 from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 
 # ---- What an answer comes to.
@@ -18,8 +30,6 @@ from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
 _WRAPPED: Final = 32  # levels of {"result": …} that are opened; real answers have one or two
-_HEAD: Final = 400  # characters: what a text says about its own success, it says at the start
-_TAIL: Final = 120  # characters: what a traceback says happened, it says at its end
 
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 _BAD_WORDS: Final = (
@@ -54,6 +64,8 @@ _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "excepti
 _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
 _SAYING: Final = frozenset({*_STATUS_KEYS, *_MESSAGE_KEYS})
 MISSING: Final = "missing"  # beside EMPTY: told as an error, so nothing was done
+_TRACE: Final = "Traceback (most recent call last)"
+_ZERO: Final = re.compile(r"\W{0,4}<returncode>0<")
 _NO_SUCH_PAGE: Final = (404, 410)
 _REFUSED: Final = (401, 403, 407, 429)
 # only these are asked for their truth: others may run code
@@ -112,25 +124,39 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
 
 def failure_class(text: str) -> str:
     """A failure's message without its particulars: the same failure with another path or number is still the same."""
-    return _PARTICULARS.sub("#", mask(text if len(text) <= _HEAD else f"{text[:_HEAD]}\n{text[-_TAIL:]}"))
+    return _PARTICULARS.sub("#", mask(text if len(text) <= HEAD else f"{text[:HEAD]}\n{text[-TAIL:]}"))
 
 
 def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
-    head = text[:_HEAD]
+    if "<" in text[:44] or ">" in text[-44:]:
+        text = bare(text)
+    head = text[:HEAD]
     if not head.strip():
         return _EMPTY, ""
-    if len(text) <= _HEAD and _is_nothing(head):
+    if len(text) <= HEAD and _is_nothing(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
-    if (inside := _embedded_json(text)) is not None:
+    if (inside := embedded_json(text)) is not None:
         return classify(inside, depth - 1)
     code = _exit_code(head)
     if code is not None and code != 1:
         return _failed(text)
-    if code == 1 and len(text) <= _HEAD and not _has_output(text):
+    if code == 1 and len(text) <= HEAD and not _has_output(text):
         return _EMPTY, ""  # as of grep or diff: nothing found
-    if _reports_failure(text):
-        return _failed(text)
-    return _OK, failure_class(text) if len(text) <= _HEAD and _says_try_again(text) else ""
+    if reports_failure(text):
+        late = is_list_of_errors(text) or (_TRACE in head and not head.lstrip().startswith(_TRACE))
+        return _failed(text, late=late)
+    if "{" in head and (around := failing_json(text)) is not None:
+        found = classify(around, depth - 1)
+        if found[0] in FAILURES:
+            return found
+    end = text[-LAST:].rstrip()
+    if (
+        MAY_END_BADLY.match(end, end.rfind("\n") + 1) is not None
+        and ends_in_failure(text)
+        and (code is not None or _ZERO.match(head) is None)
+    ):
+        return _failed(text, late=True)
+    return _OK, failure_class(text) if len(text) <= HEAD and _says_try_again(text) else ""
 
 
 def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
@@ -180,7 +206,7 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
             return _of_exit(code, answer, depth)
     for key in _STATUS_KEYS:
         status = get(key)
-        if type(status) is str and len(status) <= _HEAD:
+        if type(status) is str and len(status) <= HEAD:
             if _is_nothing(status):
                 return _EMPTY, ""
             if _BAD_STATUS.search(status):
@@ -234,8 +260,8 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
             type(content) is str
             and (
                 not content.strip()
-                or _is_nothing(content[:_HEAD])
-                or _SAYS_ERROR.match(content)
+                or _is_nothing(content[:HEAD])
+                or says_error(content)
                 or content.lstrip()[:1] in ("{", "[")
             )
         ):
@@ -262,13 +288,13 @@ def _is_record(answer: dict[str, object]) -> bool:
     )
 
 
-def _failed(text: str, value: object = None) -> tuple[Outcome, str]:
-    if len(text) <= _HEAD and _NO_SUCH_TOOL.search(text):
+def _failed(text: str, value: object = None, *, late: bool = False) -> tuple[Outcome, str]:
+    if len(text) <= HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
     message = _message_of(value)
     if says_missing(message if type(message) is str and message else text):
         return _EMPTY, MISSING
-    return _FAILED, failure_class(text)
+    return _FAILED, f"{LATE}{failure_class(text)}" if late else failure_class(text)
 
 
 def _message_of(value: object) -> object:
@@ -330,13 +356,13 @@ def is_unfinished(answer: Any) -> bool:
     only when they are equal. Only plain values are looked at: others may run their own code.
     """
     if type(answer) is str:
-        return _UNFINISHED.fullmatch(answer[:_HEAD]) is not None or _asks_to_wait(answer)
+        return _UNFINISHED.fullmatch(answer[:HEAD]) is not None or _asks_to_wait(answer)
     if type(answer) is not dict:
         return False
     for key in _UNFINISHED_KEYS if len(answer) > len(_UNFINISHED_KEYS) else answer:
         value = answer.get(key) if type(key) is str and key in _UNFINISHED_KEYS else None
         if type(value) is str and (
-            (key in _UNFINISHED_STATUS_KEYS and len(value) <= _HEAD and _UNFINISHED.fullmatch(value))
+            (key in _UNFINISHED_STATUS_KEYS and len(value) <= HEAD and _UNFINISHED.fullmatch(value))
             or (key in _UNFINISHED_MESSAGE_KEYS and _asks_to_wait(value))
         ):
             return True
@@ -344,7 +370,7 @@ def is_unfinished(answer: Any) -> bool:
 
 
 def _asks_to_wait(text: str) -> bool:
-    head = text[:_HEAD]
+    head = text[:HEAD]
     return any(map(head.lower().__contains__, _IN_ASKS_TO_WAIT)) and _ASKS_TO_WAIT.search(head) is not None
 
 
@@ -416,10 +442,12 @@ _KNOWLEDGE: Final = "information|info|data|details|forecast|records?|results?"
 _NOTHING: Final = re.compile(
     r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?"
     r"|0 (?:results?|matches|rows?|hits?)"
+    r"|no (?:changes?|modifications?) (?:were|was|have been|has been) (?:made|applied|performed).{0,80}"
     rf"|no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
     r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,
 )
+_EDIT: Final = re.compile(r"\W{0,4}(?:the )?(?:string to replace|search text|old_?str)", re.IGNORECASE)
 _NOT_THERE: Final = re.compile(
     r"(?<![a-z])not[\s_\-]?(?:be )?found(?![a-z])|(?<!file)(?<!module)(?<!command)notfound(?:error"
     r"|exception)?\b|\bNXDOMAIN\b|^\W*(?:http )?404\W*$"
@@ -452,7 +480,7 @@ _NEEDED: Final = re.compile(
     r"^\W*(?:bash|sh|zsh)\b|\b(?:command|tool|function|module|package|method|attribute|option|file|directory|folder|path|host|library|executable|key|token|credential"
     r"|session|database|table|column|schema|config(?:uration)?|variable|server|service|endpoint|model|driver|plugin|string|page|url|access|permission|connection|network"
     r"|quota|credit|memory|space|license|handler|distribution|version|argument|parameter|field|value|tag|quote|brace|bracket|delimiter"
-    r"|broker|worker|node|master|primary|replica|upstream|backend|cluster|gpu|capacity|response|internet"
+    r"|container|pod|volume|namespace|branch|remote|repository|environment|socket|broker|worker|node|master|primary|replica|upstream|backend|cluster|gpu|capacity|response|internet"
     r"|event loop|thread|port|authori[sz]ation|subscription"
     r"|interpreter|runtime|binary|constructor|relation|transaction|certificate|proxy)s?\b"
     r"|\b(?:Runtime|Type|Attribute|Index|Name|Assertion|OS)Error\b|\bnot in (?:list|index)\b|\bENOTFOUND\b",
@@ -467,8 +495,8 @@ _LOOKED_UP: Final = re.compile(
 
 
 def _is_nothing(text: str) -> bool:
-    """A whole answer that says "nothing"."""
-    return _NOTHING.match(text) is not None
+    """A whole answer that says "nothing". An edit whose text is not there has failed."""
+    return _NOTHING.match(text) is not None and _EDIT.match(text) is None
 
 
 def says_missing(message: str) -> bool:
@@ -480,45 +508,14 @@ def says_missing(message: str) -> bool:
     return _NOT_THERE.search(message) is not None or _NOT_TO_BE_HAD.search(message) is not None or _is_nothing(message)
 
 
-# ---- Texts that contain JSON, as some servers send it, or the exit code of a command.
+# ---- Texts that begin with the exit code of a command.
 
-_MOST_CHARS: Final = 4_096  # a longer text is data, unless it starts like a report of a failure
-_MOST_OF_A_FAILURE: Final = 16_384
-_TELLING_JSON: Final = re.compile(
-    r'"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status'
-    r"|(?:http_)?status(?:_?code)?|response_type|exit_?code|return_?code|result|results|output|response|data|items|content"
-    r'|matches|documents|rows)"\s{0,4}:',
-    re.IGNORECASE,
-)
-_FAILING: Final = re.compile(
-    r'"(?:is_?error"\s{0,4}:\s{0,4}true|error(?:_?message|_?code)?"\s{0,4}:\s{0,4}(?!null|false|""|\[\]|\{\}|0)'
-    r'|(?:ok|success|succeeded|successful)"\s{0,4}:\s{0,4}false|status"\s{0,4}:\s{0,4}"(?:error|fail))',
-    re.IGNORECASE,
-)
 _EXIT: Final = re.compile(
     r"\W{0,4}(?:<returncode>|(?:(?:the )?(?:command|process) )?(?:(?:exited|failed|finished|terminated) with )?"
     r"(?:non-zero )?(?:exit|return)[ _-]?(?:code|status)\W{0,3})(-?\d{1,6})\b",
     re.IGNORECASE,
 )
 _TAGS: Final = re.compile(r"</?\w{1,20}>|\b(?:std)?(?:out(?:put)?|err)\s*:|\(?no output\)?|\W", re.IGNORECASE)
-
-
-def _embedded_json(text: str) -> Any:
-    """The dict or list that a text consists of, or None. Only what may tell an outcome is parsed."""
-    if len(text) > _MOST_OF_A_FAILURE:
-        return None
-    start, end = text[:40].lstrip()[:1], text[-40:].rstrip()[-1:]
-    if (start, end) not in (("{", "}"), ("[", "]")):
-        return None
-    if len(text) > _MOST_CHARS:
-        if _FAILING.search(text, 0, _HEAD) is None:
-            return None
-    elif len(text) > 8 and _TELLING_JSON.search(text) is None:  # "[]" and "{}" tell an outcome, too
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _exit_code(text: str) -> int | None:
@@ -531,80 +528,6 @@ def _has_output(text: str) -> bool:
     """Whether anything is left of a text that begins with an exit code."""
     found = _EXIT.match(text)
     return found is None or bool(_TAGS.sub("", text[found.end() :]))
-
-
-# ---- Texts that report a failure: they start like an error, or consist of a shell's complaints.
-
-_BAD_TEXT: Final = re.compile(
-    r"^\W{0,4}(?:(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed"
-    r"|forbidden|permission denied|access denied|"
-    r"no such file|command not found|syntax ?error|timed? ?out|could not|cannot|unable to"
-    r"|(?:tool|function|api) (?:execution|call) failed|[a-z]{1,60}(?:error|exception)"
-    r"|(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
-    r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)"
-    r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
-    r"|(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error"
-    r"|bad gateway|service unavailable|gateway time-?out"
-    r"|something went wrong)(?=\W*$|[.:;!(])"
-    r"|http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d(?=\W+\w)|fehler|erreur|errore|erro|ошибка)(?![a-z])"
-    r"|错误|錯誤|エラー|오류|usage:|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: )",
-    re.IGNORECASE,
-)
-_SAYS_ERROR: Final = re.compile(
-    r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
-)
-_ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
-_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
-# One of these, or "error" or "exception", is at the start of every text that _BAD_TEXT matches.
-_BAD_STARTS: Final = (
-    *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied"),
-    *("access denied", "no such file", "command not found", "syntax", "time", "could not", "cannot", "unable to"),
-    *("tool ", "function ", "api ", "usage:", "bash", "sh:", "zsh", "dash:", "/", "the ", "your ", "request"),
-    *("operation", "query", "connection", "command", "call ", "execution", "rate limit", "too many", "internal s"),
-    *("bad gateway", "service un", "gateway", "something went", "http"),
-    *("fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
-)
-
-
-def _reports_failure(text: str) -> bool:
-    """Whether a text starts like an error. A word somewhere inside a page of search results is not a failure."""
-    head = text[:_HEAD]
-    if "Traceback (most recent call last)" in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
-        return True
-    if "<" in head[:80] and _ERROR_PAGE.search(head):
-        return True
-    return len(text) <= _HEAD and (_SERVER_ERROR.match(head) is not None or _is_complaint(head))
-
-
-def _may_be_bad(head: str) -> bool:
-    """A quick look at the first words, for the many texts that are fine; the regular expression decides."""
-    start = head[:80].lower().lstrip(_LEADING)
-    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
-
-
-# A status line as the whole answer or its first line; inside a log it is a line of the log.
-_SERVER_ERROR: Final = re.compile(
-    r"\W{0,4}(?:4(?!04)\d\d|5\d\d)\W{1,3}(?:internal server error|bad gateway|service unavailable|gateway time-?out"
-    r"|too many requests|unauthori[sz]ed|forbidden|bad request|request time-?out)\b",
-    re.IGNORECASE,
-)
-# "cat: f: No such file or directory", "ls: cannot access 'x'", "/bin/bash: line 7: x: command not found"
-_COMPLAINT: Final = re.compile(
-    r"(?:[\w./+$~-]{1,60}: [^\n]{0,300}?\b(?:no such file or directory|permission denied|command not found"
-    r"|not a directory|is a directory|operation not permitted|missing (?:operand|argument)|syntax error|failed to"
-    r"|cannot (?:access|stat|open|execute|create|remove|find|read|write|overwrite)"
-    r"|(?:invalid|unrecogni[sz]ed|illegal|unknown) (?:option|argument|operand)|not recognized)[^\n]*"
-    r"|[^\n]{0,80}: -c: line \d+: [^\n]*|try '[^\n]{1,80}' (?:or '[^\n]{1,80}' )?for more information\.?)\s*$",
-    re.IGNORECASE,
-)
-
-
-def _is_complaint(text: str) -> bool:
-    """Whether every line is a command's complaint: a line of output beside it would be a result."""
-    if ": " not in text[:80]:
-        return False
-    lines = [line for line in text.splitlines() if line.strip()]
-    return all(_COMPLAINT.match(line) is not None for line in lines)
 
 
 # ---- Short answers that say "this did not work, try again" although they look like success.

@@ -20,6 +20,7 @@ from runguard.core.events import ROOT_LANE, ModelCall, ModelResult
 from runguard.core.money import NOTHING, UNITS, edge, to_usd
 from runguard.core.outcomes import provider_status
 from runguard.core.rules.limits import Deadline
+from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.charges import Charge, Denied, Entry, Fired, finding_of
 from runguard.engine.decide import Alarms, Deciding, GuardFaults, OwnFaults, burn_words, stop_in_force
 from runguard.engine.downgrade import CacheWatch
@@ -317,8 +318,10 @@ class Settling:
         cache_watch: CacheWatch,
         spans: SpanCosts | None,
         provider: "ProviderWaits",
+        notices: BudgetNotices | None,
     ) -> None:
         self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
+        self._notices = notices
         self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
         self._cache_watch, self._spans, self._provider, self._thresholds_reached = cache_watch, spans, provider, 0
 
@@ -362,6 +365,8 @@ class Settling:
             accounts.settle(charge, usage, model, nano, estimated, free, on_fired=on_fired, on_booked=on_booked)
         except Exception as error:
             self.close(charge, error, usage)
+        if self._notices is not None and run is not None and not charge.is_tool:
+            self._faults.attempt("settle", self._notices.settled, run, charge)
         try:
             if charge.is_probe:
                 self._provider.ended(charge, is_success=True)

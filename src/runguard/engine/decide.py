@@ -19,6 +19,7 @@ from typing import Any, Final
 from runguard.core.breaker import Breaker, BreakerState, Permit
 from runguard.core.decision import (
     ALLOW,
+    WITHHOLDING,
     Action,
     Decision,
     Finding,
@@ -190,28 +191,43 @@ class Deciding:
         action = finding.action
         if action is _STOP and type(event) is ModelCall and event.after_answer:
             action = _BLOCK  # the run has given its answer: only this call is refused
-        if self._is_old_news(run, lane, finding, action):
+        withheld = action is _NUDGE and self._withholds(lane, finding)
+        if self._is_old_news(run, lane, finding, action, withheld=withheld):
             return ALLOW
         if action is _NUDGE:
             run.nudges += 1
-        text = text_for_model(finding) if action >= _NUDGE else ""
+        text = text_for_model(finding, lane.others(finding.tool), withheld=withheld) if action >= _NUDGE else ""
         decision = Decision(action, finding, None, text, self.enforces)
+        if withheld:
+            decision.withheld = finding.tool
+            if self.enforces:
+                lane.withheld = (*lane.withheld, finding.tool)
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
         # The decision holds, whether or not it can be reported.
         self._faults.attempt("reporting a decision", self._sink.decided, Decided(decision, finding, run, lane, event))
         return decision
 
-    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action) -> bool:
+    def _withholds(self, lane: Lane, finding: Finding) -> bool:
+        """Whether the tool is left out of the next requests. A rule's own count decides, not one beside it, such as
+        that of failures between other work.
+        """
+        if finding.unit not in WITHHOLDING or not finding.tool or finding.tool in lane.withheld:
+            return False
+        rungs = self._policy.rungs(finding.rule)
+        return rungs is not None and rungs.withhold is not None and finding.observed >= rungs.withhold
+
+    def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action, *, withheld: bool) -> bool:
         """Whether a finding was reported before, or nothing may follow from it. Remembers it otherwise.
 
-        Warnings and nudges are given once. Refusals and stops that are enforced repeat; in shadow mode each is
-        reported once.
+        Warnings and nudges are given once, and once more where the tool is ``withheld``. Refusals and stops that are
+        enforced repeat; in shadow mode each is reported once.
         """
         repeats = action > _NUDGE and self.enforces
         if repeats:
             return False
-        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, finding.key, action)
+        key = f"{finding.key}, withheld" if withheld else finding.key
+        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, key, action)
         if mark in run.noted:
             return True
         if action is _WARN and finding.rule == "growth":
@@ -219,7 +235,7 @@ class Deciding:
             if run.growth.warned:
                 return True
             run.growth.warned = True
-        if action is _NUDGE and run.nudges >= self._policy.max_nudges:
+        if action is _NUDGE and not withheld and run.nudges >= self._policy.max_nudges:
             return True
         run.noted[mark] = None
         if len(run.noted) > _REPORTED_KEPT:

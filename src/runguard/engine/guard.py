@@ -35,6 +35,7 @@ from runguard.core.events import (
 )
 from runguard.core.identity import Newest
 from runguard.core.money import BudgetStatus, Per
+from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
 from runguard.engine.charges import Charge, finding_of_stop, scopes_of
 from runguard.engine.decide import (
@@ -53,7 +54,7 @@ from runguard.engine.downgrade import CacheWatch, Downgrades
 from runguard.engine.final_answer import INSTRUCTION, LastAnswers
 from runguard.engine.money import Accounts
 from runguard.engine.resume import Pauses, RunRecords, alarms_of, run_facts, take_over
-from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths, parallel_part
+from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, LastRuns, Run, SessionGrowths, parallel_part
 from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
 from runguard.ledger.ledger import (
     Stop,
@@ -231,8 +232,10 @@ class Conductor(Protocol):
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
 
-    def fingerprint(self, tool: str, args: object) -> bytes:
-        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``."""
+    def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
+        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``. ``received``: the names of the arguments
+        that the tool takes, where the framework drops all others; None where that is not known.
+        """
 
     def tool_rule(self, tool: str) -> ToolRule | None:
         """What is declared about a tool."""
@@ -337,6 +340,7 @@ class Guard:
         self.breakers = Breakers(ledger, failures, reset, breaker_runs)
         self.once = Once(ledger, policy.hold_seconds)
         self.growth = SessionGrowths(policy, ledger)
+        self.last_runs = LastRuns()
         self.tools = Tools(policy)
         self.pauses = Pauses(self)
         self.records = RunRecords(clock, self.runs, self.accounts)
@@ -369,6 +373,7 @@ class Guard:
             watch,
             spans,
             provider,
+            BudgetNotices(policy.notice_shares) if policy.notice_shares and deciding.enforces else None,
         )
         self.downgrades: Downgrades | None = None
         if switching(policy.budgets):
@@ -441,6 +446,7 @@ class Guard:
         run = Run(info, self.policy, self.tools, costs, growth, watches_orders=watches_orders)
         try:
             self.lanes.open_root(run)
+            self.last_runs.go_on(run)
         except Exception as error:  # where a fault stops nothing, the run goes on without rules: its budgets hold
             if not self.goes_on_after(error):
                 raise
@@ -473,6 +479,7 @@ class Guard:
             attempt("end of run", run.journal.flush)
         attempt("end of run", self.records.write_end, run)
         attempt("end of run", self.growth.record, run.info, run.growth)
+        attempt("end of run", self.last_runs.note, run)
         for tool, permit in run.permits.values():
             attempt("end of run", self.breakers.release, tool, permit)
         for call in run.pending_once:

@@ -106,8 +106,7 @@ class Pauses:
         if run is None:
             return None
         run.paused_at, run.pauses, run.run_costs.over = guard.clock(), run.pauses + 1, not waits
-        for key in keys:
-            self._name(_owned(run.info, key), run_id)
+        self.name(run, keys)
         shelf, most = (self._waiting, WAITING_KEPT) if waits else (self._ended, ENDED_KEPT)
         with self._lock:
             shelf[run_id] = run
@@ -125,11 +124,17 @@ class Pauses:
         if dropped is not None:
             attempt("pause", self._drop, dropped, waits)
         attempt("pause", guard.growth.record, run.info, run.growth)
+        attempt("pause", guard.last_runs.note, run)
         written: Future[None] | None = attempt("pause", self._record, run)
         run.written = written
         if written is not None:
             written.add_done_callback(lambda done: _is_written(run, done))
         return written
+
+    def name(self, run: Run, keys: Iterable[str]) -> None:
+        """Let ``named`` find a run that is at work, also on other workers of the store."""
+        for key in keys:
+            self._name(_owned(run.info, key), run.info.run)
 
     def _name(self, key: str, run_id: str) -> None:
         now = self._guard.clock()

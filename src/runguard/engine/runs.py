@@ -6,11 +6,12 @@ adapters and ``replay`` read and change it. ``LaneKeeper`` opens and closes lane
 
 import json
 import os
+import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -21,7 +22,15 @@ from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.identity import AnswerBook, Newest
 from runguard.core.money import to_usd, usd_text
 from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ReEntry, Talk, ToldAgain
-from runguard.core.rules.failures import AskedAgain, CutOff, EmptyAnswers, EqualAnswers, Stall, ToolFailures
+from runguard.core.rules.failures import (
+    AskedAgain,
+    CutOff,
+    EmptyAnswers,
+    EqualAnswers,
+    LastingFailures,
+    Stall,
+    ToolFailures,
+)
 from runguard.core.rules.limits import (
     CallsPerTool,
     Context,
@@ -46,14 +55,27 @@ from runguard.core.rules.repetition import (
     Reworded,
     SameAnswers,
     SameCall,
-    SamePair,
 )
 from runguard.engine.charges import Charge, RunCosts
 from runguard.engine.waiting import Slots, Waiter, waiting_for
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.ledger.memory import in_memory
-from runguard.policy.settings import FREE_RETRIES, LONG_ANSWERS, ORDERS, REWORDED, RULES, TOLD_AGAIN, TRY_AGAIN, Policy
+from runguard.policy.settings import (
+    CALL_FAILS_ON,
+    FREE_RETRIES,
+    IDLE,
+    LONG_ANSWERS,
+    ORDERS,
+    REWORDED,
+    RULES,
+    TOLD_AGAIN,
+    TOOL_FAILS_ON,
+    TRY_AGAIN,
+    WANDERING,
+    Policy,
+)
 from runguard.policy.tools import Tools
+from runguard.providers.messages import FRAMEWORK_TOOLS
 from runguard.reporting.journal import Journal
 
 # ---- The state of one root run, and of each of its lanes
@@ -97,10 +119,12 @@ class Lane(Stoppable):
         "is_new",
         "key",
         "notice",
+        "offered",
         "parent",
         "path",
         "starting",
         "was_stopped",
+        "withheld",
     )
 
     def __init__(
@@ -130,6 +154,9 @@ class Lane(Stoppable):
         self.is_new = True  # no model call yet
         self.starting = 0  # branches below that have begun and not yet been judged: those that start at once
         self.notice = ""  # a nudge that found no tool result to ride on, for the next request
+        # for the adapter: tools that its next requests in this lane must leave out, and those that the last one offered
+        self.withheld: tuple[str, ...] = ()
+        self.offered: Iterable[str] = ()
 
     def follow_agent(self) -> None:
         """Go on with the loop counters of an earlier call of the same agent that is still open above: the agent
@@ -150,6 +177,11 @@ class Lane(Stoppable):
         self.cycle_of = above.cycle_of or above
         if shared is _LOOP_RULES:
             self.book, self.first_key = above.book, above.first_key
+
+    def others(self, tool: str) -> list[str]:
+        """The tools that an agent could use instead of this one."""
+        out = (tool, *self.withheld)
+        return [name for name in self.offered if name not in out and name not in FRAMEWORK_TOOLS]
 
     def use(self, detectors: list[Detector]) -> None:
         self.detectors = detectors
@@ -179,12 +211,12 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
     CutOff,
     Cycle,
     EmptyAnswers,
+    LastingFailures,
     NoNews,
     Polling,
     Repetition,
     Rereading,
     SameAnswers,
-    SamePair,
     SameCall,
     Stall,
     ToolFailures,
@@ -211,6 +243,7 @@ class Run(Stoppable):
         "memo",
         "model_calls",
         "noted",
+        "noticed",
         "nudges",
         "owners",
         "paused_at",
@@ -274,6 +307,7 @@ class Run(Stoppable):
         self.trips: deque[Trip] = deque(maxlen=100)
         self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
         self.nudges = 0
+        self.noticed = 0  # shares of its limits that the model was told of
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = ModelCalls(limit) if limit else None
@@ -483,6 +517,8 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
             made.append(CutOff)
         made.append(partial(Stall, rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
         made.append(partial(AskedAgain, _try_again_rungs(rungs["stall"])))
+        if replace(rungs["stall"], withhold=None) == RULES["stall"][0]:
+            made.append(partial(LastingFailures, CALL_FAILS_ON, TOOL_FAILS_ON))
     if policy.max_identical_tool_results is not None:
         made.append(partial(EqualAnswers, policy.max_identical_tool_results))
     if "tool_failures" in rungs:
@@ -491,9 +527,16 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
         made.append(partial(NoNews, rungs["no_news"], patient=not policy.is_explicit("no_news")))
         if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
             made += [partial(Rereading, LONG_ANSWERS), partial(Reworded, REWORDED)]
-            made += [SameAnswers, SamePair, OnlyNotes, NearEqualCalls]
+            made += [SameAnswers, OnlyNotes, NearEqualCalls]
     if "same_call" in rungs:
-        made.append(partial(SameCall, rungs["same_call"], look_from=None if in_memory(policy.store) else 2))
+        made.append(
+            partial(
+                SameCall,
+                rungs["same_call"],
+                look_from=None if in_memory(policy.store) else 2,
+                wandering=WANDERING if rungs["same_call"] == RULES["same_call"][0] else None,
+            )
+        )
     if "empty" in rungs:
         made.append(partial(EmptyAnswers, rungs["empty"]))
     if "cycle" in rungs:
@@ -505,7 +548,8 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
         patient = patient and rungs.get("no_news") == RULES["no_news"][0]
         made.append(partial(HandOffCycle, rungs["handoff"], patient=patient))
     if "talk" in rungs:
-        made.append(partial(Talk, rungs["talk"], patient=not policy.is_explicit("talk")))
+        after_work = IDLE if rungs["talk"] == RULES["talk"][0] else None
+        made.append(partial(Talk, rungs["talk"], patient=not policy.is_explicit("talk"), after_work=after_work))
     if policy.max_reentries is not None:
         made.append(partial(ReEntry, policy.max_reentries))
     return made
@@ -645,6 +689,78 @@ def _pick(places: list[int]) -> _Pick:
     if len(places) > 1:
         return itemgetter(*places)
     return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
+
+
+# ---- Runs that a program starts one after another: a loop goes on where the last run has left it
+
+_SESSIONS_CARRIED: Final = 64  # each with the answers of its last run
+_MESSAGE_READ: Final = 2_048
+_WORDS: Final = re.compile(r"[^\W\d_]+")
+_NEAR: Final = 0.8  # share of the words of both messages
+_TOO_LONG_TO_REPEAT: Final = 12  # words that nobody types twice
+_GO_ON: Final = re.compile(r"\b(?:continue|proceed|go on|keep going|carry on|next step)\b", re.IGNORECASE)
+_CARRIED: Final[tuple[type, ...]] = (*_LOOP_RULES, NearEqualCalls, OnlyNotes, Reworded, Talk)
+
+
+class _LastRun(NamedTuple):
+    """What the next run of a session may go on with."""
+
+    words: frozenset[str]  # of the message that began it
+    detectors: dict[type, Detector]
+    book: AnswerBook | None
+    noted: OrderedDict[tuple[str, str, str, Action], None]
+    nudges: int
+
+
+class LastRuns:
+    """The last run of each session that was used lately. A message of a person starts every count anew; one that a
+    program wrote does not. Safe to use from many threads.
+
+    A message is a program's when the app says so, or when it nearly repeats the one before and either tells the agent
+    to go on or is longer than what a person types twice. Of other runs only the words of their message are kept.
+    """
+
+    def __init__(self) -> None:
+        self._last = Newest[tuple[str, str, str], _LastRun](_SESSIONS_CARRIED)
+        self._lock = threading.Lock()
+
+    def note(self, run: Run) -> None:
+        """Remember an ended run. Its counts are kept only where the next message may be a program's."""
+        info = run.info
+        if not info.session or ROOT_LANE not in run.lanes:
+            return
+        words, lane = _words_of(info.message), run.lanes[ROOT_LANE]
+        last = _LastRun(words, {}, None, run.noted, run.nudges)
+        if info.is_automatic or _GO_ON.search(info.message[:_MESSAGE_READ]) is not None:
+            kept = {type(one): one for one in lane.detectors if isinstance(one, _CARRIED)}
+            last = last._replace(detectors=kept, book=lane.book)
+        with self._lock:
+            self._last[info.app, info.user, info.session] = last
+            self._last.move_to_end((info.app, info.user, info.session))
+
+    def go_on(self, run: Run) -> None:
+        """Give a new run the counts of the last one, if no person has started it."""
+        info = run.info
+        with self._lock:
+            last = self._last.pop((info.app, info.user, info.session), None) if info.session else None
+        if last is None:
+            return
+        info.is_automatic = info.is_automatic or _is_sent_again(info.message, last.words)
+        if info.is_automatic and last.book is not None:
+            lane = run.lanes[ROOT_LANE]
+            lane.use([last.detectors.get(type(one), one) for one in lane.detectors])
+            lane.book, run.noted, run.nudges = last.book, last.noted, last.nudges
+
+
+def _words_of(message: str) -> frozenset[str]:
+    return frozenset(_WORDS.findall(message[:_MESSAGE_READ].lower()))
+
+
+def _is_sent_again(message: str, before: frozenset[str]) -> bool:
+    words = _words_of(message)
+    if not words or len(words & before) < _NEAR * len(words | before):
+        return False
+    return len(words) >= _TOO_LONG_TO_REPEAT or _GO_ON.search(message[:_MESSAGE_READ]) is not None
 
 
 # ---- How large the prompts of each session are, kept from one run to the next

@@ -16,6 +16,7 @@ from typing import Any, Final
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import FAILURES, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
+from runguard.core.failure_texts import last_line
 from runguard.core.identity import Newest, answer_text, digest, mask, size_of
 from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
 from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
@@ -543,6 +544,7 @@ class Answers:
                 a.lacks_arguments = lacks_arguments(a.args, answer_text(raw))
                 if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
                     a.failure = failure_class(answer_text(value))
+                a.ending = failure_class(last_line(raw)) if type(raw) is str else a.failure
                 if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
                     a.failure = f"{a.failure}\0{items}"
             a.answer, new = lane.book.name(a.call, value, agent)

@@ -50,6 +50,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 _AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
 
@@ -461,6 +462,10 @@ class PolicyFile(SettingsModel):
         ),
     )
     max_nudges: Annotated[int, Field(ge=0, le=1000)] = Field(default=2, description="Nudges in one run.")
+    budget_notice: bool | Annotated[tuple[Share, ...], Field(min_length=1, max_length=20, strict=False)] = Field(
+        default=False,
+        description="Tell the model what is left when 50, 80 and 95 % of a limit are spent; or other shares.",
+    )
     rules: dict[str, dict[str, RungNumber] | bool] = Field(
         default={}, description="Rungs per rule, or false to switch a rule off."
     )
@@ -651,6 +656,13 @@ class Policy(PolicyFile):
         return None if isinstance(self.on_unpriced, str) else self.on_unpriced
 
     @property
+    def notice_shares(self) -> tuple[float, ...]:
+        """The spent shares of a limit at which the model is told what is left."""
+        if isinstance(self.budget_notice, bool):
+            return _NOTICE_SHARES if self.budget_notice else ()
+        return self.budget_notice
+
+    @property
     def in_flight(self) -> int:
         return self.max_concurrent_agents or 20
 
@@ -678,6 +690,7 @@ _CODE_ONLY: Final = {
     "tokens": True,
     "clock": True,
 }
+_NOTICE_SHARES: Final = (0.5, 0.8, 0.95)
 _NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
 
 
@@ -692,6 +705,13 @@ ORDERS: Final = Rungs(nudge=4, stop=10)
 TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 # limits of stall for answers that look like success and ask to try again; a whole batch may meet a busy service
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
+# default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
+CALL_FAILS_ON: Final = Rungs(nudge=8, stop=50)
+TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
+# default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
+WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
+# default limits of talk for agents that have worked with tools and then only write
+IDLE: Final = Rungs(nudge=5, stop=12)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
@@ -700,16 +720,19 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "no_news": (Rungs(nudge=7, stop=14), frozenset({"warn", "nudge", "stop"})),
     "same_call": (Rungs(nudge=20, stop=120), frozenset({"warn", "nudge", "stop"})),
     "cycle": (Rungs(), frozenset({"warn", "nudge", "stop"})),
-    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "block", "stop"})),
-    "tool_failures": (Rungs(nudge=6, block=10, stop=11), frozenset({"warn", "nudge", "block", "stop"})),
-    "empty": (Rungs(nudge=6), frozenset({"warn", "nudge", "stop"})),
+    "stall": (Rungs(nudge=3, block=5, stop=6), frozenset({"warn", "nudge", "withhold", "block", "stop"})),
+    "tool_failures": (
+        Rungs(nudge=6, block=10, stop=11),
+        frozenset({"warn", "nudge", "withhold", "block", "stop"}),
+    ),
+    "empty": (Rungs(nudge=6, stop=100), frozenset({"warn", "nudge", "withhold", "stop"})),
     "handoff": (Rungs(nudge=4, stop=6), frozenset({"warn", "nudge", "stop"})),
     "talk": (Rungs(nudge=16, stop=40), frozenset({"warn", "nudge", "stop"})),
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
 }
-_LADDER: Final = ("warn", "nudge", "block", "stop")
+_LADDER: Final = ("warn", "nudge", "withhold", "block", "stop")
 _MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
 _LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
 
@@ -1025,6 +1048,8 @@ class PolicySettings(CommonSettings, total=False):
     """Largest prompt of one model call. None: the model's context window, where it is known."""
     context_headroom: int | None
     """Tokens of the context to keep free."""
+    budget_notice: bool | Sequence[float]
+    """Tell the model what is left when 50, 80 and 95 % of a limit are spent; or other shares."""
     max_tool_failures: int | None
     """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
     max_reentries: int | None

@@ -244,7 +244,12 @@ class Tools:
         rule = self.known[tool] if tool in self.known else self.rule(tool)
         return rule.max_calls if rule is not None else None
 
-    def fingerprint(self, tool: str, args: object) -> bytes:
+    def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
+        """The identity of a call for the loop rules. ``received``: the arguments that the tool takes, where it never
+        sees any other; None where that is not known.
+        """
+        if received is not None and type(args) is dict and not received.issuperset(args):
+            args = {name: value for name, value in args.items() if name in received}
         rule = self.known[tool] if tool in self.known else self.rule(tool)
         if rule is None:
             return call_fingerprint(tool, args)

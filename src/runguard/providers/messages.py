@@ -7,7 +7,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, auto
@@ -243,6 +243,72 @@ def newest_results(args: tuple[object, ...], kwargs: Mapping[str, object]) -> li
     return [result if result.tool else result._replace(tool=names.get(key, "")) for key, result in reversed(found)]
 
 
+class Round(NamedTuple):
+    """One answer of the model that called tools, and what came of those calls."""
+
+    at: int  # the place of its first result among the messages
+    calls: tuple[tuple[str, str, object], ...]  # id, tool, arguments; empty where the provider keeps the answer
+    results: tuple[tuple[str, ToolResult], ...]  # id of the call, with its result
+
+
+def rounds_of_turn(messages: object, clean: Callable[[str], str]) -> Iterator[Round]:
+    """Yield the answers with tool calls since the last word of the user, the newest first.
+
+    A conversation that ends with the user's word has none. ``clean`` takes the host program's own words out of a text:
+    a message of which it leaves nothing is no word of the user.
+    """
+    given, at = items(messages), 0
+    calls: list[tuple[str, str, object]] = []
+    results: list[tuple[str, ToolResult]] = []
+    for index in range(len(given) - 1, -1, -1):
+        of = fields(given[index]).get
+        if found := _results_in(of, clean):
+            if calls:
+                yield Round(at, tuple(reversed(calls)), tuple(reversed(results)))
+                calls, results = [], []
+            results += reversed(found)
+            at = index
+        elif results and (asked := _calls_in(given[index], of)):
+            calls += reversed(asked)
+        elif of("role") == "user" and clean(_said(of)):
+            break
+    if results:
+        yield Round(at, tuple(reversed(calls)), tuple(reversed(results)))
+
+
+def _results_in(of: Any, clean: Callable[[str], str]) -> list[tuple[str, ToolResult]]:
+    kind, role = of("type"), of("role")
+    if type(kind) is str and kind.endswith("_call_output"):
+        found: list[tuple[object, ToolResult]] = [(of("call_id"), ToolResult("", of("output")))]
+    elif role in ("tool", "function") and of("content") is not None:
+        found = [(of("tool_call_id"), ToolResult(_text(of("name")), of("content")))]
+    else:
+        found = _blocks(of)
+    return [(_text(key), result._replace(value=_plain(result.value, clean))) for key, result in found[:MAX_CALLS]]
+
+
+def _calls_in(message: Any, of: Any) -> list[tuple[str, str, object]]:
+    parts = Reading()
+    if type(kind := of("type")) is str and kind in _ACTIONS:
+        responses_item(of, parts)
+    elif of("role") in _MODEL_ROLES:
+        for call in items(of("tool_calls"))[:MAX_CALLS]:
+            chat_call(fields(call).get, parts)
+        if not parts.calls:
+            gemini_parts(message, parts)
+            _content(None, of, parts)
+    return [(id_, tool, args) for id_, (tool, args) in zip(parts.ids, parts.calls, strict=True)]
+
+
+def _said(of: Any) -> str:
+    """The text of a message; what is no text, such as an image, counts as said."""
+    content = of("content") if of("parts") is None else of("parts")
+    if type(content) is str:
+        return content
+    texts = [fields(part).get("text") for part in items(content)]
+    return "".join(text if type(text) is str else "[media]" for text in texts)
+
+
 def _messages(args: tuple[object, ...], kwargs: Mapping[str, object], depth: int) -> Any:
     for name in _MESSAGES:
         if (value := kwargs.get(name)) is not None:
@@ -286,11 +352,13 @@ def _learn_names(of: Any, names: dict[object, str]) -> None:
             names[get("id")] = _text(get("name"))
 
 
-def _plain(content: Any) -> object:
+def _plain(content: Any, clean: Callable[[str], str] | None = None) -> object:
     """A result as data: texts in blocks are joined, and JSON is parsed."""
     texts = [fields(block).get("text") for block in items(content)[:MAX_PARTS]]
     if texts and all(type(text) is str for text in texts):
         content = "\n".join(texts)
+    if clean is not None and type(content) is str:
+        content = clean(content)
     return arguments(content) if type(content) is str and content[:1] in ("{", "[") else content
 
 
@@ -385,6 +453,7 @@ class Reading:
     counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
     size: int = field(default=0, compare=False)  # bytes of all that was said; only where ``measures`` is set
     searches: int = field(default=0, compare=False)  # on the model's side, as its content shows them
+    ids: tuple[str, ...] = field(default=(), compare=False)  # of the calls, "" where the provider gives none
     measures: bool = field(default=False, compare=False, repr=False)  # no usage was reported
 
     @property
@@ -400,13 +469,14 @@ class Reading:
         if aloud and len(self.text) < TEXT_CHARS:
             self.text += text[: TEXT_CHARS - len(self.text)]
 
-    def call(self, name: Any, given: Any) -> None:
+    def call(self, name: Any, given: Any, id_: Any = None) -> None:
         if type(name) is not str or not name:
             return
         if self.measures:
             self.size += len(name) + size_of(given)
         if len(self.calls) < MAX_CALLS:
             self.calls += ((name, arguments(given)),)
+            self.ids += (_text(id_),)
 
     def beside(self, value: Any) -> None:
         """What was paid for and is not the answer: other choices, for example."""
@@ -571,10 +641,10 @@ def chat_call(get: Any, parts: Reading) -> None:
     function = get("function")
     if function is not None:
         of = fields(function).get
-        parts.call(of("name"), of("arguments"))
+        parts.call(of("name"), of("arguments"), get("id"))
     elif (custom := get("custom")) is not None:
         of = fields(custom).get
-        parts.call(of("name"), of("input"))
+        parts.call(of("name"), of("input"), get("id"))
 
 
 def gemini_parts(content: Any, parts: Reading) -> None:
@@ -584,7 +654,7 @@ def gemini_parts(content: Any, parts: Reading) -> None:
             parts.say(text, aloud=of("thought") is not True)
         elif (call := of("function_call") or of("functionCall")) is not None:
             of = fields(call).get
-            parts.call(of("name"), of("args"))
+            parts.call(of("name"), of("args"), of("id"))
 
 
 def responses_item(get: Any, parts: Reading) -> None:
@@ -598,7 +668,7 @@ def responses_item(get: Any, parts: Reading) -> None:
             parts.say(of("refusal") if text is None else text)
     elif (where := _ACTIONS.get(kind)) is not None:
         name = get("name")
-        parts.call(kind.removesuffix("_call") if name is None else name, get(where))
+        parts.call(kind.removesuffix("_call") if name is None else name, get(where), get("call_id"))
     elif kind == "web_search_call":
         parts.searches += is_search(get)
     elif kind == "reasoning":
@@ -617,7 +687,7 @@ def anthropic_block(get: Any, parts: Reading) -> None:
     if kind == "text":
         parts.say(get("text"))
     elif kind == "tool_use":
-        parts.call(get("name"), get("input"))
+        parts.call(get("name"), get("input"), get("id"))
     elif kind == "thinking":
         parts.say(get("thinking"), aloud=False)
 
@@ -664,7 +734,8 @@ def _fill(reading: Reading, inner: Reading) -> None:
     reading.usd = inner.usd if reading.usd is None else reading.usd
     reading.sig = inner.sig
     reading.model = reading.model or inner.model
-    reading.calls = reading.calls or inner.calls
+    if not reading.calls:
+        reading.calls, reading.ids = inner.calls, inner.ids
     reading.text = reading.text or inner.text
     reading.result, reading.results, reading.problems, reading.earlier = (
         inner.result,

@@ -61,6 +61,18 @@ class GrowingCall:
         return self.name, arguments("".join(self.pieces)) if type(self.pieces) is list else self.pieces
 
 
+class WholeCall(GrowingCall):
+    """A tool call that came in one piece."""
+
+    __slots__ = ()
+
+    def __init__(self, call: Call, id_: str) -> None:
+        self.name, self.pieces, self.id = *call, id_
+
+    def whole(self) -> Call:
+        return self.name, self.pieces
+
+
 class StreamCollector:
     """What has come so far. Figures only grow, and text and calls are kept up to a bound."""
 
@@ -73,7 +85,7 @@ class StreamCollector:
         self.chars = 0  # bytes of everything streamed, thinking and arguments included: as estimates count text
         self._texts: list[str] = []
         self._room = TEXT_CHARS
-        self._calls: list[GrowingCall | Call] = []
+        self._calls: list[GrowingCall] = []
         self._begun: dict[tuple[object, ...], GrowingCall] = {}
         self._counts: Counts | None = None  # Anthropic's come in two halves: input first, output last
         self._reported_at = -1  # ``chars`` when the last report came
@@ -94,7 +106,7 @@ class StreamCollector:
         counts, problems = self._counts, self._problems
         if counts is not None and counts.lacks_input:
             problems = [*problems, NO_INPUT]
-        calls: tuple[Call, ...] = tuple(call.whole() if isinstance(call, GrowingCall) else call for call in self._calls)
+        calls: tuple[Call, ...] = tuple(call.whole() for call in self._calls)
         sig, result, results = self._own
         return Reading(
             None if counts is None else counts.usage(),
@@ -109,6 +121,7 @@ class StreamCollector:
             tuple(reversed(self._earlier)),
             None if counts is None else replace(counts),
             self.received,
+            ids=tuple(call.id for call in self._calls),
         )
 
     @property
@@ -132,10 +145,10 @@ class StreamCollector:
             self._texts.append(text[: self._room])
             self._room -= len(text)
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: Call, id_: str) -> None:
         self.chars += len(call[0]) + size_of(call[1])
         if len(self._calls) < MAX_CALLS:
-            self._calls.append(call)
+            self._calls.append(WholeCall(call, id_))
 
     def _begin(self, key: tuple[object, ...], name: Any, id_: Any, start: object = None) -> None:
         if type(name) is not str or not name or len(self._calls) >= MAX_CALLS:
@@ -243,8 +256,8 @@ class StreamReading(StreamCollector):
             given.results or results,
         )
         self._say(given.text)
-        for call in given.calls:
-            self._call(call)
+        for call, id_ in zip(given.calls, given.ids, strict=True):
+            self._call(call, id_)
         for problem in given.problems:
             self._problem(problem)
         if not given.text and not given.calls and given.usage is None:
@@ -331,7 +344,7 @@ class StreamReading(StreamCollector):
         elif (call := get("function_call") or get("functionCall")) is not None:
             of = fields(call).get
             if type(name := of("name")) is str and name:
-                self._call((name, arguments(of("args"))))
+                self._call((name, arguments(of("args"))), id_ if type(id_ := of("id")) is str else "")
 
     # ---- OpenAI's responses.
 
@@ -341,7 +354,8 @@ class StreamReading(StreamCollector):
         elif kind == "response.output_item.done":
             parts = Reading()
             responses_item(fields(get("item")).get, parts)
-            self._calls += parts.calls[: MAX_CALLS - len(self._calls)]  # their characters came as deltas
+            whole = map(WholeCall, parts.calls, parts.ids)  # their characters came as deltas
+            self._calls += [*whole][: MAX_CALLS - len(self._calls)]
         elif (response := get("response")) is not None:
             self._response(response, whole=kind in _ENDS)
             self.is_final = kind in _ENDS and self._counts is not None

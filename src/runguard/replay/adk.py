@@ -104,7 +104,9 @@ class Events:
             known = self._messages.get(invocation, 0)
             if invocation:
                 self._messages[invocation] = known + is_message
-            yield Turn(at, run_name(invocation, known + is_message), resumes=bool(known) and not is_message)
+            text = " ".join(said for part in parts if isinstance(said := part.get("text"), str)) if is_message else ""
+            resumes = bool(known) and not is_message
+            yield Turn(at, run_name(invocation, known + is_message), resumes, text)
         branch = word(event.get("branch"))
         scope = word(either(event, "isolation_scope", "isolationScope"))
         metadata = either(event, "custom_metadata", "customMetadata")

@@ -350,9 +350,8 @@ def _near(rule: str, judge: Judge, peak: Peak | None) -> Near:
     rungs = judge.policy.rungs(rule)
     if rungs is None or rungs == Rungs():
         return Near(rule, {}, None, "off in this policy")
-    set_rungs = {
-        name: number for name in ("warn", "nudge", "block", "stop") if (number := getattr(rungs, name)) is not None
-    }
+    ladder = ("warn", "nudge", "withhold", "block", "stop")
+    set_rungs = {name: number for name in ladder if (number := getattr(rungs, name)) is not None}
     if rule == "context":
         return Near(
             rule,

@@ -338,7 +338,7 @@ class Player:
         self._catch_up()
         self.tick(step.at)
         if not (step.resumes and self._resume(step.run)):
-            self._begin(step.run)
+            self._begin(step.run, step.text)
 
     def _stopped(self, step: steps.Stopped) -> None:
         """Note that the recorded run was stopped. Whether this policy would stop it is judged from its calls."""
@@ -364,11 +364,13 @@ class Player:
         self.tick(at)
         self._begin("")
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, message: str = "") -> None:
         recorded = self.recorded
         name = name or f"{recorded.id}#{self.result.runs + 1}"
         app, user, session = recorded.app, recorded.user, recorded.session
-        self.begin(RunInfo(name, app, user, session, name, self.clock.now, ADK_MODEL_CALLS, recorded.labels))
+        info = RunInfo(name, app, user, session, name, self.clock.now, ADK_MODEL_CALLS, recorded.labels)
+        info.message = message
+        self.begin(info)
 
     def begin(self, info: RunInfo) -> None:
         self._close()
@@ -729,6 +731,7 @@ class JournalPlayer:
             get("max_tokens"),
             get("labels"),
         )
+        info.is_automatic = bool(get("automatic"))
         usd, tokens = get("ceiling") or (None, None)
         info.ceiling = usd, tokens
         self._player.begin(info)

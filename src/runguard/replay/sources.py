@@ -357,7 +357,8 @@ class Translation:
                 if agent == "user":
                     self._open.clear()
                     at = time_of(step.get("ts"))
-                    yield Turn(began if at is None else at)
+                    said = step.get("text")
+                    yield Turn(began if at is None else at, text=said if said.__class__ is str else "")
             elif agent == "user":
                 continue  # a simulated customer's own calls
             elif kind == "model":

@@ -37,6 +37,7 @@ class Turn:
     at: float | None
     run: str = ""  # the recording's own name of that run
     resumes: bool = False
+    text: str = ""  # of the message
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from runguard.core.decision import Action, Decision
 from runguard.core.events import (
+    LATE,
     AgentEntered,
     Answer,
     Event,
@@ -148,6 +149,7 @@ def _sparse(entry: Entry) -> Entry:
 def _facts(info: RunInfo) -> Entry:
     limits = {"model_call_limit": info.model_call_limit, "max_usd": info.max_usd, "max_tokens": info.max_tokens}
     facts = {"app": info.app, "user": info.user, "session": info.session, **limits, "labels": dict(info.labels or {})}
+    facts["automatic"] = info.is_automatic
     return facts if info.ceiling == (None, None) else {**facts, "ceiling": list(info.ceiling)}
 
 
@@ -195,7 +197,7 @@ def _called(event: ToolCall) -> Entry:
 
 def _answered(event: ToolResults) -> Entry:
     flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
-    flags |= _sparse({"new": event.new_subject, "item": event.new_item, "words": event.words})
+    flags |= _sparse({"new": event.new_subject, "item": event.new_item, "words": event.words, "wanders": event.wanders})
     return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
 
 
@@ -209,6 +211,8 @@ def _answer(a: Answer) -> Entry:
         "chars": a.chars,
     }
     failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
+    if a.failure.startswith(LATE):
+        failure = f"{LATE}{failure}"
     return facts | _sparse(
         {
             "failure": failure,
@@ -223,6 +227,8 @@ def _answer(a: Answer) -> Entry:
             "near": a.is_near,
             "wording": a.wording,
             "command": a.is_command,
+            "alike": a.reads_alike,
+            "ending": digest(a.ending)[:_FAILURE_NAME].hex() if a.ending and a.ending != a.failure else "",
         }
     )
 
@@ -349,6 +355,8 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             is_near=bool(answer.get("near")),
             wording=str(answer.get("wording") or ""),
             is_command=bool(answer.get("command")),
+            reads_alike=bool(answer.get("alike")),
+            ending=str(answer.get("ending") or answer.get("failure") or ""),
         )
         for answer in entry["of"]
     ]
@@ -363,6 +371,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
         new_subject=bool(entry.get("new")),
         new_item=bool(entry.get("item")),
         words=str(entry.get("words") or ""),
+        wanders=str(entry.get("wanders") or ""),
         is_understood=True,
     )
 

@@ -3,7 +3,6 @@
 ``store_commands`` calls ``serve``. The page changes nothing and answers only GET.
 """
 
-import asyncio
 import hmac
 import secrets
 import socket
@@ -17,7 +16,6 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import anyio.to_thread
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -27,26 +25,17 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from runguard.core.errors import RunGuardError
 from runguard.core.identity import Newest
+from runguard.gateway.serving import BoundedProtocol, configured
 from runguard.view.store import BY, StoreView
 from runguard.view.story import plain
 
 
 def serve(view: StoreView, token: str, listening: socket.socket) -> None:
     """Serve the page until interrupted."""
-    config = uvicorn.Config(
-        make_app(view, token, listening.getsockname()[1]),
-        http=BoundedProtocol,
-        ws="none",
-        log_level="error",  # do not log refused or broken requests to the terminal
-        access_log=False,
-        lifespan="off",
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
+    config = configured(make_app(view, token, listening.getsockname()[1]), PageProtocol, keep_alive=5)
     uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -91,50 +80,13 @@ def make_app(view: StoreView, token: str, port: int) -> Starlette:
 
 # ---- limits of connections: a deadline for each request, and how many may be open
 
-REQUEST_SECONDS: Final = 5.0  # for a complete request
-MOST_WAITING: Final = 32  # connections without a complete request; one more closes the oldest
-MOST_OPEN: Final = 128  # all connections; one more is closed at once
 
+class PageProtocol(BoundedProtocol):
+    """The limits of a page for one person."""
 
-class BoundedProtocol(H11Protocol):
-    """uvicorn's own protocol with a deadline for each request."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        # Connections closed just now are still listed until the next turn of the event loop.
-        still_open = [
-            one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
-        ]
-        if len(still_open) > MOST_OPEN:
-            transport.abort()
-            return
-        self._wait()
-        waiting = [(one._deadline.when(), one) for one in still_open if one._deadline is not None]
-        if len(waiting) > MOST_WAITING:
-            min(waiting, key=lambda entry: entry[0])[1].transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state in (h11.IDLE, h11.SEND_BODY):
-            self._wait()
-        else:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _wait(self) -> None:
-        """More bytes do not move the deadline."""
-        if self._deadline is None and not self.transport.is_closing():
-            self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
-
-    def _stop_waiting(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+    request_seconds = 5.0
+    most_waiting = 32
+    most_open = 128
 
 
 # ---- access control, before everything else

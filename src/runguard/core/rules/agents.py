@@ -8,7 +8,7 @@ import re
 from collections import Counter, OrderedDict, deque
 from typing import ClassVar, Final, TypeVar
 
-from runguard.core.decision import HANDOFF_ROUNDS, ORDERS, TOLD_AGAIN, Action, Finding, Rungs
+from runguard.core.decision import HANDOFF_ROUNDS, IDLE, ORDERS, TOLD_AGAIN, Action, Finding, Rungs
 from runguard.core.events import (
     FAILURES,
     AgentEntered,
@@ -579,62 +579,119 @@ class Talk:
     """Counts final texts of agents that have spoken before, in one lane. The first text of each agent is free: a chain
     of many agents is not a talk. To a ``patient`` detector a text about something else is a step.
 
+    ``after_work`` are earlier limits for a row of texts, the first one counted, by those who have worked with tools:
+    one agent, or a team that has so far acted after every few texts.
+
     An agent inside of a loop that has its own limit of rounds is not counted: that limit is what the developer wants. A
     stop is for the next model call, so a talk that has ended is not stopped.
     """
 
     sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, StateChanged, ToolResults)
     rests: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    __slots__ = ("_changes", "_count", "_is_bounded", "_patient", "_spoken", "_vocabulary", "record", "rungs")
+    __slots__ = (
+        "_after_work",
+        "_changes",
+        "_count",
+        "_is_bounded",
+        "_longest",
+        "_patient",
+        "_row",
+        "_rows",
+        "_speaker",
+        "_spoken",
+        "_vocabulary",
+        "_worked",
+        "record",
+        "rungs",
+    )
 
-    def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
-        self.rungs, self._patient = rungs, patient
+    def __init__(self, rungs: Rungs, *, patient: bool = False, after_work: Rungs | None = None) -> None:
+        self.rungs, self._patient, self._after_work = rungs, patient, after_work
         self._count = 0
         self._is_bounded = False  # the agent at work is in a loop with a limit
         self.record = self._spoken = OrderedDict[str, None]()  # agents that have spoken since something was done
         self._changes: OrderedDict[int, None] = OrderedDict()  # values that were stored: an old one is not a step
         self._vocabulary = Vocabulary()
+        self._worked: dict[str, None] = {}  # agents that have used tools
+        self._spoken[_WATCH] = None
+        self._row = 0  # texts since the last step, or since one about something else
+        self._speaker = ""  # of all texts of the row; "" when there are several
+        self._rows = 0  # rows of texts that ended with a step
+        self._longest = 0  # of them
 
     def observe(self, event: AgentEntered | ModelCall | ModelResult | StateChanged | ToolResults) -> Finding | None:
-        if type(event) is ModelResult:
+        if type(event) is ToolResults:
+            if self._spoken and _is_step(event):
+                self._note_work(event.agent)
+        elif type(event) is ModelResult:
             if event.text_id and not self._is_bounded:
                 self._hear(event)
         elif type(event) is ModelCall:
-            return self._before_the_next(event) if self._count else None
+            return self._before_the_next(event) if self._row else None
         elif type(event) is AgentEntered:
             if not event.branches:
                 self._is_bounded = event.is_bounded
-        elif type(event) is StateChanged:
-            if event.value not in self._changes:
-                _put(self._changes, event.value, None)
-                self._start_anew()
-        elif isinstance(event, ToolResults) and self._spoken and _is_step(event):
+                if event.agent not in self._worked:
+                    self._spoken[_WATCH] = None
+        elif type(event) is StateChanged and event.value not in self._changes:
+            _put(self._changes, event.value, None)
             self._start_anew()
         return None
 
     def _hear(self, event: ModelResult) -> None:
+        self._row += 1
+        self._speaker = event.agent if self._row == 1 or self._speaker == event.agent else ""
         if event.agent not in self._spoken:
             _put(self._spoken, event.agent, None)
-            return
-        self._count += 1
+            if not self._worked:
+                return
+        else:
+            self._count += 1
         if self._patient:
             if event.text:
                 event.new_subject = self._vocabulary.learn(event.text) or event.new_subject
             if event.new_subject:
-                self._count = 0
+                self._count = self._row = 0
+
+    def _note_work(self, agent: str) -> None:
+        if agent not in self._worked:
+            self._worked[agent] = None
+            if len(self._worked) > _AGENTS_KEPT:
+                del self._worked[next(iter(self._worked))]
+        if self._row:
+            self._rows += 1
+            self._longest = max(self._longest, self._row)
+        self._start_anew()
 
     def _start_anew(self) -> None:
-        self._count = 0
+        self._count = self._row = 0
         self._spoken.clear()
 
     def _before_the_next(self, event: ModelCall) -> Finding | None:
-        reached = self.rungs.at(self._count)
-        if reached is None or event.after_answer or self._is_bounded:
+        if event.after_answer or self._is_bounded:
             return None
-        action, limit = reached
+        found, unit = self.rungs.at(self._count), "texts in a row without a step"
+        count = self._count
+        if self._after_work is not None and (found is None or found[0] is not Action.STOP):
+            idle = self._after_work.at(self._idle())
+            if idle is not None and (found is None or idle[0] > found[0]):
+                found, unit, count = idle, IDLE, self._row
+        if found is None:
+            return None
+        action, limit = found
         key = event.agent if action is Action.STOP else "talk"
-        about = f"agent {event.agent}"
-        return Finding("talk", action, self._count, limit, "texts in a row without a step", key=key, detail=about)
+        return Finding("talk", action, count, limit, unit, key=key, detail=f"agent {event.agent}")
+
+    def _idle(self) -> int:
+        """How long a row of texts is that those who have worked should not write; 0 where it may be their work."""
+        if self._speaker in self._worked:
+            return self._row
+        return self._row if self._rows >= _ROWS and self._row >= _TIMES_LONGER * self._longest else 0
+
+
+_WATCH: Final = "\0"  # is not the name of an agent: the next step shows that the agent at work uses tools
+_ROWS: Final = 3  # rows of texts that ended with a step: fewer show no habit
+_TIMES_LONGER: Final = 2
 
 
 def _is_step(event: ToolResults) -> bool:

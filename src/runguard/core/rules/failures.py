@@ -7,8 +7,18 @@ import re
 from collections import OrderedDict
 from typing import ClassVar, Final
 
-from runguard.core.decision import CUT_OFF, TRY_AGAIN, Action, Finding, Rungs
-from runguard.core.events import FAILURES, ModelResult, Outcome, ToolCall, ToolResults
+from runguard.core.decision import (
+    ANY_FAILURES,
+    CUT_OFF,
+    EMPTY_ANSWERS,
+    EQUAL_FAILURES,
+    LASTING,
+    TRY_AGAIN,
+    Action,
+    Finding,
+    Rungs,
+)
+from runguard.core.events import FAILURES, LATE, ModelResult, Outcome, ToolCall, ToolResults
 from runguard.core.rules.repetition import evidence_of
 
 # ---- Tools that do not get anywhere: the same failure, nothing found, one error after another.
@@ -93,7 +103,7 @@ class Stall:
     sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
     rests = sees
     rule: ClassVar[str] = "stall"
-    unit: ClassVar[str] = "equal failures"
+    unit: ClassVar[str] = EQUAL_FAILURES
     __slots__ = ("_patient", "_streaks", "record", "rungs")
 
     def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
@@ -116,7 +126,10 @@ class Stall:
                 self._streaks.clear(a.tool)  # the tool works, though it said nothing new
             if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
                 continue
-            count = self._streaks.add(a.tool, self._kind(a.failure), event.batch, a.call)
+            kind = self._kind(a.failure)
+            if not kind:
+                continue
+            count = self._streaks.add(a.tool, kind, event.batch, a.call)
             if self._patient:
                 a.is_command = a.is_command or _is_command(a.args)
                 self._streaks.mark(a.tool, is_command=a.is_command)
@@ -140,18 +153,91 @@ class Stall:
         return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, "", evidence)
 
     def _kind(self, failure: str) -> str:
+        """What is counted together; "" for a failure that does not count here."""
         return failure
 
 
 class ToolFailures(Stall):
-    """One tool fails again and again, each time in its own way: errors, timeouts, refusals by others."""
+    """One tool fails again and again, each time in its own way: errors, timeouts, refusals by others.
+
+    An answer that ends in an error of its own may be a report that was asked for; it is left out.
+    """
 
     rule: ClassVar[str] = "tool_failures"
-    unit: ClassVar[str] = "failures in a row"
+    unit: ClassVar[str] = ANY_FAILURES
     __slots__ = ()
 
     def _kind(self, failure: str) -> str:
-        return "failure"
+        return "" if failure.startswith(LATE) else "failure"
+
+
+_LASTING_KEPT: Final = 64
+_DISTINCT_KEPT: Final = 256
+
+
+class _Lasting:
+    """A failure that comes back: how often, and from which calls."""
+
+    __slots__ = ("at", "calls", "count", "kind")
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.count, self.at = kind, 0, -1
+        self.calls: set[bytes] = set()
+
+
+class LastingFailures:
+    """One call, or one tool whatever the arguments, fails in the same way again and again while other tools succeed.
+
+    ``Stall`` starts anew with every success of another tool; this does not. Only a success of the call or of the tool
+    itself does. A failure counts once between two successes of other tools. A tool is counted by different calls: one
+    call that fails the same way after each edit is a test, and ``of_call`` has later limits for it.
+    """
+
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    __slots__ = ("_kept", "_of_call", "_of_tool", "_successes")
+
+    def __init__(self, of_call: Rungs, of_tool: Rungs) -> None:
+        self._of_call, self._of_tool = of_call, of_tool
+        self._kept: OrderedDict[bytes | str, _Lasting] = OrderedDict()  # by call, and by tool
+        self._successes = 0  # responses in which some tool achieved something
+
+    def observe(self, event: ToolResults) -> Finding | None:
+        if not event.failures and not self._kept:
+            return None
+        self._successes += event.progress
+        worst: Finding | None = None
+        for a in event.answers:
+            if a.outcome not in FAILURES:
+                if a.outcome is not Outcome.REFUSED:
+                    self._kept.pop(a.call, None)
+                    self._kept.pop(a.tool, None)
+            elif a.counted:
+                counted = (
+                    (self._add(a.call, a.ending or a.failure), self._of_call),
+                    (self._add(a.tool, a.failure, a.call), self._of_tool),
+                )
+                for count, rungs in counted:
+                    reached = rungs.at(count)
+                    if reached is not None and (worst is None or reached[0] > worst.action):
+                        about = (LASTING, "lane", a.tool, a.tool, "", evidence_of(event))
+                        worst = Finding("stall", reached[0], count, reached[1], *about)
+        return worst
+
+    def _add(self, key: bytes | str, kind: str, call: bytes = b"") -> int:
+        """Returns how often this has failed in this way."""
+        lasting = self._kept.pop(key, None)
+        if lasting is None or lasting.kind != kind:
+            lasting = _Lasting(kind)
+        self._kept[key] = lasting
+        if len(self._kept) > _LASTING_KEPT:
+            self._kept.popitem(last=False)
+        if lasting.at == self._successes or (call and call in lasting.calls):
+            return 0
+        lasting.at = self._successes
+        lasting.count += 1
+        if call and len(lasting.calls) < _DISTINCT_KEPT:
+            lasting.calls.add(call)
+        return lasting.count
 
 
 class EqualAnswers:
@@ -222,7 +308,7 @@ class EmptyAnswers:
                     reached[0],
                     count,
                     reached[1],
-                    "empty answers",
+                    EMPTY_ANSWERS,
                     "lane",
                     a.tool,
                     a.tool,

@@ -11,19 +11,24 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, Protocol
 
 from runguard.core.decision import (
+    LOOK_ALIKE,
     MAX_EVIDENCE,
     NEAR_EQUAL,
     ONLY_NOTES,
     REWORDED,
     SAME_ANSWER,
     SAME_PAIR,
+    WANDERING,
     Action,
     Finding,
     Rungs,
 )
 from runguard.core.events import (
     FEWER_WORDS,
+    MOVES,
     OTHER_WORDS,
+    WANDERS,
+    WANDERS_LONG,
     AgentEntered,
     Answer,
     ModelCall,
@@ -32,7 +37,7 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.core.identity import answer_text, digest, mask
+from runguard.core.identity import answer_text, digest, mask, read_as
 
 # ---- What every rule looks like.
 
@@ -54,6 +59,7 @@ class Detector(Protocol):
 # ---- What a finding about tool results shows.
 
 Pair = tuple[bytes, int]  # a call and the name of its answer
+_REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as much as the rest of a line
 
 
 def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
@@ -205,15 +211,29 @@ class SameCall:
     """The same call over and over although its answers differ: busy waiting, or a clock in the answer.
 
     In a long row the words are looked at: an answer that shares less than half of them with the one before is
-    another page.
+    another page. Where ``wandering`` is given, a row of one call, or of a few calls in turn, is also judged by what its
+    answers say: the same words each time, and numbers that do not move one way.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_batch", "_calls", "_count", "_first", "_look_from", "_matters_from", "_words", "rungs")
+    __slots__ = (
+        "_batch",
+        "_calls",
+        "_count",
+        "_first",
+        "_look_from",
+        "_matters_from",
+        "_said",
+        "_wandered",
+        "_wandering",
+        "_words",
+        "rungs",
+    )
 
-    def __init__(self, rungs: Rungs, *, look_from: float | None = None) -> None:
+    def __init__(self, rungs: Rungs, *, look_from: float | None = None, wandering: Rungs | None = None) -> None:
         """``look_from``: how long a row must be before words are looked at; a journal is kept for other rungs too, so
-        it wants to know early.
+        it wants to know early. ``wandering``: limits for answers that differ in their numbers alone; its rung ``block``
+        stops a call with a long argument.
         """
         self.rungs = rungs
         self._calls: frozenset[bytes] = frozenset()
@@ -223,6 +243,9 @@ class SameCall:
         self._matters_from = self._first / 2
         self._look_from = look_from or self._matters_from
         self._words: frozenset[str] = frozenset()  # of the last answer that was looked at
+        self._wandering = wandering
+        self._said: dict[frozenset[bytes], _Said | None] = {}  # the calls made last; None: made once
+        self._wandered = 0  # answers of these in a row that said nothing new
 
     def observe(self, event: ToolResults) -> Finding | None:
         calls = event.calls
@@ -236,6 +259,16 @@ class SameCall:
         if self._count >= self._look_from and self._is_another_page(event) and self._count >= self._matters_from:
             self._count = 1
         reached = self.rungs.at(self._count) if self._count >= self._first else None
+        if self._wandering is not None:
+            if calls not in self._said:
+                self._wandered = 0
+                self._said[calls] = None
+                if len(self._said) > _IN_TURN:
+                    del self._said[next(iter(self._said))]
+            elif event.news:
+                found = self._listen(event)
+                if found is not None and (reached is None or found.action > reached[0]):
+                    return found
         if reached is None:
             return None
         return Finding(
@@ -251,14 +284,96 @@ class SameCall:
         if event.is_understood:
             return event.another_page
         before = self._words
-        text = " ".join(
-            [answer_text(a.value)[:_READ] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
-        )
+        text = _text_of(event, _READ)
         words = self._words = frozenset(_WORD.findall(text))
         event.another_page = (
             len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
         )
         return event.another_page
+
+    def _listen(self, event: ToolResults) -> Finding | None:
+        """Look at the words and numbers of an answer to one of the calls made last."""
+        if not event.is_understood:
+            said = self._said[event.calls] or _Said()
+            self._said[event.calls] = said
+            event.wanders = said.compare(_text_of(event, _LISTENED))
+            if event.wanders == WANDERS and any(_has_long_argument(a) for a in event.answers):
+                event.wanders = WANDERS_LONG
+        if event.wanders == MOVES:
+            return None
+        self._wandered = self._wandered + 1 if event.wanders else 0
+        assert self._wandering is not None
+        nudge, stop_long, stop = self._wandering.nudge, self._wandering.block, self._wandering.stop
+        # calls made once or twice are not compared yet
+        count = self._wandered + 2 * len(self._said)
+        if self._count <= 1 and self._wandered < 2 * len(self._said):
+            return None
+        is_long = event.wanders == WANDERS_LONG and self._count >= count
+        if stop is not None and stop_long is not None and count >= (stop_long if is_long else stop):
+            what = (Action.STOP, count, stop_long if is_long else stop)
+        elif nudge is not None and count >= nudge and event.wanders:
+            what = (Action.NUDGE, count, nudge)
+        else:
+            return None
+        answer = event.answers[0]
+        return Finding(
+            "same_call",
+            *what,
+            unit=WANDERING,
+            tool=answer.tool,
+            key=f"{WANDERING}: {answer.tool}",
+            evidence=evidence_of(event),
+        )
+
+
+_IN_TURN: Final = 6  # calls of a circle
+_LISTENED: Final = 4_096  # characters of an answer
+_NUMBERS_KEPT: Final = 32
+_NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
+_UP, _DOWN, _BOTH = 1, -1, 2
+
+
+class _Said:
+    """What one call has answered last: its words, its numbers, and which way each number has moved so far."""
+
+    __slots__ = ("_moved", "_numbers", "_words")
+
+    def __init__(self) -> None:
+        self._words: frozenset[str] | None = None
+        self._numbers: list[float] = []
+        self._moved: list[int] = []
+
+    def compare(self, text: str) -> str:
+        """How an answer relates to the one before, from now on the last one: WANDERS when the words are equal and no
+        number moves one way, MOVES when one does or nothing differs, "" when it says something else.
+        """
+        words = frozenset(word for word in _WORD.findall(text) if not word[0].isdigit())
+        numbers = [float(number) for number in _NUMBER.findall(text)[:_NUMBERS_KEPT]]
+        before, self._numbers = self._numbers, numbers
+        is_same = words == self._words and len(numbers) == len(before)
+        self._words = words
+        if not is_same:
+            self._moved = [0] * len(numbers)
+            return ""
+        if numbers == before:
+            return MOVES
+        for at, (now, last) in enumerate(zip(numbers, before, strict=True)):
+            if now != last:
+                way = _UP if now > last else _DOWN
+                self._moved[at] = way if self._moved[at] in (0, way) else _BOTH
+        return MOVES if _UP in self._moved or _DOWN in self._moved else WANDERS
+
+
+def _text_of(event: ToolResults, most: int) -> str:
+    """The text of the answers that count."""
+    return " ".join(
+        [answer_text(a.value)[:most] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
+    )
+
+
+def _has_long_argument(answer: Answer) -> bool:
+    args = answer.args
+    return type(args) is dict and any(type(given) is str and len(given) >= _LONG for given in args.values())
 
 
 # ---- Full rounds of a cycle.
@@ -332,7 +447,6 @@ class Cycle:
 
 # ---- Long calls that nearly repeat the one before: a file that is written again and again with another line.
 
-_REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as much as the rest of a line
 _NUDGE_AT: Final = 6
 _LONG: Final = 200  # characters: fewer cannot hold forty words
 _WORDS: Final = 40
@@ -567,10 +681,12 @@ class Rereading:
 
 # ---- Loops behind noise: the calls differ, or other calls come between.
 
-# These detectors nudge and never stop, because healthy work can look the same.
+# Most of these nudge and never stop, because healthy work can look the same.
 _ANSWERS_KEPT: Final = 256
 _SAME_ANSWERS: Final = 8
 _SAME_PAIRS: Final = 12
+_ALIKE: Final = 4
+_ALIKE_STOP: Final = 20
 _NOTES: Final = 12
 
 
@@ -588,62 +704,73 @@ def _nudge(event: ToolResults, answer: Answer, count: int, limit: int, unit: str
 
 
 class SameAnswers:
-    """A tool gives a long answer that it gave before, although it was asked something else: a counter, an id, another
-    spelling, an argument that it does not read. Equal short answers are a batch and do not count.
+    """Counts answers that were given before, where no other rule sees it.
+
+    - A tool gives a long answer that it gave before, although it was asked something else: a counter, an id, an
+      argument that it does not read. Equal short answers are a batch and do not count.
+    - One call gives the same long answer again and again, with other work between.
+    - A tool gives the same answer in a row to calls that a reader cannot tell apart.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_count", "_known")
+    __slots__ = ("_alike", "_count", "_counts", "_known", "_last")
 
     def __init__(self) -> None:
         self._count = 0
         self._known: dict[tuple[str, int], None] = {}  # tools and their long answers
+        self._counts: dict[Pair, int] = {}  # long answers of one call
+        # tool, answer, call and arguments of the last answer
+        self._last: tuple[str, int, bytes, object] = ("", 0, b"", None)
+        self._alike = 1  # calls in a row that a reader cannot tell apart
 
     def observe(self, event: ToolResults) -> Finding | None:
         known: Answer | None = None
+        found: Finding | None = None
         is_new = False
         for a in event.answers:
-            if not a.counted or a.outcome is Outcome.REFUSED:
+            if not a.counted or a.outcome is _REFUSED:
                 continue
+            tool, answer, call, args = self._last
+            self._last = (a.tool, a.answer, a.call, a.args)
+            if answer != a.answer or tool != a.tool:
+                self._alike = 1
+            elif call != a.call:
+                found = self._look_alike(event, a, args) or found
             if not a.is_long:
                 is_new = is_new or event.news
-            elif (a.tool, a.answer) in self._known:
+                continue
+            pair = (a.call, a.answer)
+            count = self._counts[pair] = self._counts.pop(pair, 0) + 1
+            if count >= _SAME_PAIRS:
+                found = found or _nudge(event, a, count, _SAME_PAIRS, SAME_PAIR)
+            if (a.tool, a.answer) in self._known:
                 known = a
             else:
                 is_new = True
                 self._known[a.tool, a.answer] = None
                 if len(self._known) > _ANSWERS_KEPT:
                     del self._known[next(iter(self._known))]
+        while len(self._counts) > _ANSWERS_KEPT:
+            del self._counts[next(iter(self._counts))]
         if is_new:
             self._count = max(self._count - _NEWS_WORTH, 0)
         elif known is not None:
             self._count += 1
-            if self._count >= _SAME_ANSWERS:
+            if self._count >= _SAME_ANSWERS and found is None:
                 return _nudge(event, known, self._count, _SAME_ANSWERS, SAME_ANSWER)
-        return None
-
-
-class SamePair:
-    """One call gives the same long answer again and again, with other work between."""
-
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_counts",)
-
-    def __init__(self) -> None:
-        self._counts: dict[Pair, int] = {}
-
-    def observe(self, event: ToolResults) -> Finding | None:
-        found: Finding | None = None
-        for a in event.answers:
-            if not a.is_long or not a.counted:
-                continue
-            pair = (a.call, a.answer)
-            count = self._counts[pair] = self._counts.pop(pair, 0) + 1
-            if count >= _SAME_PAIRS:
-                found = _nudge(event, a, count, _SAME_PAIRS, SAME_PAIR)
-        while len(self._counts) > _ANSWERS_KEPT:
-            del self._counts[next(iter(self._counts))]
         return found
+
+    def _look_alike(self, event: ToolResults, a: Answer, args: object) -> Finding | None:
+        """``args``: of the call before, another one with the same answer."""
+        if not event.is_understood:
+            a.reads_alike = bool(a.args) and bool(args) and read_as(a.args) == read_as(args)
+        self._alike = self._alike + 1 if a.reads_alike else 1
+        if self._alike < _ALIKE:
+            return None
+        if self._alike < _ALIKE_STOP:
+            return _nudge(event, a, self._alike, _ALIKE, LOOK_ALIKE)
+        about = (a.tool, f"{LOOK_ALIKE}: {a.tool}", "", evidence_of(event))
+        return Finding("no_news", Action.STOP, self._alike, _ALIKE_STOP, LOOK_ALIKE, "lane", *about)
 
 
 class OnlyNotes:

@@ -1,0 +1,317 @@
+"""Texts that report a failure, as one table with examples.
+
+``core/outcomes`` asks ``reports_failure`` about texts, and ``bare`` for what a text holds beside reminders. To make
+RunGuard know one more wording, add a row to ``SAYINGS`` with an example; ``tests/core/test_failure_texts.py`` checks
+each row. A wording of one tool alone belongs into its ``ToolRule(failed=...)``.
+"""
+
+import json
+import re
+from typing import Any, Final, NamedTuple
+
+HEAD: Final = 400  # characters: what a text says about its own success, it says at the start
+TAIL: Final = 120  # characters: what a traceback says happened, it says at its end
+LAST: Final = 400  # characters in which the last line is looked for
+_LISTED: Final = 12  # lines that may show that a text is a list of errors
+
+
+class Saying(NamedTuple):
+    """One way to report a failure.
+
+    ``begins``: one of these is at the start of every text that the pattern of a beginning matches, in small letters and
+    without leading marks. Looking for them first spares most answers the search.
+    """
+
+    pattern: str
+    examples: tuple[str, ...]
+    begins: tuple[str, ...] = ()
+
+
+# ---- How a text begins that reports a failure.
+
+SAYINGS: Final = (
+    Saying(
+        r"(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden"
+        r"|permission denied|access denied|no such file|command not found|syntax ?error|timed? ?out|could not|cannot"
+        r"|unable to|[a-z]{1,60}(?:error|exception))(?![a-z])",
+        ("Error: disk full", "ValueError: invalid literal", "Permission denied", "Unable to reach the server"),
+        (
+            *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied"),
+            *("access denied", "no such file", "command not found", "syntax", "time", "could not", "cannot"),
+            "unable to",
+        ),
+    ),
+    Saying(
+        r"(?:tool|function|api) (?:execution|call) failed(?![a-z])",
+        ("Tool execution failed: x",),
+        ("tool ", "function ", "api "),
+    ),
+    Saying(
+        r"(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
+        r"(?:timed out|(?:was )?refused|was reset|was aborted|failed)(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)",
+        ("Your request has timed out.", "Connection refused: port 80"),
+        ("the ", "your ", "request", "operation", "query", "connection", "command", "call ", "execution"),
+    ),
+    Saying(
+        r"(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error"
+        r"|bad gateway|service unavailable|gateway time-?out|something went wrong)(?=\W*$|[.:;!(])",
+        ("Rate limit exceeded.", "Bad gateway"),
+        (
+            "connection",
+            "rate limit",
+            "too many",
+            "internal s",
+            "bad gateway",
+            "service un",
+            "gateway",
+            "something went",
+        ),
+    ),
+    Saying(
+        r"http(?:/[\d.]+)? (?:error )?(?:4(?!04)|5)\d\d(?=\W+\w)",
+        ("HTTP 503 Service Unavailable",),
+        ("http",),
+    ),
+    Saying(
+        r"(?:fehler|erreur|errore|erro|ошибка)(?![a-z])|错误|錯誤|エラー|오류",
+        ("Fehler: keine Verbindung", "エラー: 接続できません"),
+        ("fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
+    ),
+    Saying(
+        r"usage:|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
+        ("usage: grep [-abc]", "/bin/bash: line 1: x: command not found"),
+        ("usage:", "bash", "sh:", "zsh", "dash:", "/"),
+    ),
+    Saying(
+        r"file \"[^\"\n]{1,200}\", line \d{1,7}\b[\s\S]{0,300}?\b[A-Z]\w{0,40}(?:Error|Exception)\b",
+        ('  File "main.py", line 326\n    x = 1\nIndentationError: unexpected indent',),
+        ('file "',),
+    ),
+    Saying(
+        r"(?:the |your )?(?:proposed |last )?(?:edit|change|patch|replacement)s? (?:has |have )?(?:introduced"
+        r"|(?:was|were|could) not (?:be )?(?:applied|performed|made|saved)|did not apply|failed to apply)\b",
+        ("Your proposed edit has introduced new syntax error(s).", "The patch could not be applied to a.py"),
+        ("the ", "your ", "proposed", "last ", "edit", "change", "patch", "replacement"),
+    ),
+    Saying(
+        r"no (?:replacement|edit)s? (?:was|were) (?:performed|made|applied)\b"
+        r"|(?:the )?(?:string to replace|search text|old_?str(?:ing)?)\b.{0,300}?\b(?:not found|is not unique"
+        r"|did not (?:appear|match))",
+        (
+            "No replacement was performed, old_str `x` did not appear verbatim in a.py.",
+            "String to replace not found in file.",
+        ),
+        ("no replacement", "no edit", "the ", "string to", "search text", "old_str", "oldstr"),
+    ),
+    Saying(
+        r"(?:your|thoughts?|action|response|output|message|tool call|function call|arguments?|input)\b[^.\n]{0,80}?\b"
+        r"(?:not (?:provided |given |written )?in (?:the |an? )?(?:correct|valid|right|expected|required) format"
+        r"|(?:could not|cannot|can't) be parsed|(?:is|was) not (?:a )?valid (?:json|action|command|tool call))",
+        ("Thought or action not provided in the correct format.", "Your response could not be parsed as JSON."),
+        ("your ", "thought", "action", "response", "output", "message", "tool ", "function ", "argument", "input"),
+    ),
+    Saying(
+        r"npm err!|panic: |segmentation fault|killed(?=\W*$)|out of memory"
+        r"|(?:compilation|build|execution|installation) (?:failed|timed out)"
+        r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)",
+        ("npm ERR! code ERESOLVE", "Segmentation fault (core dumped)", "Build failed: 3 errors"),
+        (
+            "npm err",
+            "panic",
+            "segmentation",
+            "killed",
+            "out of memory",
+            "compilation",
+            "build",
+            "execution",
+            "installation",
+        ),
+    ),
+)
+# ---- How the last line reads of a text that reports a failure: a log, or what a script has printed.
+
+LAST_LINES: Final = (
+    Saying(
+        r"(?:[\w.]{1,80}\.)?[A-Z]\w{0,60}(?:Error|Exception|Interrupt)(?::\s.{0,400})?",
+        ("UnboundLocalError: local variable 'x' referenced before assignment", "requests.exceptions.HTTPError: 500"),
+    ),
+    Saying(
+        r"(?i:(?:fatal(?: error)?|error|panic|npm err!):?\s.{1,400})",
+        ("Error: 'name' is a required property", "fatal: no upstream branch"),
+    ),
+    Saying(
+        r"g?make(?:\[\d+\])?: \*\*\* .{1,300}",
+        ("make: *** [Makefile:12: all] Error 2",),
+    ),
+    Saying(
+        r"(?i:\W?(?:the )?(?:command|process|script|execution|program|job) (?:has )?(?:timed out|was killed|crashed"
+        r"|(?:exited|failed|finished|terminated) with (?:non-zero )?(?:exit )?(?:code|status)\W{1,3}(?!0\b|1\b)-?\d+)\b"
+        r".{0,120})",
+        ("Command timed out after 30 s", "Process exited with code 139"),
+    ),
+    Saying(
+        r"(?:Segmentation fault|Killed|Aborted|Bus error)(?: \(core dumped\))?",
+        ("Segmentation fault (core dumped)", "Killed"),
+    ),
+)
+
+
+_BAD_TEXT: Final = re.compile(rf"^\W{{0,4}}(?:{'|'.join(saying.pattern for saying in SAYINGS)})", re.IGNORECASE)
+_BAD_STARTS: Final = tuple(dict.fromkeys(word for saying in SAYINGS for word in saying.begins))
+_LAST_LINE: Final = re.compile("|".join(f"(?:{saying.pattern})" for saying in LAST_LINES))
+MAY_END_BADLY: Final = re.compile(rf"\s{{0,40}}(?:{_LAST_LINE.pattern}|</|```)")
+_SAYS_ERROR: Final = re.compile(
+    r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
+)
+_ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
+_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
+_TRACE: Final = ("Traceback (most recent call last)", '  File "')
+_CLOSING: Final = re.compile(r"</?[\w-]{1,30}>|`{3,}|\W*")  # a line that says nothing
+
+
+def reports_failure(text: str) -> bool:
+    """Return whether a text starts like an error. A word inside a page of search results is not a failure."""
+    head = text[:HEAD]
+    if _TRACE[0] in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
+        return True
+    if "<" in head[:80] and _ERROR_PAGE.search(head):
+        return True
+    return len(text) <= HEAD and (_SERVER_ERROR.match(head) is not None or _is_complaint(head))
+
+
+def says_error(text: str) -> bool:
+    """Return whether a text begins with "ValueError:" or the like."""
+    return _SAYS_ERROR.match(text) is not None
+
+
+def _may_be_bad(head: str) -> bool:
+    """A quick look at the first words, for the many texts that are fine; the regular expression decides."""
+    start = head[:80].lower().lstrip(_LEADING)
+    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
+
+
+def ends_in_failure(text: str) -> bool:
+    """Return whether the last line of a text is an error. A list of such lines is a list that was asked for.
+
+    ``MAY_END_BADLY`` matches the last line of all of these. Asking it first spares most answers a call.
+    """
+    last = last_line(text)
+    if _LAST_LINE.fullmatch(last) is None:
+        return False
+    lines = text[-8 * LAST :].splitlines()[-_LISTED:]
+    is_listed = sum(_LAST_LINE.fullmatch(line.strip()) is not None for line in lines) > 1
+    return not is_listed or any(mark in text for mark in _TRACE) or "***" in last
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something."""
+    for line in reversed(text[-LAST:].splitlines()):
+        if line and _CLOSING.fullmatch(line) is None:
+            return line.strip()
+    return ""
+
+
+def is_list_of_errors(text: str) -> bool:
+    """Return whether a text that starts like an error consists of several such lines."""
+    lines = [line for line in text[: 8 * HEAD].splitlines()[:_LISTED] if line.strip()]
+    return len(lines) > _FEW and all(says_error(line) for line in lines)
+
+
+_FEW: Final = 2
+# A status line as the whole answer or its first line; inside a log it is a line of the log.
+_SERVER_ERROR: Final = re.compile(
+    r"\W{0,4}(?:4(?!04)\d\d|5\d\d)\W{1,3}(?:internal server error|bad gateway|service unavailable|gateway time-?out"
+    r"|too many requests|unauthori[sz]ed|forbidden|bad request|request time-?out)\b",
+    re.IGNORECASE,
+)
+# "cat: f: No such file or directory", "ls: cannot access 'x'", "/bin/bash: line 7: x: command not found"
+_COMPLAINT: Final = re.compile(
+    r"(?:[\w./+$~-]{1,60}: [^\n]{0,300}?\b(?:no such file or directory|permission denied|command not found"
+    r"|not a directory|is a directory|operation not permitted|missing (?:operand|argument)|syntax error|failed to"
+    r"|cannot (?:access|stat|open|execute|create|remove|find|read|write|overwrite)"
+    r"|(?:invalid|unrecogni[sz]ed|illegal|unknown) (?:option|argument|operand)|not recognized)[^\n]*"
+    r"|[^\n]{0,80}: -c: line \d+: [^\n]*|try '[^\n]{1,80}' (?:or '[^\n]{1,80}' )?for more information\.?)\s*$",
+    re.IGNORECASE,
+)
+
+
+def _is_complaint(text: str) -> bool:
+    """Whether every line is a command's complaint: a line of output beside it would be a result."""
+    if ": " not in text[:80]:
+        return False
+    lines = [line for line in text.splitlines() if line.strip()]
+    return all(_COMPLAINT.match(line) is not None for line in lines)
+
+
+# ---- Texts that contain JSON, as some servers send it, with or without a note, a code fence or a reminder around it.
+
+_MOST_CHARS: Final = 4_096  # a longer text is data, unless it starts like a report of a failure
+_MOST_OF_A_FAILURE: Final = 16_384
+_NOTE_BEFORE, _NOTE_AFTER = 240, 400  # characters around JSON that are looked through
+_TELLING_JSON: Final = re.compile(
+    r'"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status'
+    r"|(?:http_)?status(?:_?code)?|response_type|exit_?code|return_?code|result|results|output|response|data|items|content"
+    r'|matches|documents|rows)"\s{0,4}:',
+    re.IGNORECASE,
+)
+_FAILING: Final = re.compile(
+    r'"(?:is_?error"\s{0,4}:\s{0,4}true|error(?:_?message|_?code)?"\s{0,4}:\s{0,4}(?!null|false|""|\[\]|\{\}|0)'
+    r'|(?:ok|success|succeeded|successful)"\s{0,4}:\s{0,4}false|status"\s{0,4}:\s{0,4}"(?:error|fail))',
+    re.IGNORECASE,
+)
+_REMINDER: Final = re.compile(
+    r"\s{0,40}<((?:system[_-])?(?:reminder|note|warning))>[\s\S]{0,4000}?</\1>\s{0,40}", re.IGNORECASE
+)
+_decoder: Final = json.JSONDecoder()
+
+
+def bare(text: str) -> str:
+    """Return a text without a reminder that a harness has put before or after it."""
+    if text[:44].lstrip()[:1] == "<" and (found := _REMINDER.match(text)) is not None:
+        text = text[found.end() :]
+    if text[-44:].rstrip()[-1:] == ">":
+        at = max(text.rfind(f"<{name}") for name in _REMINDERS)
+        if at >= 0 and (found := _REMINDER.match(text, at)) is not None and found.end() == len(text):
+            text = text[:at].rstrip()
+    return text
+
+
+_REMINDERS: Final = (
+    "system-reminder",
+    "system_reminder",
+    "reminder",
+    "system-note",
+    "note",
+    "system-warning",
+    "warning",
+)
+
+
+def embedded_json(text: str) -> Any:
+    """The dict or list that a text consists of, or None. Only what may tell an outcome is parsed."""
+    if len(text) > _MOST_OF_A_FAILURE:
+        return None
+    start, end = text[:40].lstrip()[:1], text[-40:].rstrip()[-1:]
+    if (start, end) not in (("{", "}"), ("[", "]")):
+        return None
+    if len(text) > _MOST_CHARS:
+        if _FAILING.search(text, 0, HEAD) is None:
+            return None
+    elif len(text) > 8 and _TELLING_JSON.search(text) is None:  # "[]" and "{}" tell an outcome, too
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def failing_json(text: str) -> Any:
+    """The dict that stands in a text with a note or a code fence around it, if it may be a failure; else None."""
+    at = text.find("{", 0, _NOTE_BEFORE)
+    if at < 0 or len(text) > _MOST_OF_A_FAILURE or _FAILING.search(text, at, at + HEAD) is None:
+        return None
+    try:
+        value, end = _decoder.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+    return value if len(text) - end <= _NOTE_AFTER else None

@@ -1,0 +1,169 @@
+"""Who may use the gateway, who pays for a request, and where it goes.
+
+``gateway/proxy`` asks for each request. Keys of providers pass through: only a digest of them is kept, as a name.
+"""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from runguard.core.decision import printable
+from runguard.core.errors import PolicyError
+from runguard.core.identity import digest
+from runguard.gateway.conversations import Payer
+
+# ---- Where a request goes: one fixed address for each provider.
+
+PUBLIC: Final = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
+
+
+class Target(NamedTuple):
+    """The provider that a request is for, and its path there."""
+
+    provider: str
+    path: str  # decoded, to see what is asked for
+    url: str  # without the query
+
+
+class Upstreams:
+    """The address of each provider. Requests go nowhere else."""
+
+    def __init__(self, given: Mapping[str, str] | None = None) -> None:
+        self._bases = {name: _base(name, (given or {}).get(name) or PUBLIC[name]) for name in PUBLIC}
+        if unknown := set(given or {}) - set(PUBLIC):
+            raise PolicyError(f"upstream {min(unknown)!r}: not a provider; use {', '.join(PUBLIC)}")
+
+    def target(self, path: str, raw_path: str, headers: Mapping[str, str]) -> Target:
+        """Return where a request goes. The first part of its path may name the provider."""
+        first = path[1:].partition("/")[0]
+        if first in self._bases:
+            path, raw_path, provider = path[len(first) + 1 :], raw_path[len(first) + 1 :], first
+        else:
+            provider = _provider_of(path, headers)
+        if provider == "openai" and (path == "/v1" or path.startswith("/v1/")):  # the address has it already
+            path, raw_path = path[3:], raw_path[3:]
+        return Target(provider, path, self._bases[provider] + raw_path)
+
+
+def _base(name: str, url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
+        raise PolicyError(f"upstream {name}: not an http(s) address without a query: {printable(url)!r}")
+    return url.rstrip("/")
+
+
+def _provider_of(path: str, headers: Mapping[str, str]) -> str:
+    if path.startswith(("/v1/messages", "/v1/complete")) or "anthropic-version" in headers:
+        return "anthropic"
+    if path.startswith(("/v1beta", "/v1alpha", "/upload/")) or ("/models/" in path and ":" in path):
+        return "gemini"
+    return "openai"
+
+
+# ---- Who may use the gateway.
+
+TOKEN_HEADER: Final = "x-runguard-token"
+TOKEN_PATH: Final = "/token/"
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+class Refused(NamedTuple):
+    """Why a request goes nowhere."""
+
+    status: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Lets in who may use the gateway, and says who pays.
+
+    ``token``: a secret in the header ``x-runguard-token``, or in the path: ``/token/SECRET/v1``. "" admits every
+    program that reaches the port. ``hosts``: the names under which the gateway is asked for; a page in a browser cannot
+    use another name that resolves to this machine. Empty: any.
+    """
+
+    app: str = "gateway"
+    user: str = ""  # "": by the key of the provider
+    session: str = ""
+    user_header: str = ""  # a header that only trusted programs in front of the gateway can set
+    token: str = ""
+    hosts: frozenset[str] = frozenset()
+
+    @staticmethod
+    def loopback(port: int) -> frozenset[str]:
+        """Return the names of this machine on a port."""
+        return frozenset(f"{name}:{port}" for name in _LOOPBACK)
+
+    def admit(self, scope: Scope, headers: Headers) -> tuple[str, str] | Refused:
+        """Return the path of an admitted request, decoded and as it was sent."""
+        path: str = scope["path"]
+        raw_path = scope.get("raw_path", b"").decode("latin-1") or path
+        if self.hosts and headers.get("host", "").lower() not in self.hosts:
+            return Refused(421, f"this gateway answers at {min(self.hosts)} only")
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return Refused(403, "a web page of another site cannot use this gateway")
+        if headers.get("upgrade", "").lower() == "websocket":
+            return Refused(426, "this gateway has no websockets; use the HTTP interface of the provider")
+        given = headers.get(TOKEN_HEADER, "")
+        if path.startswith(TOKEN_PATH) and raw_path.startswith(TOKEN_PATH):
+            given, slash, _ = path[len(TOKEN_PATH) :].partition("/")
+            path = path[len(TOKEN_PATH) + len(given) :] if slash else "/"
+            raw_path = "/" + raw_path[len(TOKEN_PATH) :].partition("/")[2]
+        if self.token and not hmac.compare_digest(given.encode(), self.token.encode()):
+            return Refused(
+                401, f"this gateway needs its token: header {TOKEN_HEADER}, or {TOKEN_PATH}TOKEN in the path"
+            )
+        return path, raw_path
+
+    def payer(self, headers: Headers, query: str) -> Payer:
+        """Return who pays: a trusted header, the program that was started with this gateway, or the provider's key."""
+        user = headers.get(self.user_header, "") if self.user_header else self.user
+        return Payer(self.app, user[:_LONGEST] or _key_name(headers, query), self.session)
+
+
+_LONGEST: Final = 200
+PAYERS_KEY_CHARS: Final = 12  # of the digest of a key
+_KEYS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+
+
+def _key_name(headers: Headers, query: str) -> str:
+    """A name for the provider's key of a request, from which the key cannot be found out."""
+    secret = next((value for name in _KEYS if (value := headers.get(name))), "")
+    secret = secret or next(iter(parse_qs(query).get("key", [])), "")
+    return f"key-{digest(secret).hex()[:PAYERS_KEY_CHARS]}" if secret else "no-key"
+
+
+# ---- What a client says about itself: names, which decide about nothing that is paid.
+
+_SESSIONS: Final = ("session-id", "session_id")
+_VENDORS: Final = ("-session-id", "-session_id", "-conversation-id")
+
+
+def session_of(headers: Headers) -> str:
+    """The session that the client names: Claude Code, Codex, opencode and others do. "" for others."""
+    for name, value in headers.items():
+        if value and (name in _SESSIONS or name.endswith(_VENDORS)):
+            return value[:_LONGEST]
+    return ""
+
+
+def agent_of(headers: Headers) -> str:
+    """The name of the program, as it gives it: claude-cli, OpenAI, codex."""
+    return agent_named(headers.get("user-agent", ""))
+
+
+def agent_named(user_agent: str) -> str:
+    """The name at the beginning of a user agent."""
+    name = user_agent.partition("/")[0].strip()
+    kept = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:40]
+    return kept or "agent"

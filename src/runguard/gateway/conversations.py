@@ -1,0 +1,342 @@
+"""Which run and which lane a request belongs to, read from its transcript.
+
+Each request to a model carries the history of its conversation, and nothing tells where one run ends and the next one
+begins. ``Conversations`` finds out:
+
+- A request that answers tool calls goes on with the strand whose answer asked for them. It is known by the ids of the
+  calls, or else by the beginning of the transcript.
+- A request that ends with the user's word, in a conversation that has had an answer, is the next turn: a new run.
+- Other requests of the same session are lanes of its run: titles, summaries, sub-agents. A client names its session in
+  a header. Without one, each conversation is a session of its own.
+- What the transcript tells and this process has not seen happened on another worker of the store: it is replayed.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from runguard.calls.model_calls import Permission
+from runguard.calls.run import AgentRun
+from runguard.calls.tool_calls import ToolUse
+from runguard.core.events import Outcome, RunInfo
+from runguard.core.identity import Newest, digest
+from runguard.engine.guard import Guard
+from runguard.ledger.ledger import StoreError, StoreOutage
+from runguard.providers.messages import Reading, Round
+
+IDLE_S: Final = 1_800.0  # a tool may work for a long time
+_MOST: Final = 10_000  # conversations kept
+_MOST_STRANDS: Final = 64  # of one conversation
+_CALLS_KEPT: Final = 50_000
+_ROUNDS_KEPT: Final = 512  # of one strand
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Whose budgets a request is for. Never read from what a client's text says."""
+
+    app: str
+    user: str
+    session: str = ""  # of a program that was started with a session of its own
+
+    @property
+    def key(self) -> str:
+        return f"{self.app}\0{self.user}\0{self.session}"
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a request tells about the conversation that it belongs to."""
+
+    payer: Payer
+    agent: str
+    session: str  # as the client names it, "" where it does not
+    beginning: bytes
+    length: int  # of the transcript, in messages
+    has_tools: bool
+    rounds: Iterator[Round]  # of the turn, the newest first
+
+
+class Conversation:
+    """One run and the strands of transcripts that belong to it."""
+
+    __slots__ = ("is_over", "key", "payer", "run", "strands", "used_at")
+
+    def __init__(self, key: str, payer: Payer, run: AgentRun) -> None:
+        self.key, self.payer, self.run = key, payer, run
+        self.strands: OrderedDict[int, Strand] = OrderedDict()
+        self.used_at = 0.0
+        self.is_over = False
+
+    @property
+    def is_working(self) -> bool:
+        """Whether a call is at a model, or an answer waits for its tools."""
+        return any(strand.is_working for strand in self.strands.values())
+
+    def end(self) -> None:
+        self.is_over = True
+        for strand in self.strands.values():
+            if strand.run is not self.run:
+                strand.run.end()
+        self.run.end()
+
+
+class Strand:
+    """One transcript that grows: an agent at work in a lane of the run."""
+
+    __slots__ = ("beginning", "conversation", "has_answered", "in_flight", "length", "run", "seen", "waiting")
+
+    def __init__(self, conversation: Conversation, run: AgentRun, asked: Asked) -> None:
+        self.conversation, self.run = conversation, run
+        self.beginning, self.length = asked.beginning, asked.length
+        self.in_flight = False
+        self.has_answered = False  # the last request has got an answer: the same request again is another run
+        self.waiting: dict[str, ToolUse] = {}  # the calls of the newest answer that have no result yet
+        self.seen = Newest[bytes, None](_ROUNDS_KEPT)
+
+    @property
+    def is_working(self) -> bool:
+        return self.in_flight or bool(self.waiting)
+
+    def catch_up(self, rounds: Iterator[Round]) -> None:
+        """Show the rules the results that came since the last request, and what happened on other workers."""
+        missed: list[Round] = []
+        for one in rounds:
+            mark = _mark(one)
+            if mark in self.seen:
+                break
+            self.seen[mark] = None
+            missed.append(one)
+            if self.waiting and _answers(one, self.waiting):
+                break
+        for one in reversed(missed):
+            if self.waiting and _answers(one, self.waiting):
+                for use, value, outcome in _paired(one, self.waiting):
+                    self.run.tools.saw(use, value, outcome)
+                self.waiting = {}
+            else:
+                self.run.replay(_paired(one, {id_: ToolUse(id_, tool, args) for id_, tool, args in _named(one.calls)}))
+
+    def settle(self, permission: Permission, reading: Reading, size: int) -> list[str]:
+        """Book what a call took. Returns the ids of the tool calls that the answer asks for."""
+        uses = [ToolUse(id_, tool, args) for id_, tool, args in _named(_calls_of(reading))]
+        permission.settle(reading.usage, model=reading.model, calls=uses, text=reading.text, size=size)
+        self.waiting = {use.id: use for use in uses}
+        self.has_answered = True
+        return [id_ for id_ in reading.ids if id_]
+
+
+class Conversations:
+    """The conversations of one guard. Used from one event loop."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        idle_seconds: float = IDLE_S,
+        most: int = _MOST,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``idle_seconds``: without a request for so long, a run ends. ``most``: how many may be open."""
+        self._guard, self._idle_s, self._most, self._now = guard, idle_seconds, most, now
+        self._open: OrderedDict[int, Conversation] = OrderedDict()  # by identity, the longest unused first
+        self._sessions: dict[str, Conversation] = {}  # the newest of each session
+        self._strands = Newest[str, Strand](4 * most)  # the newest of each beginning
+        self._calls = Newest[str, Strand](_CALLS_KEPT)  # by the id of a tool call
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def take(self, asked: Asked) -> Strand:
+        """Return the strand that a request goes on with, marked as in flight, with all answers so far reported."""
+        self.expire()
+        newest = next(asked.rounds, None)
+        strand = self._known(asked, newest) if newest is not None else self._next_turn(asked)
+        if strand is None:
+            name = await self._elsewhere(asked, newest) if newest is not None else ""
+            strand = self._begin(asked, name)
+        elif strand.in_flight:
+            strand = self._begin(asked, "")
+        conversation = strand.conversation
+        strand.in_flight, strand.has_answered = True, False
+        strand.length = max(asked.length, 1)
+        conversation.used_at = self._now()
+        self._open.move_to_end(id(conversation))
+        if newest is not None:
+            strand.catch_up(chain([newest], asked.rounds))
+        return strand
+
+    def give_back(self, strand: Strand, calls: list[str]) -> None:
+        """The call of a strand is over. ``calls``: the ids of the tool calls that its answer asks for."""
+        strand.in_flight = False
+        conversation = strand.conversation
+        conversation.used_at = self._now()
+        for call in calls:
+            self._calls[_owned(conversation.payer, call)] = strand
+        if calls and self._guard.shares_store and strand.run.layers:
+            attempt = self._guard.faults.attempt
+            attempt("gateway", self._guard.pauses.name, strand.run.layers[-1].run, calls[:1])
+
+    def expire(self) -> None:
+        """End the runs that have been idle for too long, and the oldest where there are too many."""
+        latest = self._now() - self._idle_s
+        while self._open:
+            conversation = next(iter(self._open.values()))
+            if conversation.used_at > latest and len(self._open) <= self._most:
+                return
+            if any(strand.in_flight for strand in conversation.strands.values()):
+                self._open.move_to_end(id(conversation))
+                conversation.used_at = self._now()
+                if len(self._open) > self._most:
+                    return
+            else:
+                self._end(conversation)
+
+    def end(self) -> None:
+        """End all runs."""
+        for conversation in list(self._open.values()):
+            self._end(conversation)
+
+    # ---- which strand -----------------------------------------------------------------------------------------------
+
+    def _known(self, asked: Asked, newest: Round) -> Strand | None:
+        """The strand whose answer asked for the newest calls."""
+        for id_, _ in newest.results:
+            strand = self._calls.get(_owned(asked.payer, id_)) if id_ else None
+            if strand is not None and not strand.conversation.is_over:
+                return strand
+        strand = self._strands.get(_strand_key(asked))
+        return strand if strand is not None and not strand.conversation.is_over and not strand.in_flight else None
+
+    def _next_turn(self, asked: Asked) -> Strand | None:
+        """The strand of a request that ends with the user's word. None: it begins a run."""
+        strand = self._strands.get(_strand_key(asked))
+        session = self._sessions.get(_session_key(asked)) if asked.session else None
+        if strand is not None and not strand.conversation.is_over and not strand.in_flight:
+            conversation, is_same = strand.conversation, asked.length <= strand.length
+            if is_same and not strand.has_answered:
+                return strand  # the same request again, after a failure
+            if asked.session:
+                others = any(other.is_working for other in conversation.strands.values() if other is not strand)
+                if is_same and (others or strand.waiting):
+                    return self._beside(conversation, asked)
+                if others:
+                    strand.waiting = {}  # a sub-agent of a run that goes on gets another order
+                    return strand
+            if asked.session or not is_same:
+                self._end(conversation)
+            return None
+        if session is not None and (session.is_working or not asked.has_tools):
+            return self._beside(session, asked)
+        return None
+
+    async def _elsewhere(self, asked: Asked, newest: Round) -> str:
+        """The name of the run that another worker of the store has begun, or ""."""
+        if not self._guard.shares_store:
+            return ""
+        ids = [id_ for id_, _ in newest.results if id_][:1]
+        info = RunInfo("", at=self._guard.clock(), **self._whom(asked))
+        try:
+            return await self._guard.pauses.named(ids, info)
+        except (StoreOutage, StoreError) as error:
+            self._guard.faults.note("gateway", error)
+            return ""
+
+    def _begin(self, asked: Asked, name: str) -> Strand:
+        """Begin a run, or a lane of the run of the session. ``name``: that of a run which other workers know."""
+        session = self._sessions.get(_session_key(asked)) if asked.session else None
+        if session is not None and (session.is_working or name == session.run.id):
+            return self._beside(session, asked)
+        guard, whom = self._guard, self._whom(asked)
+        run = None
+        if name and name not in guard.runs:
+            run = guard.faults.attempt("gateway", guard.start, RunInfo(name, at=guard.clock(), **whom))
+        conversation = Conversation(
+            _session_key(asked), asked.payer, AgentRun.start(guard, asked.agent, run=run, **whom)
+        )
+        if session is not None:
+            self._end(session)
+        self._open[id(conversation)] = self._sessions[conversation.key] = conversation
+        conversation.used_at = self._now()
+        return self._add(conversation, conversation.run, asked)
+
+    def _beside(self, conversation: Conversation, asked: Asked) -> Strand:
+        number = max(conversation.strands, default=0) + 1
+        finished = [n for n, one in conversation.strands.items() if n > 1 and not one.is_working]
+        if len(conversation.strands) >= _MOST_STRANDS and finished:
+            conversation.strands.pop(finished[0]).run.end()
+        return self._add(conversation, conversation.run.beside(asked.agent, f"{asked.agent}#{number}"), asked)
+
+    def _add(self, conversation: Conversation, run: AgentRun, asked: Asked) -> Strand:
+        strand = Strand(conversation, run, asked)
+        conversation.strands[max(conversation.strands, default=0) + 1] = strand
+        self._strands[_strand_key(asked)] = strand
+        return strand
+
+    def _end(self, conversation: Conversation) -> None:
+        self._open.pop(id(conversation), None)
+        if self._sessions.get(conversation.key) is conversation:
+            del self._sessions[conversation.key]
+        conversation.end()
+
+    def _whom(self, asked: Asked) -> dict[str, Any]:
+        payer = asked.payer
+        session = payer.session or asked.session or asked.beginning.hex()
+        return {"app": payer.app, "user": payer.user, "session": session}
+
+
+def _owned(payer: Payer, key: str) -> str:
+    """A key of one payer alone: a client may send the ids of somebody else."""
+    return digest(f"{payer.key}\0{key}").hex()
+
+
+def _session_key(asked: Asked) -> str:
+    return _owned(asked.payer, f"session\0{asked.session}" if asked.session else f"beginning\0{asked.beginning.hex()}")
+
+
+def _strand_key(asked: Asked) -> str:
+    return _owned(asked.payer, f"strand\0{asked.session}\0{asked.beginning.hex()}")
+
+
+# ---- The calls of an answer, and the results that belong to them.
+
+
+def _calls_of(reading: Reading) -> list[tuple[str, str, object]]:
+    return [(id_, tool, args) for id_, (tool, args) in zip(reading.ids, reading.calls, strict=True)]
+
+
+def _named(calls: Any) -> Iterator[tuple[str, str, object]]:
+    """Number the calls of a provider that gives no ids."""
+    for number, (id_, tool, args) in enumerate(calls):
+        yield id_ or f"call-{number}", tool, args
+
+
+def _mark(one: Round) -> bytes:
+    """The identity of a round within its strand."""
+    ids = [id_ for id_, _ in one.results if id_] or [id_ for id_, _, _ in one.calls if id_]
+    return digest("\0".join(ids) if ids else f"{one.at}\0{one.calls}")
+
+
+def _answers(one: Round, waiting: dict[str, ToolUse]) -> bool:
+    """Whether the results of a round are those that calls wait for."""
+    ids = [id_ for id_, _ in one.results if id_]
+    if ids:
+        return any(id_ in waiting for id_ in ids)
+    tools = {use.tool for use in waiting.values()}
+    return any(result.tool in tools for _, result in one.results)
+
+
+def _paired(one: Round, uses: dict[str, ToolUse]) -> list[tuple[ToolUse, object, Outcome | None]]:
+    """Each result with its call: by the id, or else the first of the same tool."""
+    left, found = dict(uses), []
+    for id_, result in one.results:
+        use = left.pop(id_, None)
+        if use is None and not id_:
+            name = next((name for name, held in left.items() if held.tool == result.tool), None)
+            use = left.pop(name) if name is not None else None
+        if use is not None:
+            found.append((use, result.value, Outcome.ERROR if result.is_error else None))
+    return found

@@ -1,0 +1,151 @@
+"""Runs one program behind a gateway of its own: its environment, its signals, and what is said at the end.
+
+``cli/gateway_commands`` calls it for ``runguard run``.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from types import FrameType
+from typing import Any, Final
+
+from runguard.core.decision import against_limit, printable
+from runguard.core.errors import PolicyError
+from runguard.gateway.access import PUBLIC, TOKEN_PATH
+from runguard.gateway.proxy import Gateway
+
+# Where programs look for the address of a provider, and the path that they expect behind it.
+VARIABLES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
+    "openai": (("OPENAI_BASE_URL", "OPENAI_API_BASE"), "/openai/v1"),  # the latter: LiteLLM, aider
+    "anthropic": (("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), "/anthropic"),
+    "gemini": (("GOOGLE_GEMINI_BASE_URL",), "/gemini"),
+}
+_NOT_PROXIED: Final = "127.0.0.1,localhost"
+_FORWARDED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_NOT_FOUND, _NOT_EXECUTABLE, _BY_SIGNAL = 127, 126, 128
+
+
+def upstreams_of(environment: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Return the address of each provider: as given, as the environment says, or the public one."""
+    found = {}
+    for provider, (names, _) in VARIABLES.items():
+        said = next((value for name in names if (value := environment.get(name))), "")
+        found[provider] = given.get(provider) or said or PUBLIC[provider]
+    if unknown := sorted(set(given) - set(VARIABLES)):
+        raise PolicyError(f"--upstream {unknown[0]}: not a provider; use {', '.join(VARIABLES)}")
+    return found
+
+
+def addresses(base: str) -> dict[str, str]:
+    """Return the address of each provider behind a gateway, by the variable that programs read."""
+    return {name: base + path for names, path in VARIABLES.values() for name in names}
+
+
+def environment_behind(port: int, token: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a program behind the gateway on a port."""
+    base = f"http://127.0.0.1:{port}{TOKEN_PATH}{token}"
+    changed = {**environment, **addresses(base)}
+    for name in ("NO_PROXY", "no_proxy"):
+        before = environment.get(name)
+        changed[name] = f"{before},{_NOT_PROXIED}" if before else _NOT_PROXIED
+    return changed
+
+
+def run_program(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a program to its end. Returns its exit code, and why it could not be started.
+
+    It has the terminal, and gets the signals that this process gets. A program that a signal ended has the code that a
+    shell would give: 128 and the number.
+    """
+    found = shutil.which(command[0], path=environment.get("PATH")) or command[0]
+    try:
+        with _forwarding() as program:
+            program.append(subprocess.Popen([found, *command[1:]], env=dict(environment)))
+            code = program[0].wait()
+    except FileNotFoundError:
+        return _NOT_FOUND, f"{printable(command[0])}: no such program"
+    except OSError as error:
+        return _NOT_EXECUTABLE, f"{printable(command[0])}: cannot be started: {error.strerror}"
+    return (code if code >= 0 else _BY_SIGNAL - code), ""
+
+
+@contextmanager
+def _forwarding() -> "Iterator[list[subprocess.Popen[bytes]]]":
+    """Pass signals on to the program in the list. Ctrl+C reaches it from the terminal by itself."""
+    program: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if program and not (number == signal.SIGINT and _is_in_foreground()):
+            program[0].send_signal(number)
+
+    before: dict[signal.Signals, Any] = {}
+    for name in _FORWARDED:
+        if (number := getattr(signal, name, None)) is not None:
+            before[number] = signal.signal(number, forward)
+    try:
+        yield program
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_in_foreground() -> bool:
+    """Whether the terminal sends its signals to the whole group of this process."""
+    try:
+        return os.getpgrp() == os.tcgetpgrp(sys.stdin.fileno())
+    except (OSError, AttributeError, ValueError):
+        return False
+
+
+# ---- What is said at the end.
+
+
+def summary(gateway: Gateway) -> dict[str, Any]:
+    """Return what a program did, as plain data."""
+    spent, tally = gateway.spend(), gateway.tally
+    saved = gateway.saved_usd()
+    return {
+        "requests": tally.requests,
+        "model_calls": tally.calls,
+        "refused_calls": tally.refused,
+        "unguarded_requests": tally.unguarded,
+        "tokens": spent["tokens"],
+        "usd": _plain(spent["usd"]),
+        "saved_usd": _plain(saved),
+        "stops": [trip.to_dict() for trip in gateway.trips],
+    }
+
+
+def _plain(usd: Any) -> str | None:
+    return None if usd is None else f"{Decimal(usd):f}"
+
+
+def told(gateway: Gateway, usd: Any) -> str:
+    """Return the same as one line for people. ``usd`` formats dollars."""
+    found = summary(gateway)
+    if not found["requests"]:
+        names = ", ".join(names[0] for names, _ in VARIABLES.values())
+        return (
+            f"runguard: no request seen, so nothing was guarded. The program does not read {names}; point it at one of "
+            "them in its own settings, or see `runguard run --help`"
+        )
+    calls = found["model_calls"]
+    parts = [f"{calls} model call{'' if calls == 1 else 's'}, {usd(found['usd'])}"]
+    if not calls and not found["refused_calls"]:
+        parts = [f"{found['requests']} requests, none of them to a model"]
+    for trip in gateway.trips[-3:]:
+        verb = "stopped" if trip.enforced else "would have stopped"
+        about = f" of tool '{trip.tool}'" if trip.tool else ""
+        parts.append(f"{verb} by {trip.rule}{about} ({against_limit(trip.observed, trip.unit, trip.limit)})")
+    if found["refused_calls"]:
+        saved = f", about {usd(found['saved_usd'])} saved" if found["saved_usd"] is not None else ""
+        refused = found["refused_calls"]
+        parts.append(f"{refused} call{'' if refused == 1 else 's'} refused{saved}")
+    if found["unguarded_requests"]:
+        parts.append(f"{found['unguarded_requests']} paid requests of other kinds passed unguarded")
+    return printable(f"runguard: {'; '.join(parts)}")

@@ -1,0 +1,525 @@
+"""The gateway as a web application: one request in, one request to the provider, and the guard between them.
+
+``Gateway`` is an ASGI application. ``gateway/serving`` serves it. Each request to a model is an ``Exchange``:
+
+1. ``Access`` admits it and says who pays; ``Upstreams`` says where it goes.
+2. ``Conversations`` finds its run, and shows the rules the tool results in its transcript.
+3. The run is asked for permission, as by every adapter. A stop becomes an answer in the format of the provider.
+4. The request goes on, byte for byte where it carries no notice and no lower limit, and so does the answer. The call is
+   settled before the last byte of its answer leaves: the program may send its next request at once.
+
+Requests that ask no model pass through unread.
+"""
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+
+import httpx
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.core.decision import Trip
+from runguard.core.identity import Newest, digest
+from runguard.engine.guard import Controls, Guard
+from runguard.gateway.access import Access, Refused, Target, Upstreams, agent_of, session_of
+from runguard.gateway.answers import AnswerReader, Inflater
+from runguard.gateway.conversations import Asked, Conversations, Strand
+from runguard.gateway.formats import Body, WireFormat, format_of
+from runguard.termination.conditions import Ended
+
+_log: Final = logging.getLogger("runguard")
+MAX_BODY: Final = 64_000_000  # bytes of a request to a model
+_BUFFERED: Final = 32_000_000  # bytes of a whole answer that is held back until it is settled
+_CONNECT_S: Final = 30.0
+_STORED_KEPT: Final = 10_000
+_STORED_TOKENS: Final = 128_000  # of a conversation that the provider keeps, where nothing tells its size
+_PATHS_KEPT: Final = 100
+# Headers of one connection, not of a request; and those that httpx sets anew.
+_OF_CONNECTION: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te"),
+        *("trailer", "transfer-encoding", "upgrade", "host", "content-length", "expect", "accept-encoding"),
+    }
+)
+_OF_ANSWER: Final = _OF_CONNECTION - {"content-length"}
+# Paid later, or over a connection that stays open: neither can be reserved.
+_UNBOUNDED: Final = re.compile(r"/batches$|:batchGenerateContent$|/realtime(/|$)")
+_MODELS: Final = re.compile(r"/(images|audio|videos|threads|runs|moderations)(/|$)|:(predict|embedContent)\b")
+
+
+@dataclass(slots=True)
+class Tally:
+    """What passed through, for the summary."""
+
+    requests: int = 0  # of any kind
+    calls: int = 0  # of models, that were sent
+    refused: int = 0  # of models, that were not sent
+    unguarded: int = 0  # that may be paid, and are not understood
+
+
+class Gateway(Controls):
+    """The application. Close it with ``aclose`` on the event loop that served it."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        *,
+        access: Access | None = None,
+        upstreams: Upstreams | None = None,
+        conversations: Conversations | None = None,
+        tells_reason: bool = False,
+        max_body: int = MAX_BODY,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        """``tells_reason``: a stop says which limit it met, for programs whose user is the developer."""
+        self.guard, self.access, self.upstreams = guard, access or Access(), upstreams or Upstreams()
+        self.conversations = conversations or Conversations(guard)
+        self.tally, self.tells_reason, self.max_body = Tally(), tells_reason, max_body
+        self.stored = Newest[str, int](_STORED_KEPT)  # tokens of what the provider keeps, by its name
+        self._warned = Newest[str, None](_PATHS_KEPT)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+        self.client = httpx.AsyncClient(
+            timeout=httpx.Timeout(None, connect=_CONNECT_S), limits=limits, transport=transport, verify=True
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        if scope["type"] != "http":
+            return
+        headers = Headers(scope=scope)
+        admitted = self.access.admit(scope, headers)
+        if isinstance(admitted, Refused):
+            await _send_json(send, admitted.status, {"error": {"message": f"RunGuard: {admitted.text}"}})
+            return
+        self.tally.requests += 1
+        target = self.upstreams.target(*admitted, headers)
+        await Exchange(self, scope, headers, receive, send, target).run()
+
+    def note_unguarded(self, path: str) -> None:
+        """Count a request that may be paid and is not understood. Logged once for each path."""
+        self.tally.unguarded += 1
+        if path not in self._warned:
+            self._warned[path] = None
+            _log.warning("runguard.unguarded: requests to %s pass through: what they cost is not known here", path)
+
+    def saved_usd(self) -> Decimal | None:
+        """What the refused calls would have cost, at the average of those that were made."""
+        usd = self.spend()["usd"]
+        return None if usd is None or not self.tally.calls else Decimal(usd) * self.tally.refused / self.tally.calls
+
+    async def aclose(self) -> None:
+        self.conversations.end()
+        await self.client.aclose()
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, gateway: Gateway, scope: Scope, headers: Headers, receive: Receive, send: Send, target: Target
+    ) -> None:
+        self._gateway, self._guard, self._scope, self._headers = gateway, gateway.guard, scope, headers
+        self._receive, self._send, self._target = receive, send, target
+        self._query: str = scope["query_string"].decode("latin-1")
+        self._has_begun = False  # to answer
+        self._left = False  # the client
+
+    async def run(self) -> None:
+        """Answer the request. Ends quietly when the client leaves."""
+        is_post = self._scope["method"] == "POST"
+        wire = format_of(self._target.path) if is_post else None
+        try:
+            if wire is not None and self._guard.policy.mode != "off":
+                await self._guarded(wire)
+            elif is_post and _UNBOUNDED.search(self._target.path) and self._guard.must_hold():
+                text = "this kind of request is paid later, so that no budget can be reserved for it; it was not sent"
+                await self._json(403, {"error": {"message": f"RunGuard: {text}", "type": "runguard_unbounded"}})
+            else:
+                if is_post and _MODELS.search(self._target.path):
+                    self._gateway.note_unguarded(self._target.path)
+                await self._pass()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._left or task is None or task.uncancel() > 0:
+                raise
+        except _ClientLeftError:
+            return
+        except _TooLargeError:
+            text = f"the request is larger than {self._gateway.max_body:,} bytes"
+            await self._json(413, {"error": {"message": f"RunGuard: {text}", "type": "request_too_large"}})
+
+    # ---- requests to a model ----------------------------------------------------------------------------------------
+
+    async def _guarded(self, wire: WireFormat) -> None:
+        raw = await self._body()
+        body = _parsed(raw, self._headers.get("content-encoding", ""))
+        watcher = asyncio.create_task(self._watch(asyncio.current_task()))
+        call = GuardedCall(self._gateway, wire, body, self._target.path)
+        try:
+            reply = await call.ask(self._asked(wire, body))
+            if isinstance(reply, Permission):
+                await self._forward(call, raw)
+            else:
+                await self._stop(call, reply)
+        finally:
+            watcher.cancel()
+            call.over()
+
+    def _asked(self, wire: WireFormat, body: Body | None) -> Asked:
+        payer = self._gateway.access.payer(self._headers, self._query)
+        agent, session = agent_of(self._headers), session_of(self._headers)
+        if body is None:
+            return Asked(payer, agent, session, digest("unreadable"), 0, False, iter(()))
+        length = len(wire.messages(body) or ())
+        has_tools = wire.has_tools(body)
+        return Asked(payer, agent, session, wire.beginning(body), length, has_tools, wire.rounds(body))
+
+    async def _forward(self, call: "GuardedCall", raw: bytes) -> None:
+        content, headers = raw, self._request_headers()
+        if (changed := call.changed()) is not None:
+            content = json.dumps(changed).encode()
+            headers = [(name, value) for name, value in headers if name != b"content-encoding"]
+        request = httpx.Request(self._scope["method"], self._url(), headers=headers, content=content)
+        self._gateway.tally.calls += 1
+        try:
+            response = await call.permission.during(self._gateway.client.send(request, stream=True))
+        except httpx.HTTPError as error:
+            call.fail(error)
+            await self._unreachable(call.wire, error)
+            return
+        except asyncio.CancelledError as error:
+            call.fail(error)
+            if (end := call.permission.interrupted) is None:
+                raise
+            await self._stop(call, end)
+            return
+        except BaseException as error:
+            call.fail(error)
+            raise
+        try:
+            await self._answer(call, response)
+        finally:
+            await asyncio.shield(response.aclose())  # also where the client leaves just now
+
+    async def _answer(self, call: "GuardedCall", response: httpx.Response) -> None:
+        if not 200 <= response.status_code < 300:
+            call.refused_by_provider(response)
+            await self._begin(response)
+            await self._relay(response.aiter_raw())
+            return
+        encoding = response.headers.get("content-encoding", "").lower()
+        is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+        reader = AnswerReader(call.wire, encoding, is_stream=is_stream)
+        held: list[bytes] = []
+        try:
+            if is_stream:
+                await self._begin(response)
+            async for chunk in call.permission.pieces(response.aiter_raw()):
+                if reader.feed(chunk):
+                    call.settle(reader)
+                if self._has_begun:
+                    await self._piece(chunk)
+                    continue
+                held.append(chunk)
+                if reader.size > _BUFFERED:  # too large to hold back
+                    await self._begin(response)
+                    await self._piece(b"".join(held))
+                    held.clear()
+        except httpx.HTTPError as error:
+            call.fail(error, reader)
+            if self._has_begun:
+                raise  # the server closes the connection, as the provider did
+            await self._unreachable(call.wire, error)
+            return
+        except BaseException as error:
+            call.fail(error, reader)
+            raise
+        if (end := call.permission.interrupted) is not None:
+            call.fail(None, reader)
+            if not self._has_begun:
+                await self._stop(call, end)
+            else:
+                await self._piece(b"" if encoding not in ("", "identity") else call.wire.cut(call.stop_text(end)))
+                await self._piece(b"", is_last=True)
+            return
+        reader.end()
+        call.settle(reader)
+        if not self._has_begun:
+            await self._begin(response)
+        await self._piece(b"".join(held), is_last=True)
+
+    async def _stop(self, call: "GuardedCall", end: Trip | Ended) -> None:
+        wire, body, path, text = call.wire, call.body or {}, self._target.path, call.stop_text(end)
+        rule = end.rule if isinstance(end, Trip) else "termination"
+        headers = [(b"x-runguard-stop", rule.encode("latin-1", "replace"))]
+        if call.needs_error:
+            headers.append((b"x-should-retry", b"false"))  # what the clients of OpenAI and Anthropic heed
+            await self._json(429, wire.error("runguard_stop", text, 429), headers)
+            return
+        call.strand_answered()
+        if not wire.is_streamed(body, path):
+            await self._json(200, wire.stop(body, path, text), headers)
+            return
+        if wire.provider == "gemini" and "alt=sse" not in self._query:
+            await self._json(200, [wire.stop(body, path, text)], headers)
+            return
+        headers += [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await self._start(200, headers)
+        await self._piece(wire.stop_events(body, path, text), is_last=True)
+
+    async def _unreachable(self, wire: WireFormat | None, error: Exception) -> None:
+        text = f"RunGuard: the provider cannot be reached: {type(error).__name__}"
+        data = wire.error("api_error", text, 502) if wire is not None else {"error": {"message": text}}
+        await self._json(502, data)
+
+    # ---- everything else --------------------------------------------------------------------------------------------
+
+    async def _pass(self) -> None:
+        """Send a request on unread, and its answer back."""
+        headers = self._request_headers()
+        content: AsyncIterator[bytes] | None = None
+        if "content-length" in self._headers or "transfer-encoding" in self._headers:
+            content = self._chunks()
+            if (length := self._headers.get("content-length")) is not None:
+                headers.append((b"content-length", length.encode()))
+        request = httpx.Request(self._scope["method"], self._url(), headers=headers, content=content)
+        try:
+            response = await self._gateway.client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            await self._unreachable(None, error)
+            return
+        watcher = asyncio.create_task(self._watch(asyncio.current_task()))
+        try:
+            await self._begin(response)
+            await self._relay(response.aiter_raw())
+        finally:
+            watcher.cancel()
+            await asyncio.shield(response.aclose())  # also where the client leaves just now
+
+    async def _relay(self, chunks: AsyncIterator[bytes]) -> None:
+        async for chunk in chunks:
+            await self._piece(chunk)
+        await self._piece(b"", is_last=True)
+
+    # ---- the client -------------------------------------------------------------------------------------------------
+
+    def _url(self) -> str:
+        return f"{self._target.url}?{self._query}" if self._query else self._target.url
+
+    def _request_headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers for the provider. Of the encodings of the answer, one is kept that can be read here."""
+        named = {name.strip().lower() for name in self._headers.get("connection", "").split(",")}
+        trusted = self._gateway.access.user_header.lower()
+        kept = [
+            (name, value)
+            for name, value in self._headers.raw
+            if (text := name.decode("latin-1")) not in _OF_CONNECTION
+            and text not in named
+            and not text.startswith("x-runguard-")
+            and text != trusted
+        ]
+        accepts = "gzip" if "gzip" in self._headers.get("accept-encoding", "") else "identity"
+        return [*kept, (b"accept-encoding", accepts.encode())]
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        while True:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise _ClientLeftError
+            if message.get("body"):
+                yield message["body"]
+            if not message.get("more_body"):
+                return
+
+    async def _body(self) -> bytes:
+        most = self._gateway.max_body
+        length = self._headers.get("content-length", "")
+        if length.isdecimal() and int(length) > most:
+            raise _TooLargeError
+        body = bytearray()
+        async for chunk in self._chunks():
+            body += chunk
+            if len(body) > most:
+                raise _TooLargeError
+        return bytes(body)
+
+    async def _watch(self, task: "asyncio.Task[Any] | None") -> None:
+        """Cancel the exchange when the client leaves."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left = True
+        if task is not None:
+            task.cancel()
+
+    async def _begin(self, response: httpx.Response) -> None:
+        headers = [
+            (name, value) for name, value in response.headers.raw if name.lower().decode("latin-1") not in _OF_ANSWER
+        ]
+        await self._start(response.status_code, headers)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _piece(self, chunk: bytes, *, is_last: bool = False) -> None:
+        if chunk or is_last:
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": not is_last})
+
+    async def _json(self, status: int, data: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        self._has_begun = True
+        await _send_json(self._send, status, data, headers)
+
+
+class GuardedCall:
+    """The life of one model call at the gateway: asked for once, and closed exactly once."""
+
+    def __init__(self, gateway: Gateway, wire: WireFormat, body: Body | None, path: str) -> None:
+        """``body`` None: it could not be read."""
+        self._gateway, self._guard = gateway, gateway.guard
+        self.wire, self.body, self._path = wire, body, path
+        self._strand: Strand | None = None
+        self._is_over = False
+        self.permission: Permission
+
+    async def ask(self, asked: Asked) -> Permission | Trip | Ended:
+        """Ask the run of the request for permission."""
+        self._strand = strand = await self._gateway.conversations.take(asked)
+        reply = await strand.run.ask(self._described)
+        if isinstance(reply, Permission):
+            self.permission = reply
+        else:
+            self._gateway.tally.refused += 1
+        return reply
+
+    def _described(self) -> ModelRequest:
+        if self.body is None:
+            raise ValueError("the body of the request is no JSON object that can be read")
+        hidden, kept = 0, self.wire.stored(self.body)
+        if kept:
+            known = self._gateway.stored.get(kept)
+            limit = self._guard.context_limit(self.wire.model(self.body, self._path), quiet=True)
+            hidden = known if known is not None else limit or _STORED_TOKENS
+        return self.wire.request(self.body, self._path, hidden)
+
+    def changed(self) -> Body | None:
+        """Return the request with a notice, a lower limit or without tools. None: it goes as it came."""
+        permission, body = self.permission, self.body
+        if body is None:
+            return None
+        after: Body = permission.changed(self._change, body)
+        return None if after is body else after
+
+    def _change(self, permission: Permission, body: Body) -> Body:
+        body = dict(body)
+        self.wire.change(body, permission)
+        return body
+
+    def settle(self, reader: AnswerReader) -> None:
+        """The answer is complete."""
+        if self._is_over or self._strand is None:
+            return
+        calls: list[str] = []
+        reading = reader.reading
+        try:
+            if reading.usage is None and self.body is not None and self.body.get("background") is True:
+                self.permission.fail(None)  # it goes on at the provider
+            else:
+                calls = self._strand.settle(self.permission, reading, reader.said)
+            if reader.name and reading.usage is not None:
+                self._gateway.stored[reader.name] = reading.usage.input + reading.usage.output
+                if self.body is not None and (kept := self.wire.stored(self.body)):
+                    self._gateway.stored[kept] = reading.usage.input + reading.usage.output
+        except Exception as error:  # a fault of the guard: an estimate is booked, and the answer passes
+            self._strand.run.fault(error)
+            self.permission.fail(None, reader.said, streaming=True)
+        self._close(calls)
+
+    def fail(self, error: BaseException | None, reader: AnswerReader | None = None) -> None:
+        """The call failed, or its answer was cut. What has come of it is booked."""
+        if self._is_over:
+            return
+        if reader is not None and reader.is_final:
+            self.settle(reader)
+            return
+        if isinstance(error, httpx.RequestError):
+            error.request = httpx.Request("POST", "http://provider/")  # its headers tell of retries of the client
+        self.permission.fail(error, reader.said if reader is not None else 0, streaming=reader is not None)
+        self._close([])
+
+    def refused_by_provider(self, response: httpx.Response) -> None:
+        """The provider answered with an error, or with the address of another place."""
+        if response.status_code < 400:
+            self.permission.release()
+        else:
+            request = httpx.Request("POST", "http://provider/")
+            self.permission.fail(httpx.HTTPStatusError("refused", request=request, response=response))
+        self._close([])
+
+    def over(self) -> None:
+        """The exchange has ended, however it did."""
+        if self._strand is not None and not self._is_over:
+            if hasattr(self, "permission"):
+                self.permission.fail(None)
+            self._close([])
+
+    def strand_answered(self) -> None:
+        """The program gets a stop as an answer: its next request is another turn."""
+        if self._strand is not None:
+            self._strand.has_answered = True
+
+    @property
+    def needs_error(self) -> bool:
+        """Whether a stop cannot be said as a text."""
+        if self._guard.policy.on_stop == "raise" or self.body is None:
+            return True
+        return self.wire.asks_for_data(self.body)
+
+    def stop_text(self, end: Trip | Ended) -> str:
+        """What the program gets as the answer."""
+        if not isinstance(end, Trip):
+            return end.reason
+        text = self._guard.stop_text(end)
+        return (
+            f"{text}\n\nRunGuard {end}" if self._gateway.tells_reason and self._guard.policy.stop_text is None else text
+        )
+
+    def _close(self, calls: list[str]) -> None:
+        self._is_over = True
+        if self._strand is not None:
+            self._gateway.conversations.give_back(self._strand, calls)
+
+
+class _TooLargeError(Exception):
+    """The body of a request is beyond the limit."""
+
+
+class _ClientLeftError(Exception):
+    """The client went away in the middle of its request."""
+
+
+def _parsed(raw: bytes, encoding: str) -> Body | None:
+    if encoding:
+        inflater = Inflater(encoding.lower())
+        raw = inflater.feed(raw)
+        if not inflater.is_readable:
+            return None
+    with suppress(ValueError, RecursionError):
+        data = json.loads(raw)
+        return data if isinstance(data, dict) else None
+    return None
+
+
+async def _send_json(send: Send, status: int, data: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    body = json.dumps(data).encode()
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *(headers or [])]
+    await send({"type": "http.response.start", "status": status, "headers": head})
+    await send({"type": "http.response.body", "body": body})

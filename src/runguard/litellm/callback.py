@@ -1,0 +1,201 @@
+"""``RunGuardGateway``: guards every program behind a LiteLLM proxy.
+
+The proxy calls the hooks of a ``CustomLogger``. They find the run of a request with ``gateway/conversations`` and read
+it with ``gateway/formats``, as RunGuard's own gateway does.
+"""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, Final, Unpack
+
+from litellm.exceptions import ModifyResponseException
+from litellm.integrations.custom_logger import CustomLogger
+
+from runguard.calls.model_calls import Permission
+from runguard.calls.run import error_of
+from runguard.core.decision import Trip
+from runguard.core.identity import Newest, digest
+from runguard.engine.guard import Controls, Guard
+from runguard.gateway.access import PAYERS_KEY_CHARS, agent_named
+from runguard.gateway.answers import AnswerReader
+from runguard.gateway.conversations import IDLE_S, Asked, Conversations, Payer, Strand
+from runguard.gateway.formats import Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
+from runguard.policy.settings import Policy, PolicySettings
+from runguard.providers.messages import read
+from runguard.termination.conditions import Ended
+
+_CHAT, _MESSAGES, _RESPONSES, _EMBEDDINGS = ChatCompletions(), Messages(), Responses(), Embeddings()
+_FORMATS: Final[dict[str, WireFormat]] = {
+    **dict.fromkeys(("completion", "acompletion"), _CHAT),
+    "anthropic_messages": _MESSAGES,
+    **dict.fromkeys(("responses", "aresponses"), _RESPONSES),
+    **dict.fromkeys(("embeddings", "embedding", "aembedding", "text_completion", "atext_completion"), _EMBEDDINGS),
+}
+# The rest of LiteLLM's request is for the proxy itself.
+_SENT: Final = frozenset(
+    {
+        *("model", "messages", "system", "tools", "functions", "tool_choice", "input", "prompt", "instructions", "n"),
+        *("max_tokens", "max_completion_tokens", "max_output_tokens", "response_format", "text", "thinking", "stream"),
+        *("stream_options", "previous_response_id", "conversation", "output_format", "output_config", "background"),
+    }
+)
+_OPEN_KEPT: Final = 50_000
+
+
+class _Call:
+    """One model call of the proxy, until its answer is complete."""
+
+    __slots__ = ("is_over", "permission", "strand", "wire")
+
+    def __init__(self, wire: WireFormat, strand: Strand, permission: Permission) -> None:
+        self.wire, self.strand, self.permission, self.is_over = wire, strand, permission, False
+
+
+class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
+    """``callbacks: [my_module.guard]`` in the proxy's settings, with ``guard = RunGuardGateway(max_usd=2)`` in it.
+
+    The keywords are those of every adapter. Whose budgets a request is for says its virtual key: the team is the app,
+    the key's user is the user. A stop is an answer with a text; with ``on_stop="raise"`` the request fails.
+    """
+
+    def __init__(self, *, idle_seconds: float = IDLE_S, **policy: Unpack[PolicySettings]) -> None:
+        super().__init__()
+        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
+        self.guard.check_store()
+        self._conversations = Conversations(self.guard, idle_seconds=idle_seconds)
+        self._calls = Newest[str, _Call](_OPEN_KEPT)
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    async def async_pre_call_hook(
+        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
+    ) -> Any:
+        wire = _FORMATS.get(call_type)
+        if wire is None or self.guard.policy.mode == "off":
+            return data
+        body: Body = {name: value for name, value in data.items() if name in _SENT and value is not None}
+        strand = await self._conversations.take(_asked(wire, body, data, user_api_key_dict))
+        try:
+            reply = await strand.run.ask(lambda: wire.request(body, ""))
+        except BaseException:
+            self._conversations.give_back(strand, [])
+            raise
+        if not isinstance(reply, Permission):
+            strand.has_answered = True
+            self._conversations.give_back(strand, [])
+            raise self._stop(reply, wire, body, data)
+        changed = reply.changed(lambda permission, given: _changed(wire, permission, given), body)
+        if changed is not body:
+            data.update(changed)
+            for name in body.keys() - changed.keys():
+                data.pop(name)
+        self._calls[_id_of(data)] = _Call(wire, strand, reply)
+        return data
+
+    def _stop(self, end: Trip | Ended, wire: WireFormat, body: Body, data: dict[str, Any]) -> Exception:
+        if self.guard.policy.on_stop == "raise" or wire.asks_for_data(body):
+            return error_of(end)
+        text = self.guard.stop_text(end) if isinstance(end, Trip) else end.reason
+        stop: Exception = ModifyResponseException(
+            text, wire.model(body, ""), data, "runguard", {"runguard": end.to_dict()}
+        )
+        return stop
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
+
+    async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
+        """The answer is complete, and the program has not got it yet."""
+        call = self._calls.get(_id_of(data))
+        if call is not None:
+            reading = read(response)
+            self._settle(call, reading, reading.size)
+        return response
+
+    async def async_post_call_streaming_iterator_hook(
+        self, user_api_key_dict: Any, response: AsyncIterator[Any], request_data: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        call = self._calls.get(_id_of(request_data))
+        if call is None:
+            async for chunk in response:
+                yield chunk
+            return
+        reader, is_whole = AnswerReader(call.wire, "", is_stream=True), False
+        before: Any = None
+        try:
+            async for chunk in response:
+                if before is not None:
+                    yield before
+                reader.take(chunk)
+                before = chunk
+            is_whole = True
+            self._settle(call, reader.reading, reader.said)
+            if before is not None:  # the last piece leaves when everything is booked
+                yield before
+        finally:
+            if not is_whole:
+                self._fail(call, None, reader.said)
+
+    async def async_log_success_event(
+        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        """The proxy's own account of the call: it has the usage of streams that did not report it."""
+        call = self._calls.pop(_id_of(kwargs), None)
+        if call is None:
+            return
+        reading = read(response_obj)
+        if call.is_over and reading.usage is not None:
+            call.permission.correct(reading.usage, model=reading.model)
+        elif not call.is_over:
+            self._settle(call, reading, reading.size)
+
+    async def async_log_failure_event(
+        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    ) -> None:
+        call = self._calls.pop(_id_of(kwargs), None)
+        if call is not None:
+            self._fail(call, kwargs.get("exception"), 0)
+
+    def _settle(self, call: _Call, reading: Any, size: int) -> None:
+        if call.is_over:
+            return
+        call.is_over = True
+        calls: list[str] = []
+        try:
+            calls = call.strand.settle(call.permission, reading, size)
+        except Exception as error:  # a fault of the guard: an estimate is booked, and the answer passes
+            call.strand.run.fault(error)
+            call.permission.fail(None)
+        self._conversations.give_back(call.strand, calls)
+
+    def _fail(self, call: _Call, error: BaseException | None, streamed: int) -> None:
+        if not call.is_over:
+            call.is_over = True
+            call.permission.fail(error, streamed, streaming=bool(streamed))
+            self._conversations.give_back(call.strand, [])
+
+
+def _id_of(data: dict[str, Any]) -> str:
+    return str(data.get("litellm_call_id") or "")
+
+
+def _changed(wire: WireFormat, permission: Permission, body: Body) -> Body:
+    body = dict(body)
+    wire.change(body, permission)
+    return body
+
+
+def _asked(wire: WireFormat, body: Body, data: dict[str, Any], key: Any) -> Asked:
+    metadata = data.get("metadata") or data.get("litellm_metadata") or {}
+    session = data.get("litellm_session_id") or data.get("litellm_trace_id") or metadata.get("session_id") or ""
+    headers = (data.get("proxy_server_request") or {}).get("headers") or {}
+    agent = getattr(key, "key_alias", None) or agent_named(str(headers.get("user-agent", "")))
+    length = len(wire.messages(body) or ())
+    rest = (str(session), wire.beginning(body), length, wire.has_tools(body), wire.rounds(body))
+    return Asked(_payer(key), str(agent), *rest)
+
+
+def _payer(key: Any) -> Payer:
+    """Who pays, as the proxy's own settings say. What a client writes into its request decides nothing."""
+    app = getattr(key, "team_id", None) or "litellm"
+    user = getattr(key, "user_id", None) or getattr(key, "key_alias", None)
+    secret = str(getattr(key, "token", None) or getattr(key, "api_key", None) or "")
+    return Payer(str(app), str(user or f"key-{digest(secret).hex()[:PAYERS_KEY_CHARS]}"))

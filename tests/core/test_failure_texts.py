@@ -1,0 +1,117 @@
+"""The table of wordings that report a failure, and texts with something around the failure."""
+
+import json
+from typing import Any
+
+import pytest
+
+from runguard.core.events import FAILURES, LATE, Outcome
+from runguard.core.failure_texts import LAST_LINES, SAYINGS, bare, last_line
+from runguard.core.outcomes import classify
+from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
+
+LOG = "\n".join(f"epoch {n}: all samples were read" for n in range(30))
+REMINDER = "<system-reminder>\nThe list of tasks is empty.\n</system-reminder>"
+FAILURE = json.dumps({"success": False, "error": "closed"})
+
+
+@pytest.mark.parametrize("text", [example for saying in SAYINGS for example in saying.examples])
+def test_each_example_of_a_beginning_is_a_failure(text: str) -> None:
+    assert classify(text)[0] in FAILURES
+
+
+@pytest.mark.parametrize("text", [example for saying in SAYINGS for example in saying.examples])
+def test_each_example_of_a_beginning_passes_the_quick_look_at_first_words(text: str) -> None:
+    start = text.lower().lstrip(" \"'")
+    assert (
+        "error" in start[:80]
+        or any(start.startswith(word) for saying in SAYINGS for word in saying.begins)
+        or (text.strip().lower().startswith('file "'))
+    )
+
+
+@pytest.mark.parametrize("line", [example for saying in LAST_LINES for example in saying.examples])
+def test_each_example_of_a_last_line_is_a_failure_after_a_long_log(line: str) -> None:
+    outcome, why = classify(f"{LOG}\n{line}\n")
+    assert outcome is Outcome.FAILED
+    assert why.startswith(LATE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"```json\n{FAILURE}\n```",
+        f"```\n{FAILURE}\n```\n",
+        f"Result of the call:\n{FAILURE}",
+        f"{FAILURE}\n\n{REMINDER}",
+        f"{REMINDER}\n{FAILURE}",
+        f"{REMINDER}\nError: disk full",
+        f"Error: disk full\n{REMINDER}",
+        {"result": f"Answer of the server: {FAILURE}"},
+    ],
+)
+def test_text_around_a_failure_is_looked_through(text: Any) -> None:
+    assert classify(text)[0] is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LOG}\nclass OrderError(Exception): ...",
+        f"{LOG}\nno error was found",
+        f"{LOG}\n0 errors",
+        f"{LOG}\nProcess exited with code 0",
+        f"{LOG}\nKeyError: a\nKeyError: b",  # a list of errors
+        f"<returncode>0</returncode>\n<output>\n{LOG}\nKeyError: a\n</output>",
+        f"{LOG}\n{FAILURE}\n{LOG}",
+        f"# How failures are answered\n{'Some words. ' * 30}\n```json\n{FAILURE}\n```",
+        "Action movies are not valid for children",
+        "The message was sent.",
+        "Your order is on its way.",
+        "The edit was applied.",
+        "Changes were made to 3 files.",
+        "File uploads work again since yesterday",
+        f"Job 7:\n{json.dumps({'job': 7, 'owner': 'Ann', 'status': 'failed'})}",
+    ],
+)
+def test_a_text_that_only_looks_like_a_failure_is_none(text: str) -> None:
+    assert classify(text)[0] is Outcome.OK
+
+
+@pytest.mark.parametrize("text", ["No changes were made.", "No modifications have been made to the file."])
+def test_an_edit_that_changes_nothing_is_an_empty_answer(text: str) -> None:
+    assert classify(text)[0] is Outcome.EMPTY
+
+
+def test_the_container_that_is_needed_is_no_item_that_is_missing() -> None:
+    assert classify("Error response from daemon: No such container: web")[0] is Outcome.FAILED
+    assert classify("Error: no such customer: Ann")[0] is Outcome.EMPTY
+
+
+def test_a_reminder_is_cut_off_and_other_tags_stay() -> None:
+    assert bare(f"{REMINDER}\ntext") == "text"
+    assert bare(f"text\n{REMINDER}") == "text"
+    assert bare("<html><body>text</body></html>") == "<html><body>text</body></html>"
+    assert bare(f"before {REMINDER} after") == f"before {REMINDER} after"
+
+
+def test_the_last_line_is_found_before_closing_tags_and_fences() -> None:
+    assert last_line("a\nb: c\n```\n</output>\n\n") == "b: c"
+    assert last_line("") == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{" * 16_000,
+        "<system-reminder>" * 1_000,
+        '{"error": "x", ' * 1_000,
+        "Error" * 10_000,
+        "your " + "action " * 10_000,
+        'file "a", line 1 ' + "x" * 50_000,
+        "\n" * 50_000 + "Error: x",
+        "AError: " * 5_000,
+    ],
+)
+def test_hostile_texts_are_read_in_bounded_time(text: str) -> None:
+    assert cpu_seconds(lambda: classify(text)) < GENEROUS_S

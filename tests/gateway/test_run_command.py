@@ -1,0 +1,188 @@
+"""``runguard run``: one program behind a gateway of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import runguard as package
+from runguard.gateway.launch import VARIABLES, environment_behind, upstreams_of
+from tests.gateway.programs import agent
+from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.commands import PROGRAM
+from tests.kit.gateways import TOOL
+from tests.kit.gemini_server import Answer, GeminiServer, call
+from tests.kit.openai_server import OpenAIServer
+from tests.kit.sse_server import Reply
+
+REPOSITORY = Path(__file__).parents[2]
+PRICES = '[prices."a-model"]\ninput = 1\noutput = 10\n'
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    path = tmp_path / "policy.toml"
+    path.write_text(PRICES)
+    return path
+
+
+def run(*arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The command as a process of its own, in an environment without keys."""
+    paths = os.pathsep.join([str(Path(package.__file__).parents[1]), str(REPOSITORY)])
+    env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": paths, **environment}
+    command = [*PROGRAM, "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=env)
+
+
+def looping(server: Any) -> None:
+    server.answer_by(lambda n, _: Reply(text="", call=(TOOL, {"page": n})))
+
+
+def test_the_demonstration_needs_no_network_and_stops_after_six_calls() -> None:
+    ran = run("--demo")
+    assert ran.returncode == 0
+    assert ran.stdout.count(" failed\n") == 6
+    assert "agent: turn 7: I stopped because a step kept failing in the same way." in ran.stdout
+    assert ran.stderr.startswith("runguard: 6 model calls, $0.0015")
+    assert (
+        "stopped by stall of tool 'parse_document' (6 equal failures, limit 6); 1 call refused, about $" in ran.stderr
+    )
+    assert ran.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_python_agent_is_stopped_and_keeps_its_exit_code(
+    openai_server: OpenAIServer, policy: Path, stream: bool
+) -> None:
+    looping(openai_server)
+    program = [sys.executable, "-c", agent(stream=stream, code=3)]
+    ran = run("--policy", policy, "--", *program, OPENAI_BASE_URL=f"{openai_server.url}/v1")
+    assert (ran.returncode, ran.stdout) == (3, "7 I stopped because a step kept failing in the same way.\n")
+    assert len(openai_server.billed) == 6
+
+
+def test_every_known_client_is_pointed_at_the_gateway(
+    anthropic_server: AnthropicServer, gemini_server: GeminiServer, policy: Path
+) -> None:
+    looping(anthropic_server)
+    gemini_server.answer_by(lambda n, _: Answer([call(TOOL, page=n)]))
+    one = run(
+        *("--policy", policy, "--", sys.executable, "-c", agent("anthropic_loop", "ANTHROPIC_BASE_URL")),
+        ANTHROPIC_BASE_URL=anthropic_server.url,
+    )
+    two = run(
+        *("--policy", policy, "--upstream", f"gemini={gemini_server.url}", "--"),
+        *(sys.executable, "-c", agent("gemini_loop", "GOOGLE_GEMINI_BASE_URL")),
+    )
+    for ran in (one, two):
+        assert ran.stdout == "7 I stopped because a step kept failing in the same way.\n", ran.stderr
+    assert len(anthropic_server.billed) == len(gemini_server.billed) == 6
+
+
+def test_the_budget_is_that_of_the_whole_program(openai_server: OpenAIServer, policy: Path) -> None:
+    """Ten conversations, each a run of its own."""
+    source = """
+from tests.kit.gateways import chat_loop
+import os
+for number in range(10):
+    print(chat_loop(os.environ["OPENAI_BASE_URL"].removesuffix("/v1"), prompt=f"question {number}")[1].splitlines()[0])
+"""
+    program = [sys.executable, "-c", source]
+    ran = run("--policy", policy, "--max-calls", 4, "--json", "--", *program, OPENAI_BASE_URL=f"{openai_server.url}/v1")
+    assert ran.stdout.splitlines() == ["fine"] * 4 + ["I stopped because this request reached a safety limit."] * 6
+    found = json.loads(ran.stderr)
+    assert (found["exit_code"], found["model_calls"], found["refused_calls"]) == (0, 4, 6)
+    assert found["usd"] == "0.014"
+    assert found["saved_usd"] == "0.021"
+    assert len(openai_server.billed) == 4
+    assert found["stops"][0]["user_id"]
+    assert found["stops"][0]["session_id"].startswith("run-")
+
+
+def test_a_dollar_budget_holds(openai_server: OpenAIServer, policy: Path) -> None:
+    looping(openai_server)
+    program = [sys.executable, "-c", agent()]
+    ran = run("--policy", policy, "--max-usd", "0.01", "--", *program, OPENAI_BASE_URL=f"{openai_server.url}/v1")
+    assert len(openai_server.billed) == 2
+    assert "stopped by budget" in ran.stderr
+
+
+def test_a_program_that_goes_around_the_gateway_is_named() -> None:
+    ran = run("--", sys.executable, "-c", "print('hi')")
+    assert (ran.returncode, ran.stdout) == (0, "hi\n")
+    assert ran.stderr.startswith("runguard: no request seen, so nothing was guarded.")
+    assert "OPENAI_BASE_URL, ANTHROPIC_BASE_URL, GOOGLE_GEMINI_BASE_URL" in ran.stderr
+
+
+def test_the_exit_code_says_what_a_shell_would_say(tmp_path: Path) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("no program")
+    assert run("--", "no-such-program-here").returncode == 127
+    assert "no such program" in run("--", "no-such-program-here").stderr
+    assert run("--", plain).returncode == 126
+    killed = run("--", sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.returncode == 128 + signal.SIGKILL
+    assert run().returncode == 2
+    assert run("--upstream", "cohere=http://127.0.0.1:1", "--", "true").returncode == 2
+    assert run("--upstream", "openai=ftp://127.0.0.1", "--", "true").returncode == 2
+    assert run("--max-usd", "-1", "--", "true").returncode == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_the_program_which_says_how_it_ends(number: signal.Signals) -> None:
+    source = f"""
+import signal, sys, time
+signal.signal({int(number)}, lambda *_: sys.exit(7))
+print("ready", flush=True)
+time.sleep(30)
+"""
+    paths = str(Path(package.__file__).parents[1])
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": paths}
+    command = [*PROGRAM, "run", "--", sys.executable, "-c", source]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    ) as ran:
+        assert ran.stdout is not None
+        assert ran.stdout.readline() == b"ready\n"
+        ran.send_signal(number)
+        _, said = ran.communicate(timeout=20)
+    assert ran.returncode == 7
+    assert said.startswith(b"runguard: no request seen")
+
+
+def test_addresses_come_from_the_environment_and_proxies_are_left_out() -> None:
+    before = {"OPENAI_BASE_URL": "http://a/v1", "NO_PROXY": "x", "ANTHROPIC_API_BASE": "http://b"}
+    assert upstreams_of(before, {"gemini": "http://c"}) == {
+        "openai": "http://a/v1",
+        "anthropic": "http://b",
+        "gemini": "http://c",
+    }
+    changed = environment_behind(1234, "secret", before)
+    assert changed["NO_PROXY"] == "x,127.0.0.1,localhost"
+    assert changed["no_proxy"] == "127.0.0.1,localhost"
+    for names, path in VARIABLES.values():
+        assert {changed[name] for name in names} == {f"http://127.0.0.1:1234/token/secret{path}"}
+
+
+def test_the_dashboard_is_served_while_the_program_runs() -> None:
+    source = """
+import sys, time, urllib.request
+time.sleep(0.1)
+"""
+    ran = run("--dashboard", "--", sys.executable, "-c", source)
+    assert ran.returncode == 0
+    assert ran.stderr.startswith("runguard: dashboard at http://127.0.0.1:")
+
+
+def test_a_missing_package_is_named(tmp_path: Path) -> None:
+    blocker = tmp_path / "sitecustomize.py"
+    blocker.write_text("import sys\nsys.modules['httpx'] = None\n")
+    paths = os.pathsep.join([str(tmp_path), str(Path(package.__file__).parents[1])])
+    ran = run("--", "true", PYTHONPATH=paths)
+    assert ran.returncode == 2
+    assert ran.stderr == "the gateway needs httpx, which is not installed: pip install 'runguard-agents[gateway]'\n"
