@@ -382,7 +382,7 @@ class Here(NamedTuple):
 
     ADK gives its hooks a context object, but not the calls that it makes past the hooks: an AgentTool's own Runner, a
     tool that calls a model, a compaction. Context variables connect those. asyncio copies them when a task starts, so
-    what a task sets reaches the work inside it and nothing else. ``docs/architecture.md`` lists all of them.
+    what a task sets reaches the work inside it and nothing else. ``docs/contributing/architecture.md`` lists all.
 
     An async generator runs in the context of the code that iterates over it. So a generator sets a field for each step,
     and undoes it before it yields. It restores that one field, because the step may have changed others.

@@ -1,7 +1,7 @@
 """Seed 000, a cost breaker for ADK: its samples with ``from runguard import ADKCostBreaker`` in place of the class in
 the article.
 
-What had to change to run on ADK 2.x is marked with "seed:". ``docs/coming-from.md`` counts these lines.
+What had to change to run on ADK 2.x is marked with "seed:". ``docs/contributing/seed-table.md`` counts these lines.
 """
 
 import asyncio
