@@ -4,22 +4,20 @@ The same Markdown reads well on the repository's host.
 """  # noqa: INP001
 
 import importlib
+import posixpath
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 import runguard
 
-ROOT = Path(__file__).parents[1]
-
 project = "RunGuard"
 copyright = "the RunGuard authors, Apache-2.0"  # noqa: A001 - the name Sphinx asks for
 release = runguard.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["adk-docs-catalogue"]
+exclude_patterns = ["contributing"]  # read in the repository, by those who change the code
 
 myst_heading_anchors = 3
 
@@ -39,13 +37,6 @@ highlight_language = "none"
 # page.
 nitpick_ignore_regex = [("py:.*", r"(?!runguard\.[A-Z]).*")]
 
-# Files of the repository that are pages of the site too. Beside this file each is a line that links there.
-OUTSIDE = {
-    "benchmarks": "benchmarks/README.md",
-    "examples": "examples/README.md",
-    "changelog": "CHANGELOG.md",
-    "contributing": "CONTRIBUTING.md",
-}
 MODULES = (
     "runguard",
     "runguard.adk",
@@ -62,23 +53,14 @@ for module in MODULES:
         getattr(importlib.import_module(module), name)
 
 
-def show_outside(app: Any, name: str, source: list[str]) -> None:
-    """The whole file in place of the line that links to it, and links between such files and ``docs/`` made links
-    between pages.
-    """
-    if name in OUTSIDE:
-        source[0] = _moved((ROOT / OUTSIDE[name]).read_text(encoding="utf-8"), (ROOT / OUTSIDE[name]).parent)
-    for page, path in {**OUTSIDE, "index": "README.md"}.items():
-        source[0] = source[0].replace(f"](../{path}", f"]({page}.md")
+def link_outside(app: Any, name: str, source: list[str]) -> None:
+    """Make links to Markdown files that are no pages of this site, as those of the repository, links to the file."""
 
-
-def _moved(text: str, folder: Path) -> str:
     def link(found: re.Match[str]) -> str:
-        target, anchor = found[1], found[2] or ""
-        at = (folder / target).resolve()
-        return f"](../{at.relative_to(ROOT)}{anchor})".replace("(../docs/", "(")
+        page = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
+        return found[0] if page in app.env.found_docs else f"](path:{found[1]}.md)"
 
-    return re.sub(r"\]\((?!https?://|#)([^)#]+)(#[^)]*)?\)", link, text)
+    source[0] = re.sub(r"\]\(([^)#:]+)\.md(?:#[^)]*)?\)", link, source[0])
 
 
 def link_public_name(app: Any, env: Any, node: Any, contents: Any) -> Any:
@@ -108,6 +90,6 @@ def shorten(
 
 
 def setup(app: Any) -> None:
-    app.connect("source-read", show_outside)
+    app.connect("source-read", link_outside)
     app.connect("missing-reference", link_public_name)
     app.connect("autodoc-process-signature", shorten)

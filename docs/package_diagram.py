@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "runguard"
-ARCHITECTURE = ROOT / "docs" / "architecture.md"
-FILES = ROOT / "docs" / "files.md"
+ARCHITECTURE = ROOT / "docs" / "contributing" / "architecture.md"
+FILES = ROOT / "docs" / "contributing" / "files.md"
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
 SHORT = 50  # characters of a sentence that says too little alone
 BAR = r"\|"  # a bar in a cell of a table

@@ -38,6 +38,8 @@ MODULES = {  # of each extra: what it is for
     "langchain": "runguard.langchain",
     "openai-agents": "runguard.openai_agents",
     "pydantic-ai": "runguard.pydantic_ai",
+    "strands": "runguard.strands",
+    "gateway": "runguard.gateway",
     "dashboard": "uvicorn",
 }
 

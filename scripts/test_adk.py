@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# The one list of tested releases: the oldest supported minor release, each since, and the newest. The workflow and
-# docs/adk-versions.md follow it (tests/scripts/test_workflows.py).
+# The one list of tested releases: the oldest supported minor release, each since, and the newest. The workflow
+# follows it (tests/scripts/test_workflows.py).
 RELEASES = ("2.3", "2.4", "2.5", "2.6", "2.7", "2.8", "2.9", "2.10", "2.11", "2.12", "newest")
 TESTS = (
     *("tests/adk", "tests/faults", "tests/replay/test_same_as_live.py", "tests/wire", "tests/cli/demo"),

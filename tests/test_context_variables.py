@@ -7,7 +7,7 @@ from pathlib import Path
 import runguard
 
 SOURCE = Path(runguard.__file__).parent
-PAGE = SOURCE.parents[1] / "docs" / "architecture.md"
+PAGE = SOURCE.parents[1] / "docs" / "contributing" / "architecture.md"
 
 
 @functools.cache

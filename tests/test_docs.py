@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,14 +21,18 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "reference").glob("*.md")),
+    *sorted((ROOT / "docs" / "contributing").glob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
 
 
 # On an older ADK what a newcomer reads first is enough: the rest is about RunGuard more than about ADK, which other
 # tests try there.
-FIRST_READ = ("README.md", "quickstart.md", "escape.md", "termination.md")
+FIRST_READ = ("README.md", "quickstart.md", "rules.md", "termination.md")
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 
 
@@ -82,8 +87,17 @@ def test_policy_snippet_is_valid(text: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_have_targets(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+        at = page.parent / target if target else page
+        assert at.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(at), f"{page.name} links to {target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that the headings of a page get, here and on the repository's host."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_readme_shows_the_measured_stop() -> None:

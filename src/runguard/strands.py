@@ -17,7 +17,7 @@ from strands.plugins import Plugin
 from strands.types.events import ModelStopReason, ToolResultEvent
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, error_of, fitting
+from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
@@ -87,6 +87,9 @@ class RunGuard(Controls, Plugin):
     async def _begin(self, event: BeforeInvocationEvent) -> None:
         whom = self._whom.of(self.guard, event.invocation_state)
         waiting = _waiting_calls(event.agent)
+        if not waiting:
+            asked = [block.get("text") for message in event.messages or () for block in message["content"]]
+            whom["input"] = input_of(self.guard, event.agent.name, asked, goes_on=bool(event.agent.messages))
         run = await AgentRun.resume(self.guard, event.agent.name, waiting, condition=self._condition, **whom)
         event.invocation_state[_RUN] = run
         if (trip := run.enter()) is not None:

@@ -46,7 +46,7 @@ def test_anything_else_is_a_policy_error(wrong: Any) -> None:
 
 
 def test_the_name_can_be_chosen() -> None:
-    assert BudgetPlugin(BudgetPolicy()).name == "runguard_budget"
+    assert BudgetPlugin(BudgetPolicy()).name == "adkf_budget_plugin"
     assert BudgetPlugin(BudgetPolicy(), name="mine").name == "mine"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, SequentialAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode  # type: ignore[attr-defined]
+from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
 from google.adk.events import Event
 from google.adk.models.base_llm import BaseLlm

@@ -1,4 +1,4 @@
-"""``max_reentries``: hand-offs back to an agent that is already in the chain, by transfer and by routing tools."""
+"""``max_reentries``: an agent that is entered again inside its own chain of delegations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,11 +7,15 @@ import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools import ToolContext
+from google.adk.tools.agent_tool import AgentTool
 
 import runguard
 from runguard import ADKCostBreaker
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text, transfer
+from tests.kit.adk_runs import observe
+from tests.kit.topologies import NESTED
+from tests.kit.topologies import Team as Nested
 
 LEVELS = 6
 OUTPUT = 250
@@ -105,6 +109,17 @@ async def test_a_higher_number_allows_returns() -> None:
     assert team.made == 4  # orchestrator, specialist, orchestrator, specialist: the third re-entry is refused
 
 
+@pytest.mark.parametrize("topology", NESTED, ids=lambda topology: topology.__name__)
+async def test_a_caller_that_is_entered_inside_its_own_call_is_a_reentry(topology: Callable[[Nested], Any]) -> None:
+    """Agents called for a single turn or a task, which pass the work back to whoever called them."""
+    team = Nested(endless=True)
+    seen = await observe(topology(team), max_reentries=1, play_with={"catch": True})
+    (trip,) = seen.plugin.trips
+    assert trip.rule == "reentry"
+    assert trip.agent_path[-1] in trip.agent_path[:-1]
+    assert team.calls <= 3
+
+
 # ---- what is not a re-entry -----------------------------------------------------------------------------------------
 
 
@@ -127,6 +142,21 @@ async def test_a_loop_hands_over_anew_in_each_iteration() -> None:
 async def test_parallel_branches_have_chains_of_their_own() -> None:
     leads = [helper(f"lead{n}", [transfer(f"worker{n}")], sub_agents=[helper(f"worker{n}")]) for n in range(3)]
     assert sorted(await healthy(ParallelAgent(name="all", sub_agents=leads))) == ["worker0", "worker1", "worker2"]
+
+
+async def test_a_loop_inside_a_call_may_enter_its_agents_again() -> None:
+    loop = LoopAgent(name="loop", description="works", sub_agents=[helper("one"), helper("two")], max_iterations=3)
+    lead = helper(
+        "lead", [call("loop", request="go"), call("loop", request="on"), text("done")], tools=[AgentTool(loop)]
+    )
+    assert await healthy(lead) == ["done"]
+
+
+async def test_a_loop_may_have_a_fan_out_before_it_hands_over_anew() -> None:
+    lead = helper("lead", lambda n, _: transfer("worker"), sub_agents=[helper("worker")])
+    fan_out = ParallelAgent(name="all", sub_agents=[helper("left"), helper("right")])
+    loop = LoopAgent(name="loop", sub_agents=[lead, fan_out], max_iterations=3)
+    assert (await healthy(loop)).count("worker") == 3
 
 
 async def test_the_next_turn_starts_a_new_chain() -> None:

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("a2a.server")
 
 import httpx
-from google.adk.agents import LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.models import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
@@ -102,6 +102,25 @@ async def test_the_second_call_is_refused_when_the_first_used_up_the_budget() ->
         recording = await play(twice, plugin)
     assert model.calls == 1
     assert assert_stopped(recording.events).rule == "budget"
+
+
+async def test_a_loop_over_a_remote_agent_that_says_the_same_is_stopped_like_a_local_one() -> None:
+    far = ScriptedModel(lambda n, _: text("I am working on it."))
+    near = ScriptedModel(lambda n, _: text("I am working on it."))
+    with a2a_server(far_agent(far)) as card:
+        loop = LoopAgent(name="loop", sub_agents=[remote(card)])
+        trip = assert_stopped(await play(loop, RunGuardPlugin()), "no_news")
+    local = LoopAgent(name="loop", sub_agents=[LlmAgent(name="remote", model=near)])
+    assert assert_stopped(await play(local, RunGuardPlugin()), "no_news").observed == trip.observed == 14
+    assert trip.model_calls <= near.calls < 20, "ADK does not send them all: nobody has said anything since"
+
+
+async def test_a_loop_over_a_remote_agent_that_says_something_new_is_left_alone() -> None:
+    writer = LlmAgent(name="writer", model=ScriptedModel(lambda n, _: text(f"Chapter {n} is a draft.")))
+    with a2a_server(far_agent(lambda n, _: text(f"Chapter {n} needs work."))) as card:
+        plugin = RunGuardPlugin()
+        await play(LoopAgent(name="loop", sub_agents=[writer, remote(card)], max_iterations=16), plugin)
+    assert plugin.trips == []
 
 
 async def test_a_reply_without_usage_is_marked_and_not_estimated() -> None:

@@ -313,12 +313,12 @@ def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: py
     model, opened = Model(), opening._open
     resets: list[Any] = []
 
-    async def interfered(call: Any, *how: bool) -> None:
+    async def interfered(call: Any, *how: Any) -> None:
         if not resets:
             resets.append(call.caller.reset())
         await opened(call, *how)
 
-    monkeypatch.setattr(call_layers, "open_now", lambda caller, request: None)  # the long way
+    monkeypatch.setattr(call_layers, "open_now", lambda caller, request, owners: None)  # the long way
     call = guard(model, budget={"max_calls": 1}, on_guard_error="allow")
     call()
     call.reset()

@@ -125,6 +125,35 @@ def test_a_container_that_gets_the_work_passes_it_on() -> None:
     assert told("+A", "?", "A>S", "+S", "+C", "?", "C>A") == ["A"]
 
 
+def test_a_call_goes_on_with_the_chain_of_its_caller(drive: type[Driver]) -> None:
+    d = drive(max_reentries=2)
+    d.enter("A")
+    d.hand_off("A", "B")
+    first = d.lane("B@1", concurrent=False, delegate="tool")
+    assert d.enter("C", lane=first).action.word == "allow"
+    assert d.enter("A", lane=d.lane("C@2", parent=first, concurrent=False, delegate="tool")).action.word == "allow"
+    second = d.lane("C@3", parent=first, concurrent=False, delegate="tool")
+    assert d.enter("A", lane=second).action.word == "allow", "each call has a count of its own"
+    below = d.lane("A@4", parent=second, concurrent=False, delegate="tool")
+    assert d.enter("B", lane=below).action.word == "stop"
+    assert d.guard.trips[0].agent_path == ("A", "B", "C", "A", "B")
+
+
+def test_a_parallel_branch_goes_on_with_the_chain_only_where_the_work_was_handed_to_its_container(
+    drive: type[Driver],
+) -> None:
+    for is_handed, expected in ((True, "stop"), (False, "allow")):
+        d = drive(max_reentries=1)
+        d.enter("A")
+        d.model()
+        if is_handed:
+            d.hand_off("A", "P")
+        d.enter("P", branches=2)
+        branch = d.lane("P.x")
+        d.enter("X", lane=branch)
+        assert d.hand_off("X", "A", lane=branch).action.word == expected
+
+
 # ---- limits ---------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from tests.kit.snippets import Snippets
 
-FOLDER = Path(__file__).parents[2] / "docs" / "adk-docs-catalogue"
+FOLDER = Path(__file__).parents[2] / "docs" / "contributing" / "adk-docs-catalogue"
 PAGE = (FOLDER / "runguard.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 

@@ -39,7 +39,7 @@ PUBLIC = tuple(
         ".view",
     )
 )
-ADAPTERS = ("langchain", "openai_agents", "pydantic_ai")  # not installed where the documentation is built
+ADAPTERS = ("langchain", "openai_agents", "pydantic_ai", "strands")  # not installed where the documentation is built
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
 
@@ -96,7 +96,7 @@ def test_every_page_can_be_reached_from_the_first(site: Path, pages: dict[Path, 
     written = {
         source.relative_to(DOCS).with_suffix(".html")
         for source in DOCS.rglob("*.md")
-        if source.parent.name != "adk-docs-catalogue"
+        if DOCS / "contributing" not in source.parents
     }
     # the sidebar lists the whole tree
     listed = {Path(unquote(urlsplit(link).path)) for link in pages[site / "index.html"].links}
@@ -109,7 +109,9 @@ def test_no_page_asks_another_host(pages: dict[Path, Page]) -> None:
 
 def exported(adapter: str) -> list[str]:
     """Return the names in the ``__all__`` of an adapter that cannot be imported here."""
-    source = ast.parse((ROOT / "src" / "runguard" / adapter / "__init__.py").read_text(encoding="utf-8"))
+    home = ROOT / "src" / "runguard" / adapter
+    path = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
+    source = ast.parse(path.read_text(encoding="utf-8"))
     for statement in source.body:
         if isinstance(statement, ast.Assign) and [ast.unparse(target) for target in statement.targets] == ["__all__"]:
             return list(ast.literal_eval(statement.value))

@@ -133,7 +133,7 @@ def test_numbers_of_a_fresh_monitor() -> None:
         200_000,
         0.0,
     )
-    assert (monitor.turn_count, monitor.avg_tokens_per_turn, monitor.estimated_turns_remaining) == (0, 0.0, None)
+    assert (monitor.turn_count, monitor.avg_tokens_per_turn, monitor.estimated_turns_remaining) == (0, 0.0, 0)
 
 
 def test_numbers_after_some_turns() -> None:

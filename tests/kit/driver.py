@@ -7,6 +7,7 @@ from typing import Any
 from runguard.core.decision import Action, Decision
 from runguard.core.events import (
     ROOT_LANE,
+    AgentEntered,
     Answer,
     HandOff,
     ModelCall,
@@ -120,6 +121,9 @@ class Driver:
         agent: str = "agent",
     ) -> Decision:
         return self.guard.after(ModelResult(run, lane, agent, self.now, prompt, output, "model-1"))
+
+    def enter(self, agent: str, *, run: str = "run", lane: str = ROOT_LANE, branches: int = 0) -> Decision:
+        return self.guard.check(AgentEntered(run, lane, agent, self.now, branches=branches))
 
     def hand_off(self, agent: str, target: str, *, run: str = "run", lane: str = ROOT_LANE) -> Decision:
         return self.guard.check(HandOff(run, lane, agent, target, self.now))

@@ -23,7 +23,7 @@ from runguard.adk.stops import announce, mark_stop, may_escalate, stop_content
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Decision, Finding, Trip, printable
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, ModelResult
-from runguard.core.identity import Newest
+from runguard.core.identity import Newest, words_name
 from runguard.core.money import UNLIMITED, to_count, to_nano, to_usd
 from runguard.engine.charges import Ceiling, Denied, finding_of, lower_ceiling
 from runguard.engine.guard import Guard
@@ -58,6 +58,7 @@ class _RemoteCall:
     lacks_usage: bool = False  # a reply, or its end, reported nothing
     denied: Denied | None = None  # a budget cannot pay for what was reported
     is_over: bool = False  # the reply has ended
+    said: str = ""  # its last text
 
 
 class RemoteCalls:
@@ -75,6 +76,8 @@ class RemoteCalls:
         event = ModelCall(
             invocation.run.info.run, lane, agent.name, guard.clock(), rule.model, bound=reserved_for(rule)
         )
+        asked = ic.user_content.parts if ic.user_content is not None else None
+        event.asked = words_name("\0".join(part.text or "" for part in asked or ()))
         decision = guard.check(event)
         if _stops(decision):
             return decision.trip
@@ -95,6 +98,11 @@ class RemoteCalls:
         """Read an event that may be part of a reply."""
         response = (event.custom_metadata or {}).get(RESPONSE_KEY)
         call = self._open.get((invocation.id, event.author, event.branch))
+        if call is not None and event.content is not None and not event.error_message:
+            parts = event.content.parts or ()
+            said = "".join(part.text or "" for part in parts if not part.thought)
+            # files and data are not compared: each is news
+            call.said = said or (event.id if any(part.text is None for part in parts) else call.said)
         if response is None:
             if call is not None and event.error_message:
                 call.lacks_usage = True  # the far side is gone, never was there, or its reply was cut off
@@ -210,6 +218,11 @@ class RemoteCalls:
                 missing = guard.accounts.open_settled(call.invocation.run.run_costs, rest)
                 missing.rates = _NO_USAGE
                 guard.settle(missing, Usage())
+        # The rules see it as the words of a local agent. ADK sends nothing where nobody has said anything since: those
+        # calls have no words, all of them.
+        words = ModelResult(event.run, lane, event.agent, guard.clock())
+        words.text_id, words.text = words_name(call.said), call.said
+        guard.after(words)
         if call.lacks_usage or not call.reports:
             self._log_unreported(event.agent)
 

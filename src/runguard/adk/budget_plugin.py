@@ -37,7 +37,7 @@ from runguard.adk.plugin import hook
 from runguard.adk.runs import DELIVERY_S, project
 from runguard.adk.stops import may_escalate, refusal, stop_response, until_done
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
-from runguard.core.errors import CheckedABC, PolicyError
+from runguard.core.errors import CheckedABC, InvalidTypeError
 from runguard.core.identity import Newest
 from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 
@@ -100,9 +100,9 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
     reset or adjusted below the threshold.
     """
 
-    def __init__(self, policy_or_monitor: BudgetPolicy | BudgetMonitor, *, name: str = "runguard_budget") -> None:
+    def __init__(self, policy_or_monitor: BudgetPolicy | BudgetMonitor, *, name: str = "adkf_budget_plugin") -> None:
         if not isinstance(policy_or_monitor, BudgetPolicy | BudgetMonitor):
-            raise PolicyError(f"policy_or_monitor = {policy_or_monitor!r}: give a BudgetPolicy or a BudgetMonitor")
+            raise InvalidTypeError(f"policy_or_monitor = {policy_or_monitor!r}: give a BudgetPolicy or a BudgetMonitor")
         super().__init__(name=name)
         self._policy = policy_or_monitor if isinstance(policy_or_monitor, BudgetPolicy) else None
         self._own = (

@@ -7,7 +7,10 @@ cleanly and then raises a ``RuntimeError`` to the code that iterates over the ru
 
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any, Final, Literal
 
@@ -22,35 +25,78 @@ from google.genai import types
 
 from runguard.adk import patching
 from runguard.adk.plugin import RunGuardPlugin, hook
-from runguard.adk.runs import HERE, Invocation, lane_of
+from runguard.adk.runner import replace_policy
+from runguard.adk.runs import HERE, Invocation, SessionKey, lane_of
+from runguard.adk.stops import announce
 from runguard.adk.tool_hooks import error_text
 from runguard.core.breaker import BreakerState
 from runguard.core.decision import Action, Finding, Trip
-from runguard.core.errors import RunStoppedError
+from runguard.core.errors import InvalidValueError, RunStoppedError
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.identity import Newest
 from runguard.core.rules.limits import Growth
+from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
 from runguard.providers.messages import TRANSFER
 
 __all__ = ["ADKCostBreaker"]
 
+_log: Final = logging.getLogger("runguard")
 _COUNTS_KEPT: Final = 10_000
+_SESSIONS_KEPT: Final = 1_024
+_NO_SESSION: Final[SessionKey] = ("", "", "")
 
 
+@dataclass(slots=True)
+class RecordedTokens:
+    """The tokens that were recorded for one session: the first counts and the latest ones, bounded."""
+
+    counts: list[int] = field(default_factory=list)
+    is_reported: bool = False  # their growth
+
+    def add(self, count: int, baseline: int) -> None:
+        self.counts.append(count)
+        if len(self.counts) > _COUNTS_KEPT:  # keep the first ones and the latest half
+            del self.counts[baseline : _COUNTS_KEPT // 2]
+
+    def ratio(self, baseline: int) -> float | None:
+        """How many times the first counts the latest ones are; None before there are enough."""
+        first = sum(self.counts[:baseline])
+        return sum(self.counts[-baseline:]) / first if len(self.counts) >= 2 * baseline and first else None
+
+
+@dataclass(init=False, repr=False)
 class ADKCostBreaker:
     """Attach with ``install_on_agent``; share one instance over the agents of a pipeline.
 
     ``state`` and ``trip_reason`` describe the current run and, between runs, the last one. A trip opens the breaker.
     After ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip
     closes it. An open breaker refuses the input that tripped it, submitted again by the same user in a new session;
-    every other run starts with fresh counters. ``reset()`` admits it again at once, after the cause is fixed.
+    every other run starts with fresh counters. ``reset()``, or setting ``state`` to CLOSED, admits it again at once,
+    after the cause is fixed.
 
-    Attach with ``install_on_agent`` only: it sets eight callbacks. The four around tools and agents alone do not
-    stop the model.
+    It trips where an agent is entered again inside its own chain of delegations. ``max_reentries=None`` allows that, as
+    the plugin does.
+
+    It is a dataclass. Limits that are assigned later hold for runs that start from then on. A copy has the same limits
+    and fresh counters. ``settings`` holds all other keywords, which are those of ``RunGuardPlugin``.
+
+    Attach with ``install_on_agent`` where you can: it sets eight callbacks. Of an agent that has only the four around
+    tools and agents, the callback that sees a trip ends the run at once, with calls that run beside it.
 
     For alerts without stops, use ``mode="shadow"`` with ``on_trip=``; ``growth_ratio`` is the figure to log.
     """
+
+    max_identical_tool_results: int = 3
+    max_delegation_depth: int = 5
+    max_event_cost_ratio: float = 3.0
+    cost_baseline_events: int = 5
+    max_concurrent_agents: int = 20
+    half_open_reset_seconds: float = 60
+    max_reentries: int | None = field(default=1, kw_only=True)
+    name: str = field(default="runguard_breaker", kw_only=True)
+    on_stop: Literal["stop", "raise"] = field(default="raise", kw_only=True)
+    settings: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def __init__(
         self,
@@ -61,8 +107,10 @@ class ADKCostBreaker:
         max_concurrent_agents: int = 20,
         half_open_reset_seconds: float = 60,
         *,
+        max_reentries: int | None = 1,
         name: str = "runguard_breaker",
         on_stop: Literal["stop", "raise"] = "raise",
+        settings: Mapping[str, Any] | None = None,
         **policy: Any,
     ) -> None:
         self.max_identical_tool_results = max_identical_tool_results
@@ -71,26 +119,46 @@ class ADKCostBreaker:
         self.cost_baseline_events = cost_baseline_events
         self.max_concurrent_agents = max_concurrent_agents
         self.half_open_reset_seconds = half_open_reset_seconds
-        self._plugin = RunGuardPlugin(
-            max_identical_tool_results=max_identical_tool_results,
-            max_delegation_depth=max_delegation_depth,
-            max_event_cost_ratio=max_event_cost_ratio,
-            cost_baseline_events=cost_baseline_events,
-            max_concurrent_agents=max_concurrent_agents,
-            half_open_reset_seconds=float(half_open_reset_seconds),
-            on_stop=on_stop,
-            **policy,
-        )
-        self._plugin.name = name
-        patching.watch_agents(self._plugin.invocations)
+        self.max_reentries, self.name, self.on_stop = max_reentries, name, on_stop
+        self.settings = {**(settings or {}), **policy}
+        plugin = RunGuardPlugin(**self._policy())
+        plugin.name = name
+        patching.watch_agents(plugin.invocations)
         self._responses = count(1)
         self._forgiven = ""  # the last trip that reset() took back
-        self._event_token_counts: list[int] = []  # the first ones and the latest ones, bounded
-        self._is_reported = False  # growth of recorded tokens was reported since the last reset
+        self._tokens = Newest[SessionKey, RecordedTokens](_SESSIONS_KEPT)
+        self._lock = threading.Lock()
         self._resubmissions = Resubmissions()
         self._last_started = 0.0  # when the latest run started
         self._last_trips: Sequence[Trip] = ()  # and its trips
         self._last_info: RunInfo | None = None  # and whose it was
+        self._plugin = plugin  # last: from now on an assigned limit is a change of the policy
+
+    def _policy(self, **changed: Any) -> Any:
+        """The settings of the plugin, with ``changed`` ones in place of those of this breaker."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)} | changed
+        others = given.pop("settings")
+        del given["name"]
+        return {**given, "half_open_reset_seconds": float(given["half_open_reset_seconds"]), **others}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__ and "_plugin" in self.__dict__ and value != getattr(self, name):
+            if name != "name":
+                plugin = replace_policy(self._plugin, self._policy(**{name: value}))
+                patching.watch_agents(plugin.invocations)
+                object.__setattr__(self, "_plugin", plugin)
+            self._plugin.name = value if name == "name" else self.name
+        object.__setattr__(self, name, value)
+
+    def __repr__(self) -> str:
+        # without ``settings``, which may hold secrets
+        shown = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "settings"]
+        return f"ADKCostBreaker({', '.join(shown)}, state={self.state!r}, trip_reason={self.trip_reason!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ADKCostBreaker":
+        """Return a breaker with the same limits, for copied agents: they share it as the originals share this one."""
+        made = memo[id(self)] = replace(self)
+        return made
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -108,23 +176,37 @@ class ADKCostBreaker:
         age = self._plugin.guard.clock() - trip.at
         return BreakerState.OPEN if age < self.half_open_reset_seconds else BreakerState.HALF_OPEN
 
+    @state.setter
+    def state(self, state: BreakerState) -> None:
+        if state is not BreakerState.CLOSED:
+            raise InvalidValueError(
+                f"state = {state!r}: only BreakerState.CLOSED can be set, which resets the breaker; to refuse runs, "
+                "lower a limit"
+            )
+        self.reset()
+
     @property
     def trip_reason(self) -> str | None:
         trip = self._last_trip()
         return str(trip) if trip is not None else None
+
+    @trip_reason.setter
+    def trip_reason(self, reason: None) -> None:
+        if reason is not None:
+            raise InvalidValueError(f"trip_reason = {reason!r}: only None can be set, which resets the breaker")
+        self.reset()
 
     @property
     def growth_ratio(self) -> float | None:
         """How many times the tokens of the first ``cost_baseline_events`` responses the latest ones took; None
         before there are enough.
 
-        Of the responses recorded with ``record_event_tokens``; without any, of the current run's prompts, the
-        agent that grew most.
+        Of the responses recorded with ``record_event_tokens`` for the session at hand; without any, of the current
+        run's prompts, the agent that grew most.
         """
-        counts, wanted = self._event_token_counts, self.cost_baseline_events
-        if counts:
-            first = sum(counts[:wanted])
-            return sum(counts[-wanted:]) / first if len(counts) >= 2 * wanted and first else None
+        tokens = self._tokens_at_hand()
+        if tokens is not None:
+            return tokens.ratio(self.cost_baseline_events)
         run = self._current_run()
         rules = (
             [rule for lane in run.lanes.values() for rule in lane.detectors if isinstance(rule, Growth)]
@@ -132,6 +214,12 @@ class ADKCostBreaker:
             else []
         )
         return max((ratio for rule in rules for ratio in rule.ratios().values()), default=None)
+
+    @property
+    def _event_token_counts(self) -> list[int]:
+        """What was recorded for the session at hand."""
+        tokens = self._tokens_at_hand()
+        return tokens.counts if tokens is not None else []
 
     def _last_trip(self) -> Trip | None:
         """The trip in force: the latest one, unless ``reset()`` or a clean run came after it."""
@@ -142,23 +230,54 @@ class ADKCostBreaker:
         return None if ended_clean else trip
 
     def _current_run(self) -> Run | None:
-        frame = HERE.get().tool
-        if frame is not None and frame.guard is self._plugin.guard:
-            return frame.invocation.run
-        return next(reversed(list(self._plugin.guard.runs.values())), None)
+        """The run at hand, or the one that started last."""
+        return self._run_at_hand() or next((run for _, run in self._runs()), None)
+
+    def _runs(self) -> list[tuple[Guard, Run]]:
+        """The runs in flight, the latest first; also those that go on under limits that were replaced."""
+        generations = self._plugin.generations
+        plugins = (self._plugin,) if generations is None else generations.plugins
+        guards = [plugin.guard for plugin in plugins]
+        return [(guard, run) for guard in guards for run in reversed(list(guard.runs.values()))]
+
+    def _run_at_hand(self) -> Run | None:
+        """The run whose tool this code is a part of, or whose events it reads."""
+        frame, session = HERE.get().tool, HERE.get().session
+        runs = [run for _, run in self._runs()]
+        while frame is not None:
+            if any(run is frame.invocation.run for run in runs):
+                return frame.invocation.run
+            frame = frame.outer
+        return next((run for run in runs if _key(run.info) == session), None)
+
+    def _session_at_hand(self) -> SessionKey | None:
+        run = self._run_at_hand()
+        return _key(run.info) if run is not None else HERE.get().session
+
+    def _tokens_at_hand(self) -> RecordedTokens | None:
+        """What was recorded for the session at hand; without a session, what was recorded last."""
+        session = self._session_at_hand()
+        with self._lock:
+            return self._tokens.get(session) if session is not None else next(reversed(self._tokens.values()), None)
 
     def reset(self) -> None:
-        """Forget the last trip, the refused inputs, the recorded token counts, and how the prompts of the last
-        session have grown.
+        """Forget the last trip and the refused inputs, and of the session at hand the recorded token counts and how
+        its prompts have grown; of all sessions where there is none at hand.
 
         For use between sessions. Other runs need no reset: each starts with fresh counters.
         """
         trips = [trip for trip in self._plugin.trips if trip.rule != REFUSED]
         self._forgiven = trips[-1].id if trips else ""
         self._resubmissions.clear()
-        self._event_token_counts.clear()
-        self._is_reported = False
-        if self._last_info is not None:
+        session = self._session_at_hand()
+        with self._lock:
+            if session is None:
+                self._tokens.clear()
+            else:
+                self._tokens.pop(session, None)
+        if session is not None:
+            self._plugin.guard.growth.forget(_info("", session))
+        elif self._last_info is not None:
             self._plugin.guard.growth.forget(self._last_info)
 
     # ---- attaching --------------------------------------------------------------------------------------------------
@@ -203,27 +322,44 @@ class ADKCostBreaker:
         """What ADK gets from a callback that failed."""
         return self._plugin.instead_of(hook, error, *given)
 
+    def _plugin_of(self, ic: InvocationContext) -> RunGuardPlugin:
+        """The plugin with the limits under which a run began."""
+        generations = self._plugin.generations
+        return self._plugin if generations is None else generations.of(ic.invocation_id)
+
+    def _end_if_unwired(self, invocation: Invocation, ic: InvocationContext, lane: str) -> None:
+        """End a stopped run here, where the agent has no model callback of ours that would end it."""
+        plugin, agent = self._plugin_of(ic), ic.agent
+        trip = invocation.stop_in(lane)
+        if trip is None or not isinstance(agent, LlmAgent) or plugin.guard.policy.mode != "enforce":
+            return
+        wired = any(getattr(one, "__self__", None) is self for one in agent.canonical_before_model_callbacks)
+        # a function around our callback cannot be seen, but it has announced the agent's model call
+        if not wired and all(flight.agent != agent.name for flight in invocation.flights.values()):
+            announce(trip, plugin.invocations)
+            raise patching.halt(ic.invocation_id, trip, plugin.guard.stop_text(trip))
+
     @hook
     async def before_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
-        agent = callback_context._invocation_context.agent
+        ic = callback_context._invocation_context
+        agent, plugin = ic.agent, self._plugin_of(ic)
         if not isinstance(agent, BaseAgent):
             return None
-        invocation, guard = (
-            await self._plugin.starter.invocation_of(callback_context._invocation_context),
-            self._plugin.guard,
-        )
+        invocation, guard = await plugin.starter.invocation_of(ic), plugin.guard
         run = invocation.run
         if run.trips is not self._last_trips and run.stopped is None:
             now = guard.clock()
-            refused = self._resubmissions.refusal(
-                invocation, callback_context._invocation_context, guard.trips, now, self.half_open_reset_seconds
-            )
+            refused = self._resubmissions.refusal(invocation, ic, guard.trips, now, self.half_open_reset_seconds)
             if refused is not None:
                 guard.stop(run, ModelCall(run.info.run, agent.name, "", now), refused)
         self._last_started, self._last_trips, self._last_info = run.info.at, run.trips, run.info
         if isinstance(agent, LlmAgent) and run.stopped is not None:
+            self._end_if_unwired(invocation, ic, invocation.lane)
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
-        return await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)
+        skipped = await plugin.before_agent_callback(agent=agent, callback_context=callback_context)
+        if skipped is not None:
+            self._end_if_unwired(invocation, ic, lane_of(guard, invocation, ic.branch, ic.isolation_scope))
+        return skipped
 
     @hook
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
@@ -242,10 +378,10 @@ class ADKCostBreaker:
         await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
         if not llm_response.partial:
             ic = callback_context._invocation_context
-            invocation = await self._plugin.starter.invocation_of(ic)
-            invocation.batches[lane_of(self._plugin.guard, invocation, ic.branch, ic.isolation_scope)] = str(
-                next(self._responses)
-            )
+            plugin = self._plugin_of(ic)
+            invocation = await plugin.starter.invocation_of(ic)
+            lane = lane_of(plugin.guard, invocation, ic.branch, ic.isolation_scope)
+            invocation.batches[lane] = str(next(self._responses))
         return None
 
     @hook
@@ -260,7 +396,10 @@ class ADKCostBreaker:
     async def before_tool_callback(
         self, tool: BaseTool, args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
-        return await self._plugin.before_tool_callback(tool=tool, tool_args=args, tool_context=tool_context)
+        refused = await self._plugin.before_tool_callback(tool=tool, tool_args=args, tool_context=tool_context)
+        if refused is not None:
+            await self._end_at_tool(tool_context)
+        return refused
 
     @hook
     async def on_tool_error_callback(
@@ -280,24 +419,39 @@ class ADKCostBreaker:
     ) -> dict[str, Any] | None:
         """Judge what the model will see of this call; a nudge comes back as a changed answer."""
         ic = tool_context._invocation_context
+        plugin = self._plugin_of(ic)
         try:
-            self._plugin.tool_hooks.judge_time()
+            plugin.tool_hooks.judge_time()
             if tool.is_long_running and not tool_response:
                 return None  # the answer comes later, from outside
-            return self._judge(await self._plugin.starter.invocation_of(ic), tool, tool_context, tool_response)
+            changed = self._judge(plugin, await plugin.starter.invocation_of(ic), tool, tool_context, tool_response)
         except Exception as error:
-            self._plugin.stopper.fault("after_tool", error, ic)
+            plugin.stopper.fault("after_tool", error, ic)
             return None
+        await self._end_at_tool(tool_context)
+        return changed
+
+    async def _end_at_tool(self, tool_context: ToolContext) -> None:
+        ic = tool_context._invocation_context
+        plugin = self._plugin_of(ic)
+        invocation = await plugin.starter.invocation_of(ic)
+        lane = lane_of(plugin.guard, invocation, ic.branch, ic.isolation_scope)
+        self._end_if_unwired(invocation, ic, lane)
 
     def _judge(
-        self, invocation: Invocation, tool: BaseTool, tool_context: ToolContext, tool_response: Any
+        self,
+        plugin: RunGuardPlugin,
+        invocation: Invocation,
+        tool: BaseTool,
+        tool_context: ToolContext,
+        tool_response: Any,
     ) -> dict[str, Any] | None:
         ic = tool_context._invocation_context
         author = getattr(ic.agent, "name", "")
         call = invocation.calls.get(tool_context.function_call_id or "")
         target = tool_context.actions.transfer_to_agent
         if call is not None and target:  # any tool that sets the action hands over, not only ADK's own
-            self._plugin.reader.judge_transfer(invocation, call.lane, author, target)
+            plugin.reader.judge_transfer(invocation, call.lane, author, target)
         if tool.name == TRANSFER:
             invocation.calls.pop(tool_context.function_call_id or "", None)
             return None
@@ -308,34 +462,55 @@ class ADKCostBreaker:
             *(tool_context.actions.requested_tool_confirmations or ()),
             *(tool_context.actions.requested_auth_configs or ()),
         }
-        self._plugin.reader.judge_answers(invocation, [answer], author=author, waiting=waiting, hands_over=bool(target))
+        plugin.reader.judge_answers(invocation, [answer], author=author, waiting=waiting, hands_over=bool(target))
         return answer.response if answer.response is not before else None
 
     # ---- by hand ----------------------------------------------------------------------------------------------------
 
-    def record_event_tokens(self, token_count: int) -> None:
-        """Record the tokens of one model response. Raises ``CostGrowthError`` once the latest took
-        ``max_event_cost_ratio`` times the first.
+    def record_event_tokens(self, token_count: int, *, session: SessionKey | None = None) -> None:
+        """Record the tokens of one model response. Raises ``CostGrowthError`` once the latest of a session took
+        ``max_event_cost_ratio`` times its first.
 
-        Works on an attached breaker too: the current run is stopped as well. In shadow mode it reports the
-        growth once and raises nothing.
+        The session is the one whose events this code reads. Code that gets the events from elsewhere names it:
+        ``session=(app_name, user_id, session_id)``. Where it is not known while runs are in flight, the growth is only
+        logged.
+
+        Works on an attached breaker too: the session's run is stopped as well. In shadow mode it reports the growth
+        once and raises nothing.
         """
-        counts = self._event_token_counts
-        counts.append(token_count)
-        if len(counts) > _COUNTS_KEPT:  # keep the first ones and the latest half
-            del counts[self.cost_baseline_events : _COUNTS_KEPT // 2]
-        ratio = self.growth_ratio
-        if ratio is not None and ratio >= self.max_event_cost_ratio:
+        before = HERE.get()
+        if session is not None:
+            HERE.set(before._replace(tool=None, session=session))
+        try:
+            key = self._session_at_hand() or _NO_SESSION
+            with self._lock:
+                tokens = self._tokens.pop(key, None) or RecordedTokens()
+                self._tokens[key] = tokens
+                tokens.add(token_count, self.cost_baseline_events)
+            ratio = tokens.ratio(self.cost_baseline_events)
+            if ratio is None or ratio < self.max_event_cost_ratio:
+                return
             self._trip(
                 f"the last {self.cost_baseline_events} responses took {ratio:.1f} times the tokens of the "
                 f"first, limit {self.max_event_cost_ratio:g}"
             )
+        finally:
+            HERE.set(before)
 
     def _trip(self, reason: str) -> None:
-        guard, ratio = self._plugin.guard, self.growth_ratio or 0.0
-        if self._is_reported and guard.policy.mode != "enforce":
+        session, tokens, ratio = self._session_at_hand(), self._tokens_at_hand(), self.growth_ratio or 0.0
+        guard, run = self._plugin.guard, self._run_at_hand()
+        is_known = run is not None or not self._runs()
+        if tokens is None or (tokens.is_reported and (guard.policy.mode != "enforce" or not is_known)):
             return
-        self._is_reported = True
+        tokens.is_reported = True
+        if not is_known:
+            _log.warning(
+                "runguard.growth_of_no_session: %s. record_event_tokens() was not called where the events of a run are "
+                "read, so no run is stopped; name the session with session=(app_name, user_id, session_id)",
+                reason,
+            )
+            return
         finding = Finding(
             "growth",
             Action.STOP,
@@ -345,15 +520,24 @@ class ADKCostBreaker:
             "run",
             detail=reason,
         )
-        now, run = guard.clock(), self._current_run()
+        now = guard.clock()
         if run is not None:
+            guard = next(guard for guard, one in self._runs() if one is run)
             trip = run.stopped or guard.stop(run, ModelCall(run.info.run, "", "", now), finding)
         else:  # recorded outside any run: a run of its own carries the trip
-            info = RunInfo(f"recorded-{next(self._responses)}", at=now)
+            info = _info(f"recorded-{next(self._responses)}", session or _NO_SESSION, now)
             trip = guard.stop(guard.start(info), ModelCall(info.run, "", "", now), finding)
             guard.end(info.run)
         if trip is not None and trip.enforced:
             raise RunStoppedError.of(trip)
+
+
+def _key(info: RunInfo) -> SessionKey:
+    return info.app, info.user, info.session
+
+
+def _info(run: str, session: SessionKey, at: float = 0.0) -> RunInfo:
+    return RunInfo(run, *session, at=at)
 
 
 async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:

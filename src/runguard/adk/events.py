@@ -38,7 +38,7 @@ from runguard.core.events import (
     StateChanged,
     ToolResults,
 )
-from runguard.core.identity import answer_text, words_name
+from runguard.core.identity import answer_text, input_fingerprint, words_name
 from runguard.core.money import shown, to_count, to_nano
 from runguard.engine.guard import Guard
 from runguard.engine.resume import reopen, review_stops, run_name
@@ -49,6 +49,8 @@ from runguard.providers.usage import CallUsage
 _NUDGE, _BLOCK = Action.NUDGE, Action.BLOCK
 _OK, _REFUSED = Outcome.OK, Outcome.REFUSED
 _USER: Final = "user"
+_CODE: Final = "code_execution"
+_LONG_ENOUGH: Final = 40  # characters of a message that says by itself what is asked
 
 
 class EventReader:
@@ -61,6 +63,7 @@ class EventReader:
 
     def __init__(self, guard: Guard, invocations: Invocations, stopper: Stopper) -> None:
         self._guard, self._invocations, self._stopper = guard, invocations, stopper
+        self._counts_code = guard.policy.max_identical_tool_results is not None
 
     def on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         calls: list[types.FunctionCall] = []
@@ -101,10 +104,32 @@ class EventReader:
                 self._on_change(invocation, event)
             if invocation.live:
                 self._on_live_event(invocation, event, ic)
+            if self._counts_code and content is not None and content.parts:
+                self._judge_code(invocation, event, content.parts)
         if target:
             self.judge_transfer(invocation, handed_in, event.author, target)
         if self._invocations.skips:  # an agent was skipped: its event needs a mark
             self._stopper.mark(event, invocation.stop_in(self._event_lane(invocation, event)))
+
+    def _judge_code(self, invocation: Invocation, event: Event, parts: list[types.Part]) -> None:
+        """Under an explicit limit of equal answers, what executed code has printed is an answer of a tool."""
+        lane, guard = self._event_lane(invocation, event), self._guard
+        answers: list[Answer] = []
+        for part in parts:
+            if part.executable_code is not None:
+                invocation.code[lane] = part.executable_code.code or ""
+            elif part.code_execution_result is not None:
+                result = part.code_execution_result
+                call = guard.fingerprint(_CODE, {"code": invocation.code.get(lane, "")})
+                failed = result.outcome not in (None, types.Outcome.OUTCOME_OK)
+                answers.append(Answer(_CODE, call, result.output, outcome=Outcome.FAILED if failed else None))
+        if answers:
+            run = invocation.run.info.run
+            decision = guard.after(ToolResults(run, lane, event.author, guard.clock(), event.id, answers))
+            if decision.enforced and decision.action is _NUDGE:
+                invocation.run.lanes[lane].notice = decision.for_model
+            elif decision.enforced and decision.trip is not None:
+                announce(decision.trip, self._invocations)
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
         """The lane of the call that asked for a transfer.
@@ -372,12 +397,37 @@ class RunStarter:
             message=" ".join([part.text for part in _parts(ic.user_content) if part.text]),
             is_automatic=not wrong and given is not None and given.get("automatic") is True,
             ceiling=ceiling,
+            input=_input_of(ic),
         )
         return info, wrong or sent_wrong
 
 
 def _parts(content: types.Content | None) -> list[types.Part]:
     return (content.parts or []) if content is not None else []
+
+
+def _input_of(ic: InvocationContext) -> bytes:
+    """The identity of the user's message to the root agent. A short message in the middle of a conversation, such as
+    "continue", has none: its meaning depends on what was said before.
+    """
+    asked: list[Any] = []
+    size = 0
+    for part in (ic.user_content.parts if ic.user_content is not None else None) or ():
+        if part.function_response is not None:
+            return b""
+        if part.text:
+            size += len(part.text)
+            asked.append(part.text)
+        elif part.inline_data is not None:
+            size += len(part.inline_data.data or b"")
+            asked.append([part.inline_data.mime_type, part.inline_data.data])
+        elif part.file_data is not None:
+            size += _LONG_ENOUGH
+            asked.append(part.file_data.file_uri)
+    is_short = size < _LONG_ENOUGH
+    if is_short and any(one.author == _USER and one.invocation_id != ic.invocation_id for one in ic.session.events):
+        return b""
+    return input_fingerprint(_root_of(ic), asked)
 
 
 def _root_of(ic: InvocationContext) -> str:

@@ -320,7 +320,7 @@ async def _guarded(
         try:
             while True:
                 now = HERE.get()
-                placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside))
+                placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside, now.session))
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if passing is not None:
@@ -565,7 +565,8 @@ async def _ask(
     around = enclosing_tool(guard) if slot else None  # the tool call that makes this call
     # agents that no hook sees: each Runner is one delegation deeper
     if around is not None and (inside := runners_inside(around)):
-        entered = AgentEntered(event.run, lane, agent, event.at, around.depth + inside)
+        entered = AgentEntered(event.run, lane, agent, event.at, around.depth + len(inside))
+        entered.above = (*around.path[-1:], *inside[:-1])
         too_deep = guard.check(entered)
         if too_deep.action is _BLOCK and too_deep.enforced:
             return too_deep.for_model, guard

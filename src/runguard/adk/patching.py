@@ -213,8 +213,10 @@ async def guarded_stream(
     outer = HERE.get().stream
     root = getattr(runner.agent, "name", "") or ""
     here = RunnerStream(registry, outer, runner.app_name, user, session, fault=fault, agent=root)
-    HERE.set(HERE.get()._replace(stream=here))
+    key = (runner.app_name, user, session)
+    HERE.set(HERE.get()._replace(stream=here, session=key))
     is_reported = False  # a stop event has passed
+    ended: list[Event] = []  # which the caller has seen as escalated
     # a live connection or a Workflow goes on after a soft stop
     goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)
     try:
@@ -230,15 +232,17 @@ async def guarded_stream(
                         if event.custom_metadata:  # a stop or a termination has some
                             stop = stop_in(event) or stop
                             shown = None if raises and is_raised(event) else _shown(event)
+                            if shown is not None and shown is not event:
+                                ended.append(event)
                     except Exception as error:
                         report_fault(error, registry, here)
                     if shown is not None:
                         # what the caller does between two events is not part of the run
                         now = HERE.get()
-                        HERE.set(here_of((now.tool, outer, now.layers, now.conditions, now.model_call)))
+                        HERE.set(here_of((now.tool, outer, now.layers, now.conditions, now.model_call, key)))
                         yield shown
                         now = HERE.get()
-                        HERE.set(here_of((now.tool, here, now.layers, now.conditions, now.model_call)))
+                        HERE.set(here_of((now.tool, here, now.layers, now.conditions, now.model_call, key)))
                     try:
                         if (
                             stop is not None
@@ -260,7 +264,11 @@ async def guarded_stream(
             except Exception as error:
                 report_fault(error, registry)
             if rest is not None or not (stopped or here.halted is not None or group.subgroup(Halt) is not None):
-                raise
+                # an older ParallelAgent raises a guarded model's stop in a group
+                stops, others = group.split(RunStoppedError)
+                if stops is None or others is not None:
+                    raise
+                raise _first(stops) from None
         if stop is None and registry is not None and not nested:
             missing: list[Event] = []
             try:
@@ -283,6 +291,8 @@ async def guarded_stream(
                 yield event
     finally:
         HERE.set(HERE.get()._replace(stream=outer))
+        for event in ended if not nested else ():  # a session in memory keeps these objects; no loop sees them any more
+            event.actions.escalate = True
         try:
             late = await _forget(here, registry, invocations)
             stop = stop or late
@@ -335,6 +345,12 @@ async def _missing_stop(
         return []
     announce(trip, registry)
     return await stored_stop(runner, invocation_id, trip, registry.guard.stop_text(trip), user, session)
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    """Return the first exception of a group that is no group itself."""
+    one = group.exceptions[0]
+    return _first(one) if isinstance(one, BaseExceptionGroup) else one
 
 
 def _shown(event: Event) -> Event:
@@ -406,6 +422,11 @@ class Generations:
     @property
     def newest(self) -> "RunGuardPlugin":
         return self._plugins[0]
+
+    @property
+    def plugins(self) -> "tuple[RunGuardPlugin, ...]":
+        """All of them, the newest first."""
+        return self._plugins
 
     def add(self, plugin: "RunGuardPlugin") -> None:
         """``plugin`` gets new runs from now on. Older plugins without runs are dropped."""

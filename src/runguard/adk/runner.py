@@ -54,7 +54,7 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     elif _same(installed.guard.policy, Policy.build(**policy)):
         return installed
     elif _is_same_file(place[0], _place[0]):
-        plugin = _replace(installed, policy)
+        plugin = replace_policy(installed, policy)
         _log.warning(
             "runguard.policy_replaced: install() at %s replaces the policy of %s; spend, trips and stops are "
             "kept, runs in flight finish under the old policy",
@@ -108,17 +108,17 @@ class _Successor(RunGuardPlugin):
         return Guard(policy, heir_of=self._before, gives_last_answers=True, switches_models=True)
 
 
-def _replace(installed: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:
-    """A plugin with the new policy, for runs that start from now on.
+def replace_policy(plugin: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:
+    """Make a plugin with a new policy, for runs that start from now on. It knows what the old one knows.
 
     An invalid policy raises and changes nothing.
     """
-    plugin = _Successor(installed.guard, policy)
-    retire(installed.guard, plugin.guard)
-    generations = installed.generations = installed.generations or Generations(installed)
-    generations.add(plugin)
-    patching.unwatch(installed)
-    return plugin
+    successor = _Successor(plugin.guard, policy)
+    retire(plugin.guard, successor.guard)
+    generations = plugin.generations = plugin.generations or Generations(plugin)
+    generations.add(successor)
+    patching.unwatch(plugin)
+    return successor
 
 
 def _is_same_file(one: str, other: str) -> bool:
@@ -291,6 +291,8 @@ def _wrap_run(original: Any) -> Any:
         message = id(kwargs.get("new_message"))
         IN_USE.in_sync_run[message] = SyncRun(condition, copy_context())
         is_nested = HERE.get().tool is not None  # the Runner around the tool raises the error
+        session = (self.app_name, str(kwargs.get("user_id", "")), str(kwargs.get("session_id", "")))
+        HERE.set(HERE.get()._replace(session=session))
         try:
             for event in original(self, *args, **kwargs):
                 is_hidden = False
@@ -302,6 +304,7 @@ def _wrap_run(original: Any) -> Any:
                     report_fault(error, plugin.invocations if plugin is not None else None)
                 if not is_hidden:
                     yield event
+                    HERE.set(HERE.get()._replace(session=session))
         finally:
             IN_USE.in_sync_run.pop(message, None)
         failure: RunStoppedError | None = None

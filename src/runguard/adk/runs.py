@@ -126,6 +126,7 @@ class Invocation:
     context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
+    code: dict[str, str] = field(default_factory=dict)  # lane -> what a code executor runs, where its results count
     streamed: bool = False  # the wrapper on the Runner sees its end
     finished: bool = False  # its agents are done; a compaction may follow
     resumable: bool = False  # its app lets callers resume it, whatever ended it
@@ -373,12 +374,15 @@ class ModelLayer:
     agent: str
 
 
+SessionKey = tuple[str, str, str]  # app, user, session
+
+
 class Here(NamedTuple):
     """What is around the running code, innermost only.
 
     ADK gives its hooks a context object, but not the calls that it makes past the hooks: an AgentTool's own Runner, a
     tool that calls a model, a compaction. Context variables connect those. asyncio copies them when a task starts, so
-    what a task sets reaches the work inside it and nothing else. ``docs/architecture.md`` lists all of them.
+    what a task sets reaches the work inside it and nothing else. ``docs/contributing/architecture.md`` lists all.
 
     An async generator runs in the context of the code that iterates over it. So a generator sets a field for each step,
     and undoes it before it yields. It restores that one field, because the step may have changed others.
@@ -399,6 +403,8 @@ class Here(NamedTuple):
     layers: tuple[ModelLayer, ...] = ()
     conditions: tuple[Any, ...] = ()  # termination conditions, from the outermost to the innermost
     model_call: Any = None  # the call that passes through ``model_calls`` now
+    # app, user and session of the Runner that is at work, or whose events the running code reads
+    session: SessionKey | None = None
 
 
 # Make a record from a tuple of all fields. Every step makes some, and the class itself and ``_replace`` are slower.
@@ -429,15 +435,14 @@ def enclosing_tool(guard: Guard) -> EnclosingTool | None:
     return tool
 
 
-def runners_inside(tool: EnclosingTool) -> int:
-    """How many Runners without a guard are at work inside a tool call, one inside the other.
-
-    The tool started the outermost of them.
-    """
-    inside, stream = 0, HERE.get().stream
+def runners_inside(tool: EnclosingTool) -> list[str]:
+    """Return the root agents of the Runners without a guard that work inside a tool call, the outermost first."""
+    agents: list[str] = []
+    stream = HERE.get().stream
     while stream is not None and stream is not tool.stream:
-        inside, stream = inside + 1, stream.outer
-    return inside if stream is tool.stream else 0
+        agents.append(stream.agent)
+        stream = stream.outer
+    return agents[::-1] if stream is tool.stream else []
 
 
 # ---- Lanes

@@ -610,6 +610,76 @@ class TerminationEvent(Event):
         return False
 
 
+# ---- Under install(): ``actions.termination_reason`` of every event
+
+_REASON: Final = "termination_reason"
+_POST_INIT: Final = "model_post_init"
+
+
+def _get_reason(actions: EventActions) -> str | None:
+    reason: str | None = actions.__dict__.get(_REASON)
+    return reason
+
+
+def _set_reason(actions: EventActions, reason: str | None) -> None:
+    if reason is not None and not isinstance(reason, str):
+        raise TypeError(f"{_REASON} = {reason!r}: give a text or None")
+    actions.__dict__[_REASON] = reason
+
+
+_REASON_PROPERTY: Final = property(_get_reason, _set_reason, doc="Why the work ended. Added by runguard.install().")
+
+
+def _wrap_actions(original: Any) -> Any:
+    @wraps(original)
+    def begin(self: EventActions, /, **data: Any) -> None:
+        if _REASON not in data or _REASON in type(self).model_fields:
+            original(self, **data)
+            return
+        reason = data.pop(_REASON)
+        original(self, **data)
+        _set_reason(self, reason)
+
+    return begin
+
+
+def _wrap_event(original: Any) -> Any:
+    """Keep the reason in the metadata, too: ADK without RunGuard could not read another field of the actions."""
+
+    @wraps(original)
+    def post_init(self: Event, context: Any, /) -> None:
+        original(self, context)
+        metadata, reason = self.custom_metadata, _get_reason(self.actions)
+        if reason is not None and termination_reason(self) is None:
+            self.custom_metadata = {**(metadata or {}), METADATA_KEY: {KEY: {"reason": reason, "condition": ""}}}
+        elif metadata and METADATA_KEY in metadata and reason is None:
+            reason = termination_reason(self)
+            if reason is not None:  # it was loaded from a session
+                _set_reason(self.actions, reason)
+                self.actions.escalate = True
+
+    return post_init
+
+
+class ReasonOfActions:
+    """``EventActions.termination_reason`` as a keyword and an attribute, for as long as a guard is installed."""
+
+    def put_on(self) -> None:
+        if _REASON in EventActions.model_fields or _REASON in EventActions.__dict__:
+            return  # this ADK has it, or it is on
+        setattr(EventActions, _REASON, _REASON_PROPERTY)
+        setattr(EventActions, "__init__", _wrap_actions(EventActions.__init__))  # noqa: B010
+        setattr(Event, _POST_INIT, _wrap_event(Event.model_post_init))
+
+    def take_off(self) -> None:
+        if EventActions.__dict__.get(_REASON) is not _REASON_PROPERTY:
+            return
+        delattr(EventActions, _REASON)
+        for kind, name in ((EventActions, "__init__"), (Event, _POST_INIT)):
+            if (original := getattr(kind.__dict__.get(name), "__wrapped__", None)) is not None:
+                setattr(kind, name, original)
+
+
 # ---- Under install(): a keyword of ADK's LoopAgent
 
 
@@ -632,7 +702,11 @@ _PROPERTY: Final = property(
 class LoopTermination:
     """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
 
+    def __init__(self) -> None:
+        self._reasons = ReasonOfActions()
+
     def put_on(self) -> None:
+        self._reasons.put_on()
         if KEYWORD in LoopAgent.model_fields:
             return  # this ADK has it
         LOOP_KEYWORD.put_on()
@@ -640,6 +714,7 @@ class LoopTermination:
         setattr(LoopAgent, KEYWORD, _PROPERTY)
 
     def take_off(self) -> None:
+        self._reasons.take_off()
         LOOP_KEYWORD.take_off()
         if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
             delattr(LoopAgent, KEYWORD)

@@ -85,7 +85,7 @@ class ToolHooks:
             depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
             here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
             around = enclosing_of((guard, invocation, call_id, name, lane, depth, path, here.tool, here.stream))
-            HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call)))
+            HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call, here.session)))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
             call.fingerprint = guard.fingerprint(name, tool_args, known_tool[1])

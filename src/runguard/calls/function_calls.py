@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from decimal import Decimal
+from itertools import count
 from typing import Any, Final
 
 from runguard.calls.function_state import NO_REQUEST, WAITED_FOR, Admission, Caller, GuardedCall, RunState, Ticket
@@ -26,7 +27,7 @@ from runguard.engine.runs import Run
 from runguard.ledger.ledger import Hold, StoreError, StoreOutage
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.errors import was_unbilled
-from runguard.providers.messages import Reading, Request, ToolResult, read
+from runguard.providers.messages import TRANSFER, Reading, Request, ToolResult, read, step_name
 from runguard.providers.usage import tokens_in
 
 _log: Final = logging.getLogger("runguard")
@@ -607,16 +608,28 @@ def _completed(one: Usage, last: Usage, most: int | None) -> Usage:
 # ---- After a call: look for loops.
 
 _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
+# Why a model stopped, as OpenAI, Anthropic and Gemini say it. As a signature it says nothing about the step.
+_STOP_REASONS: Final = frozenset(
+    {
+        *("stop", "end_turn", "completed", "stop_sequence", "pause_turn", "eos", "eos_token", "refusal", "safety"),
+        *("length", "max_tokens", "max_output_tokens", "incomplete", "content_filter"),
+        *("tool_use", "tool_calls", "function_call"),
+    }
+)
+_turns: Final = count()  # answers in words: none equals another
 
 
 def _watch_loops(call: GuardedCall, reading: Reading, result: Any) -> None:
     """Show the loop rules what a call did."""
     caller, run = call.caller, call.state.run
     now = caller.guard.clock()
-    answers = _answers(caller, reading, result)
-    has_signature = caller.settings.signature is not None or reading.sig is not None
-    progress = None if has_signature else call.state.progress  # the user's signature is the whole identity of a step
+    signature, is_known = _signature(caller, reading, result)
+    if not is_known:
+        return
+    # the user's signature is the whole identity of a step
+    progress = call.state.progress if signature is None else None
     with call.state.lock:
+        answers = _answers(call, reading, signature)
         if answers:
             caller.guard.after(ToolResults(run.info.run, ROOT_LANE, caller.name, now, "", answers))
         if progress is None or run.stopped is not None:
@@ -630,8 +643,8 @@ def _watch_loops(call: GuardedCall, reading: Reading, result: Any) -> None:
             caller.stop_run(call.state, finding)
 
 
-def _answers(caller: Caller, reading: Reading, result: Any) -> list[Answer]:
-    """What the call did, as the loop rule sees it: its signature, or the tools that the model asks for."""
+def _signature(caller: Caller, reading: Reading, result: Any) -> tuple[Any, bool]:
+    """The caller's own name of a step, None where it gives none; and whether the step is to be checked at all."""
     signature = reading.sig
     if caller.settings.signature is not None:
         try:
@@ -642,18 +655,39 @@ def _answers(caller: Caller, reading: Reading, result: Any) -> list[Answer]:
                 caller.name,
                 exc_info=True,
             )
-            return []
+            return None, False
         if signature is None:
-            return []
+            return None, False
+    is_reason = type(signature) is str and signature.lower() in _STOP_REASONS
+    if is_reason and all(name != signature for name, _ in reading.calls):  # a tool may have this name
+        return None, True
+    return signature, True
+
+
+def _answers(call: GuardedCall, reading: Reading, signature: Any) -> list[Answer]:
+    """What the call did, as the loop rule sees it: its signature, or the tools that the model asks for."""
+    caller = call.caller
     if signature is not None:
-        call = call_fingerprint("", {"sig": signature})
+        if signature == TRANSFER:  # the agents are the steps
+            signature = next((step_name(*one) for one in reading.calls if one[0] == TRANSFER), signature)
+        made = call_fingerprint("", {"sig": signature})
         # Anything but a plain name may be content, which must not appear in a trip, a log or an alert.
         plain = signature if isinstance(signature, str) and _PLAIN_NAME.fullmatch(signature) else ""
-        return [Answer(plain or f"{caller.name}#{call.hex()[:8]}", call, reading.result)]
+        return [Answer(plain or f"{caller.name}#{made.hex()[:8]}", made, reading.result)]
     if reading.results:
-        return [Answer(tool, _call_id(caller, tool, args), value, args=args) for tool, args, value in reading.results]
-    return [Answer(tool, _call_id(caller, tool, args)) for tool, args in reading.calls]
+        return [
+            Answer(step_name(tool, args), _call_id(caller, tool, args), value, args=args)
+            for tool, args, value in reading.results
+        ]
+    if reading.calls:
+        return [Answer(step_name(tool, args), _call_id(caller, tool, args)) for tool, args in reading.calls]
+    if reading.sig is None and caller.settings.signature is None:
+        return []
+    # Beside steps with signatures an answer in words is a step too. It is news, unless the same request got the same.
+    mark = call.state.progress.mark if call.state.progress is not None else None
+    said = [mark, reading.text] if mark is not None and reading.text else next(_turns)
+    return [Answer(f"{caller.name}#words", call_fingerprint("", {"words": said}))]
 
 
 def _call_id(caller: Caller, tool: str, args: Any) -> bytes:
-    return call_fingerprint(tool, {} if caller.settings.by == "name" else args)
+    return call_fingerprint(step_name(tool, args), {} if caller.settings.by == "name" else args)

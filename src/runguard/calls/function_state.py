@@ -40,7 +40,15 @@ from runguard.engine.runs import Run
 from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
-from runguard.providers.messages import Reading, Request, ToolResult, newest_results, read_request, request_mark
+from runguard.providers.messages import (
+    Reading,
+    Request,
+    ToolResult,
+    newest_results,
+    read_request,
+    request_mark,
+    step_name,
+)
 from runguard.providers.usage import GrowingPrompts
 
 _log: Final = logging.getLogger("runguard")
@@ -554,6 +562,11 @@ class NoProgress:
         self._numbers = count()
 
     @property
+    def mark(self) -> int | None:
+        """Of the last request: equal for two requests that say the same. None: not known."""
+        return self._mark
+
+    @property
     def waits_for_results(self) -> bool:
         """Whether the last answer asked for tools, so that the results in the next request count."""
         return bool(self._asked)
@@ -579,11 +592,16 @@ class NoProgress:
         if results:
             return self.observe(run, agent, at, _matched(asked, results))
         return self._count(
-            run, agent, at, [Answer(name, digest(name)) for name, _ in asked], _ASKED_AGAIN if is_again else ""
+            run,
+            agent,
+            at,
+            [Answer(name, digest(name)) for name in (step_name(*one) for one in asked)],
+            _ASKED_AGAIN if is_again else "",
         )
 
     def observe(self, run: str, agent: str, at: float, results: "list[tuple[ToolResult, object]]") -> Finding | None:
         """One step: its results, each with the arguments of its call."""
+        results = [(result._replace(tool=step_name(result.tool, args)), args) for result, args in results]
         stale = [_nothing_new(result, args) for result, args in results]
         answers = [Answer(result.tool, digest(result.tool), result.value) for result, _ in results]
         return self._count(run, agent, at, answers, "\1".join(sorted(stale)) if all(stale) else "")

@@ -52,7 +52,7 @@ from runguard.calls.tool_calls import (
     in_event_loop,
     notice_kept,
 )
-from runguard.calls.whom import Whom, check_named, check_whom, live_blocks
+from runguard.calls.whom import Whom, check_named, check_whom, input_of, live_blocks
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.engine.charges import OWNERS, Charge
@@ -63,7 +63,7 @@ from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.pricing.rates import Usage
 from runguard.termination.conditions import TerminationCondition
 
-__all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting"]
+__all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting", "input_of"]
 
 
 class AgentRun:
@@ -113,10 +113,11 @@ class AgentRun:
     ) -> "AgentRun":
         """Begin a run, or join the run around this code: of a tool call, or of a block of ``runguard.run()``.
 
-        ``whom``: what ``Whom.of`` gives. ``condition`` ends a run that begins here. ``keys``: a run that was paused
-        under one of them cannot be resumed any more. ``around``: an agent of another guard that hands over to this one.
-        ``within``: a block of the adapter's own, where no ``runguard.run()`` is around. ``ending``: the conditions of
-        another agent of the same turn. ``run``: go on with it; ``resume`` gives it.
+        ``whom``: what ``Whom.of`` gives, and ``input``, which ``input_of`` gives. ``condition`` ends a run that
+        begins here. ``keys``: a run that was paused under one of them cannot be resumed any more. ``around``:
+        an agent of another guard that hands over to this one. ``within``: a block of the adapter's own, where
+        no ``runguard.run()`` is around. ``ending``: the conditions of another agent of the same turn. ``run``:
+        go on with it; ``resume`` gives it.
 
         A run that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per
         user or session that is not named raises ``PolicyError``.

@@ -1,4 +1,4 @@
-"""For whom a run is: the app, user and session that its budgets count by.
+"""For whom a run is, and what it was asked: the app, user and session that its budgets count by, and its input.
 
 ``calls/run`` asks when a run begins. The adapters keep a ``Whom`` with what their users have set.
 """
@@ -12,8 +12,10 @@ from typing import Any, Final
 from runguard.calls.function_state import SURROUNDINGS, RunContext
 from runguard.calls.tool_calls import OUTERMOST, current_place
 from runguard.core.errors import PolicyError
+from runguard.core.identity import input_fingerprint
 from runguard.core.money import Per, shown
 from runguard.engine.guard import Guard
+from runguard.providers.usage import size_of
 
 _log: Final = logging.getLogger("runguard")
 Named = str | Callable[[Any], str | None]
@@ -78,6 +80,23 @@ class Whom:
             raise PolicyError(f"{name}= {problem}, so nobody is known to pay for this run; let it return a text")
         _log.warning("runguard.unnamed: %s= %s", name, problem)
         return ""
+
+
+_LONG_ENOUGH: Final = 40  # characters of a message that says by itself what is asked
+
+
+def input_of(guard: Guard, agent: str, asked: object, *, goes_on: bool) -> bytes:
+    """Return the identity of what a user asks of an agent, by which the rule ``resubmission`` knows it again.
+
+    ``goes_on``: a conversation. A short message in the middle of one, such as "continue", has no identity: its meaning
+    depends on what was said before.
+    """
+    found: Any = guard.faults.attempt("adapter", _input_of, agent, asked, goes_on)
+    return found or b""
+
+
+def _input_of(agent: str, asked: object, goes_on: bool) -> bytes:
+    return b"" if goes_on and size_of(asked) < _LONG_ENOUGH else input_fingerprint(agent, asked)
 
 
 def live_blocks() -> "list[RunContext]":

@@ -272,7 +272,7 @@ def _verdict(report: "Report") -> RenderableType:
 
 # ---- the seed's table on a screen
 
-_GUARDS = {"seed_values": "seed's values", "defaults": "defaults"}
+_GUARDS = {"seed_class": "ADKCostBreaker", "seed_install": "install(...)", "defaults": "defaults"}
 
 
 def show_seed_table() -> int:
@@ -288,11 +288,7 @@ def show_seed_table() -> int:
     screen.print_table(out, _seed_table(table))
     out.print()
     out.print(_sentences(table, out.width), soft_wrap=True)
-    words = (
-        "every mode is stopped with the seed's values"
-        if table.ok
-        else "not every mode is stopped with the seed's values"
-    )
+    words = "every mode is stopped by the seed's class" if table.ok else "not every mode is stopped by the seed's class"
     out.print(Text.assemble((words, "bold green" if table.ok else "bold red"), (f" ({table.seconds:.1f} s)", "dim")))
     return 0 if table.ok else 1
 

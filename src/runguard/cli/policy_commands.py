@@ -352,7 +352,7 @@ def demo_command(ctx: click.Context, as_json: bool, seed_table: bool) -> None:
 
     Runs four runaways and six healthy look-alikes, each without and with the guard on its defaults, on real Google ADK
     with scripted models: no network, no key. Exit code 0 if every runaway was stopped and no healthy run was touched, 1
-    otherwise, 2 without google-adk. With --seed-table, exit code 0 means that the seed's values stop each of its
+    otherwise, 2 without google-adk. With --seed-table, exit code 0 means that the seed's class stops each of its
     failure modes.
     """
     from runguard.cli.demo import AdkMissingError, run

@@ -30,6 +30,7 @@ from google.adk.version import __version__ as adk_version
 from google.genai import types
 
 from runguard._version import __version__
+from runguard.adk.cost_breaker import ADKCostBreaker
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.core.decision import Action, Decision, Trip
 from runguard.core.identity import CHARS_PER_TOKEN
@@ -246,13 +247,17 @@ class OneAgentPerItem(BaseAgent):
     """Builds a ParallelAgent of the size that the index reports, as dynamic pipelines do."""
 
     worker: Any
+    attach: Any = None  # to each agent that it builds
 
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         items = int(ctx.session.state["items"])
         agents: list[BaseAgent] = [
             LlmAgent(name=f"item_{n}", instruction="Work on your item.", model=self.worker) for n in range(1, items + 1)
         ]
-        async for event in ParallelAgent(name="workers", sub_agents=agents).run_async(ctx):
+        workers = ParallelAgent(name="workers", sub_agents=agents)
+        if self.attach is not None:
+            _attach(self.attach, workers)
+        async for event in workers.run_async(ctx):
             yield event
 
 
@@ -452,6 +457,7 @@ class Pair:
     without: Side = field(default_factory=Side)
     guarded: Side = field(default_factory=Side)
     settings: dict[str, Any] = field(default_factory=dict)  # of the guard; empty: its defaults
+    by_agent: bool = False  # an ``ADKCostBreaker`` on each agent, instead of the plugin
     started: bool = False
 
     @property
@@ -567,8 +573,13 @@ async def play_without(pair: Pair) -> None:
 async def play_with(pair: Pair) -> None:
     side = pair.guarded
     with defaults():
-        plugin = RunGuardPlugin(on_decision=side.decisions.append, **pair.settings)  # on_decision only listens
-    recording = await _run(pair.story, side, [plugin])
+        if pair.by_agent:
+            breaker = ADKCostBreaker(on_stop="stop", on_decision=side.decisions.append, **pair.settings)
+            plugin, plugins, attach = breaker._plugin, [], breaker.install_on_agent
+        else:
+            plugin = RunGuardPlugin(on_decision=side.decisions.append, **pair.settings)  # on_decision only listens
+            plugins, attach = [plugin], None
+    recording = await _run(pair.story, side, plugins, attach)
     plugin.flush()
     side.billed = plugin.spend()["usd"]
     side.trip = next(iter(plugin.trips), None)
@@ -578,10 +589,14 @@ async def play_with(pair: Pair) -> None:
         side.answered = False
 
 
-async def _run(story: DemoStory, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
+async def _run(
+    story: DemoStory, side: Side, plugins: list[RunGuardPlugin], attach: Callable[[BaseAgent], BaseAgent] | None = None
+) -> Recording:
     began = time.perf_counter()
     history = RecentHistory(story.window) if story.window else InMemorySessionService()
     agent = story.build(side.counter)
+    if attach is not None:
+        _attach(attach, agent)
     events: list[Event] = []
     for _ in range(story.turns):
         recording = await run(agent, story.message, plugins=plugins, session_service=history, catch=True)
@@ -592,6 +607,15 @@ async def _run(story: DemoStory, side: Side, plugins: list[RunGuardPlugin]) -> R
     side.error = type(recording.error).__name__ if recording.error is not None else ""
     side.done = True
     return recording
+
+
+def _attach(attach: Callable[[BaseAgent], BaseAgent], agent: BaseAgent) -> None:
+    """Attach a breaker to every agent of a tree, also to those that it builds while it works."""
+    attach(agent)
+    if isinstance(agent, OneAgentPerItem):
+        agent.attach = attach
+    for below in agent.sub_agents:
+        _attach(attach, below)
 
 
 def _comparable(events: list[Event]) -> list[str]:
@@ -660,7 +684,8 @@ def quiet() -> Iterator[None]:
             del sys.modules[name]
 
 
-# ---- the four failure modes of the seed, run live: without a guard, with the seed's values, with the defaults
+# ---- the four failure modes of the seed, run live: without a guard, with the seed's class, with its install(), with
+# the defaults
 # The seed is the article that RunGuard's names come from. It ends with a table of what a breaker saves. Here each row
 # of that table is an agent on real ADK, built after the words of the article, and measured.
 
@@ -668,10 +693,10 @@ SEED_VALUES: Final = {
     "max_identical_tool_results": 3,
     "max_delegation_depth": 5,
     "max_event_cost_ratio": 3.0,
-    "cost_baseline_events": 5,
     "max_concurrent_agents": 20,
-    "max_reentries": 1,  # the seed trips at the first re-entry
 }
+# With it the ratio is met at the seed's turn 22. The seed names no sizes.
+INSTRUCTION_TOKENS = 3_300
 _LEVELS: Final = 6
 _TURNS: Final = 40
 
@@ -745,7 +770,7 @@ def inflation(counter: WorkCounter) -> BaseAgent:
     turn 22.
     """
     model = counter.model(lambda n: text(_words(500, f"answer {n:02}")))
-    return LlmAgent(name="researcher", instruction=_words(3_300, "the instruction"), model=model)
+    return LlmAgent(name="researcher", instruction=_words(INSTRUCTION_TOKENS, "the instruction"), model=model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -785,8 +810,9 @@ CLAIMS: Final = (
         "$5.80, 6 levels",
         "$0.95, 2 levels",
         84,
-        "By default A to B to A is not a cycle, because ADK returns to a parent this way; the sixth equal "
-        "hand-off without new results stops.",
+        "The class trips at the first re-entry, as the seed's does. install() and the defaults do not, because ADK "
+        "returns to a parent this way; the sixth equal hand-off without new results stops. max_reentries=1 makes "
+        "install() as strict.",
     ),
     Claim(
         DemoStory(
@@ -821,10 +847,11 @@ CLAIMS: Final = (
 
 @dataclass(slots=True)
 class Row:
-    """One failure mode, measured without a guard and with both guards."""
+    """One failure mode, measured without a guard and with three guards."""
 
     claim: Claim
-    seed_values: Pair
+    seed_class: Pair
+    seed_install: Pair
     defaults: Pair
 
     def to_dict(self) -> dict[str, Any]:
@@ -839,7 +866,7 @@ class Row:
         }
 
     def pairs(self) -> dict[str, Pair]:
-        return {"seed_values": self.seed_values, "defaults": self.defaults}
+        return {"seed_class": self.seed_class, "seed_install": self.seed_install, "defaults": self.defaults}
 
 
 def _guarded(pair: Pair) -> dict[str, Any]:
@@ -858,8 +885,10 @@ class SeedTable:
 
     @property
     def ok(self) -> bool:
-        """With the seed's values every mode is stopped, and no run ends with an error."""
-        return all(row.seed_values.stopped and not row.defaults.guarded.error for row in self.rows)
+        """With the seed's class every mode is stopped, and no run ends with an error."""
+        return all(
+            row.seed_class.stopped and not any(pair.guarded.error for pair in row.pairs().values()) for row in self.rows
+        )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -873,10 +902,11 @@ class SeedTable:
 
 
 async def play_row(claim: Claim) -> Row:
-    with_seed_values = Pair(claim.story, settings=SEED_VALUES)
-    with_defaults = Pair(claim.story, without=with_seed_values.without)
-    await asyncio.gather(play_without(with_defaults), play_with(with_seed_values), play_with(with_defaults))
-    return Row(claim, with_seed_values, with_defaults)
+    by_class = Pair(claim.story, settings=SEED_VALUES, by_agent=True)
+    by_install = Pair(claim.story, without=by_class.without, settings=SEED_VALUES)
+    by_default = Pair(claim.story, without=by_class.without)
+    await asyncio.gather(play_without(by_class), *(play_with(pair) for pair in (by_class, by_install, by_default)))
+    return Row(claim, by_class, by_install, by_default)
 
 
 def play_table() -> SeedTable:

@@ -370,6 +370,10 @@ _STOP_TEXTS: Final[dict[str, str]] = {
     "handoff": "I stopped because the request was passed back and forth without getting any further.",
     "talk": "I stopped because the discussion went on without getting any further.",
     "reentry": "I stopped because the request was passed back to a part that had already worked on it.",
+    "resubmission": (
+        "I did not start because the same request has failed in the same way a short while ago. Please change it, or "
+        "ask again later."
+    ),
     "fan_out": "This part was not started because too much was running at once. Please do not retry it.",
     "deadline": "I stopped because this was taking too long.",
     "growth": "I stopped because the conversation has grown too large to go on like this.",

@@ -11,7 +11,7 @@ RunGuardError
     ├── BudgetExceededError      money, tokens or calls of a scope: ``.spent``, ``.reserved``, ``.limit``, ``.scope``
     │   └── UnpricedModelError       a dollar limit and a model without a known price
     ├── ContextOverflowError     the next prompt would not fit: ``.projected_tokens``, ``.limit``
-    ├── CircuitOpenError         what was called has failed too often and is left alone for a while: ``.retry_after``
+    ├── CircuitOpenError         a tool or an input has failed too often and is left alone for a while: ``.retry_after``
     └── GuardFailedError         the guard itself could not decide, or its policy is broken
 """
 
@@ -36,6 +36,10 @@ class PolicyError(RunGuardError):
 
 class InvalidValueError(PolicyError, ValueError):
     """A ``PolicyError`` that is also a ``ValueError``: of ``Threshold``, ``BudgetPolicy`` and ``BudgetMonitor``."""
+
+
+class InvalidTypeError(PolicyError, TypeError):
+    """A ``PolicyError`` that is also a ``TypeError``: of ``BudgetPlugin``."""
 
 
 class InstallError(RunGuardError):
@@ -167,6 +171,7 @@ _BY_RULE: dict[str, type[RunStoppedError]] = {
     "unpriced": UnpricedModelError,
     "context": ContextOverflowError,
     "breaker": CircuitOpenError,
+    "resubmission": CircuitOpenError,
     "guard_error": GuardFailedError,
     "policy_error": GuardFailedError,
 }

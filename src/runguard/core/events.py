@@ -43,6 +43,8 @@ class AgentEntered:
     branches: int = 0  # how many branches this agent is about to start at once
     is_task: bool = False  # a task ends by its own call alone: its caller never hears of a refusal
     is_bounded: bool = False  # it works in a loop whose number of rounds the developer has set
+    # the agents around it, from that of the lane inwards, where it works in a Runner that no hook sees
+    above: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -145,8 +147,8 @@ class Answer:
     counted: bool = True  # False: a declared polling, paging or exempt tool, which repetition rules leave alone
     args: object = None  # of the call: a failure may name one of them
     once: bytes = b""  # identity of its side effect, of a tool that is declared ``once``
-    # identity of an answer that is empty or says "not yet"; set only under an explicit max_identical_tool_results
-    unfinished: str = ""
+    # identity of an answer that is no acknowledgement; set only under an explicit max_identical_tool_results
+    identity: str = ""
     # of a tool that set ``transfer_to_agent``: its answer says who works on, so it is no progress
     hands_over: bool = False
     lacks_arguments: bool = False  # it failed because required arguments did not arrive
@@ -219,3 +221,5 @@ class RunInfo:
     is_automatic: bool = False  # a program wrote it: loops go on where the last run of the session has left them
     # nano-USD and tokens that a caller on another server can pay for: they lower the limits of the run
     ceiling: tuple[int | None, int | None] = (None, None)
+    # identity of the input and of the agent that it is for, made by ``input_fingerprint``; empty: not known
+    input: bytes = b""

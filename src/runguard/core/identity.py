@@ -1,6 +1,7 @@
 """The identity of a call or an answer: canonical, bounded, the same in every process.
 
-``call_fingerprint`` is what a call *means*, ``answer_text`` what an answer *is*. ``mask`` hides what differs between
+``call_fingerprint`` is what a call *means*, ``answer_text`` what an answer *is*, ``input_fingerprint`` what a run is
+asked. ``mask`` hides what differs between
 two versions of an answer, and ``AnswerBook`` compares answers. ``engine/tools``, ``calls/function_state``, the rules
 and the replay readers call it. No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs
 more than a bounded walk.
@@ -28,6 +29,7 @@ from uuid import UUID
 
 DIGEST_SIZE: Final = 16
 _WORDS_READ: Final = 16_384
+_INPUT_PARTS: Final = 1_024  # of one input
 _SCALARS: Final = frozenset({int, float, bool, type(None)})
 # Arguments that say which attempt this is, and never what is asked for. A reason may be all that a call has to say.
 ASIDE: Final = frozenset({"attempt", "attempt_number", "retry", "retry_count", "task_progress"})
@@ -65,6 +67,41 @@ def call_fingerprint(
         return digest(f"{tool}\0{encode(plain)}")
     text = encode(_canonical(args)) if _is_small(args) else bounded_text(args)
     return digest(f"{tool}\0{text}")
+
+
+def input_fingerprint(agent: str, asked: Any) -> bytes:
+    """Return the identity of what a user asks of an agent: texts, media, and lists or dicts of them.
+
+    Each is compared whole; white space in short texts does not matter. Empty where nothing is asked, or where a part
+    cannot be compared.
+    """
+    whole = blake2b(_encoded(agent), digest_size=DIGEST_SIZE)
+    is_empty = True
+    waiting: list[Any] = [asked]
+    for _ in range(_INPUT_PARTS):
+        if not waiting:
+            return b"" if is_empty else whole.digest()
+        value = waiting.pop()
+        kind = type(value)
+        if kind is str or kind is bytes:
+            if kind is str:
+                value = _encoded(" ".join(value.split()) if len(value) <= _WORDS_READ else value)
+            is_empty = is_empty and not value
+            whole.update(b"%d:" % len(value))
+            whole.update(value)
+        elif (kind is list or kind is tuple) and len(value) <= _INPUT_PARTS:
+            waiting += reversed(value)
+        elif kind is dict and len(value) <= _INPUT_PARTS and all(type(key) is str for key in value):
+            waiting += [entry for key in sorted(value, reverse=True) for entry in (value[key], key)]
+        elif kind in _SCALARS and (kind is not int or value.bit_length() < 256):
+            whole.update(b"%r;" % value)
+        else:
+            break
+    return b""
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _plain_args(args: Any) -> dict[str, object] | None:
@@ -163,7 +200,7 @@ def encode(value: object) -> str:
 
 def digest(text: str) -> bytes:
     """BLAKE2b of a text; lone surrogates are kept apart rather than refused."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
+    return blake2b(_encoded(text), digest_size=DIGEST_SIZE).digest()
 
 
 def read_as(value: Any) -> str:

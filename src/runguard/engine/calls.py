@@ -26,6 +26,7 @@ from runguard.engine.decide import Alarms, Deciding, GuardFaults, OwnFaults, bur
 from runguard.engine.downgrade import CacheWatch
 from runguard.engine.final_answer import LastAnswers
 from runguard.engine.money import Accounts, StepOut
+from runguard.engine.resubmissions import Resubmissions
 from runguard.engine.runs import Lane, Run
 from runguard.engine.spending import Earlier, record_of, usd_of
 from runguard.engine.waiting import Opening, Visit
@@ -56,8 +57,10 @@ class Reserving:
         release: Callable[[Charge], None],
         last_answers: LastAnswers | None,
         provider: "ProviderWaits",
+        resubmissions: Resubmissions,
     ) -> None:
         self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
+        self._resubmissions = resubmissions
         self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
         self._faults = faults
         self._last_answers, self._provider = last_answers, provider
@@ -67,6 +70,8 @@ class Reserving:
         if self._last_answers is not None or self._provider.gates:
             return False
         run = self._runs[event.run]
+        if run.awaits_input:
+            return False
         event.charge = charge = self._accounts.open_now(run.run_costs, event)
         if charge is not None:
             charge.number, charge.journal = event.number, run.journal
@@ -85,6 +90,9 @@ class Reserving:
         decision, is_probe = ALLOW, False
         run.waiting += 1
         try:
+            if run.awaits_input and (known := await self._resubmissions.recall(run)) is not None:
+                self._give_back(run, event, task)
+                return stop_in_force(known)
             if task is not None and not run.slots.take(task):
                 decision = await self._wait_for_slot(run, lane, event, task)
                 if decision.action is _STOP and decision.enforced:

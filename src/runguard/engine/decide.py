@@ -349,6 +349,10 @@ class OwnFaults:
 
 # How to go on after a stop, for the operator: by rule, and else by the setting to change.
 _RESUME: Final = {
+    "resubmission": (
+        "find out why the runs on this input ended so before it is submitted again; one hour after them, or with "
+        "another input, a run begins as always. To allow more, raise max_resubmissions"
+    ),
     "policy_error": "correct the policy file and start the process again",
     "context": (
         "the next turn begins with the same history: start a new session, compact its events, or raise "
@@ -372,6 +376,7 @@ _SETTINGS: Final = {
     "depth": "max_delegation_depth",
     "result_size": "max_tool_result_chars",
     "reentry": "max_reentries",
+    "resubmission": "max_resubmissions",
     "context": "max_context_tokens",
 }
 
@@ -385,8 +390,10 @@ def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy
     owner = lane.owner(finding) if finding.scope == "lane" else None
     info, spend = run.info, run.spend
     path = (*lane.path, event.agent) if event.agent else lane.path
-    if finding.rule in ("handoff", "reentry"):
+    if finding.rule == "handoff":
         path = (*lane.path, *finding.detail.split("→"))
+    elif finding.rule == "reentry":  # its chain begins above the lane
+        path = tuple(finding.detail.split("→"))
     scope, scope_id = ("branch", owner.key) if owner is not None else ("run", info.run)
     run_costs, money, made = run.run_costs, finding.money, spend.model_calls - run.waiting
     if money is not None:
@@ -926,7 +933,7 @@ class RefusedSummaries:
 
 # ---- Which outlets receive the decisions and trips of a guard
 
-_LOUD_RULES: Final = ("budget", "context", "growth")
+_LOUD_RULES: Final = ("budget", "context", "growth", "resubmission")
 
 
 class Reporting:

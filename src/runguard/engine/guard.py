@@ -53,6 +53,7 @@ from runguard.engine.decide import (
 from runguard.engine.downgrade import CacheWatch, Downgrades
 from runguard.engine.final_answer import INSTRUCTION, LastAnswers
 from runguard.engine.money import Accounts
+from runguard.engine.resubmissions import Resubmissions
 from runguard.engine.resume import Pauses, RunRecords, alarms_of, run_facts, take_over
 from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, LastRuns, Run, SessionGrowths, parallel_part
 from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
@@ -392,8 +393,18 @@ class Guard:
             )
             if policy.mode == "shadow":
                 self.sink.on_decided("a last answer", last.would_answer)
+        self.resubmissions = Resubmissions(policy, ledger, clock, deciding, self.faults)
         reserving = Reserving(
-            policy, clock, self.runs, accounts, deciding, own_faults, settling.release, self.last_answers, provider
+            policy,
+            clock,
+            self.runs,
+            accounts,
+            deciding,
+            own_faults,
+            settling.release,
+            self.last_answers,
+            provider,
+            self.resubmissions,
         )
         gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)
         self.lanes, self.settling, self.reserving, self.tool_gate = lanes, settling, reserving, gate
@@ -460,6 +471,8 @@ class Guard:
             if run.growth.sizes:
                 run.journal.add({"k": "growth", "t": info.at, "of": run.growth.dump(self.policy.cost_baseline_events)})
         self.runs[info.run] = run
+        if info.input:
+            self.faults.attempt("resubmissions", self.resubmissions.begin, run)
         return run
 
     def end(self, run_id: str) -> None:
@@ -474,6 +487,8 @@ class Guard:
             attempt("end of run", self.tool_prices.end, run)
         if self.last_answers is not None:
             attempt("end of run", self.last_answers.drop, run)
+        if run.info.input:
+            attempt("end of run", self.resubmissions.end, run)
         attempt("end of run", self.accounts.end, run.run_costs)
         if run.journal is not None:
             attempt("end of run", run.journal.flush)
@@ -543,6 +558,8 @@ class Guard:
                 self._answers.settle_effects(run, event)
             else:
                 self._answers.understand(run, lane, event)
+            if run.info.input and (event.failures or run.last_failure is not None):
+                self.resubmissions.saw(run, event)
         found: Finding | None = None
         # a run that is already ending: nothing more to decide
         if run.stopped is None and ((lane.stopped is None and lane.parent is None) or lane.stop_in_force() is None):

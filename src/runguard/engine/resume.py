@@ -125,6 +125,8 @@ class Pauses:
             attempt("pause", self._drop, dropped, waits)
         attempt("pause", guard.growth.record, run.info, run.growth)
         attempt("pause", guard.last_runs.note, run)
+        if not waits:
+            attempt("pause", guard.resubmissions.end, run)
         written: Future[None] | None = attempt("pause", self._record, run)
         run.written = written
         if written is not None:
@@ -672,6 +674,7 @@ def take_over(heir: "Guard", before: "Guard") -> None:
     heir.once.share(before.once)
     heir.provider_waits.share(before.provider_waits)
     heir.growth.share(before.growth)
+    heir.resubmissions.share(before.resubmissions)
     heir.summaries.share(before.summaries)
     heir.elders = (
         *(elder for elder in before.elders if (guard := elder()) is not None and guard.runs),

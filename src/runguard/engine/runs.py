@@ -183,6 +183,17 @@ class Lane(Stoppable):
         out = (tool, *self.withheld)
         return [name for name in self.offered if name not in out and name not in FRAMEWORK_TOOLS]
 
+    def follow_chain(self) -> None:
+        """Go on with the chain of delegations in which this lane begins."""
+        if self.parent is None:
+            return
+        own, caller = (
+            next((detector for detector in lane.detectors if isinstance(detector, ReEntry)), None)
+            for lane in (self, self.parent)
+        )
+        if own is not None and caller is not None:
+            own.go_on_from(caller, is_call=bool(self.delegate))
+
     def use(self, detectors: list[Detector]) -> None:
         self.detectors = detectors
         self.by_event = dispatch(detectors)
@@ -212,6 +223,7 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
     Cycle,
     EmptyAnswers,
     LastingFailures,
+    EqualAnswers,
     NoNews,
     Polling,
     Repetition,
@@ -223,10 +235,18 @@ _LOOP_RULES: Final[tuple[type, ...]] = (
 )
 
 
+class LastFailure(NamedTuple):
+    """The failure in which the tools of a run ended so far. ``is_outage``: the next attempt may well work."""
+
+    name: str
+    is_outage: bool
+
+
 class Run(Stoppable):
     """Everything known about one running root run."""
 
     __slots__ = (
+        "awaits_input",
         "bills",
         "books",
         "caches",
@@ -240,6 +260,7 @@ class Run(Stoppable):
         "info",
         "journal",
         "lanes",
+        "last_failure",
         "memo",
         "model_calls",
         "noted",
@@ -299,6 +320,8 @@ class Run(Stoppable):
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
         self.switched: Any = None  # the ``SwitchedModel`` of each lane and agent that has another model than its own
+        self.last_failure: LastFailure | None = None  # while nothing has gone on since
+        self.awaits_input = False  # what the store knows of its input is read before its first model call
         self.caches: Any = None  # its ``PromptCaches``, once a model has reported cached tokens
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
@@ -480,6 +503,7 @@ class LaneRules:
         rungs = lane_rungs_of(policy) if rungs is None else rungs
         # limits that the user sets hold for answers of any length
         self.watches_orders = policy.rungs("no_news") == RULES["no_news"][0]
+        self.counts_reentries = policy.max_reentries is not None
         self._at_top = _makers(policy, rungs, is_nested=False)
         self._nested = _makers(policy, rungs, is_nested=True)
         self._growth, self._events = rungs.get("growth"), policy.cost_baseline_events
@@ -520,7 +544,9 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
         if replace(rungs["stall"], withhold=None) == RULES["stall"][0]:
             made.append(partial(LastingFailures, CALL_FAILS_ON, TOOL_FAILS_ON))
     if policy.max_identical_tool_results is not None:
-        made.append(partial(EqualAnswers, policy.max_identical_tool_results))
+        limit = policy.max_identical_tool_results
+        counts = "stall" in rungs and rungs["stall"].stop == limit  # rules={"stall": ...} has its own limit of failures
+        made.append(partial(EqualAnswers, limit, counts_failures=counts))
     if "tool_failures" in rungs:
         made.append(partial(ToolFailures, rungs["tool_failures"]))
     if "no_news" in rungs:
@@ -599,6 +625,8 @@ class LaneKeeper:
             lane.book = book
         if delegate:
             lane.follow_agent()
+        if self.rules.counts_reentries:
+            lane.follow_chain()
         if len(run.lanes) >= _LANES_KEPT:  # a run that opens so many has ended most of them without closing them
             self.close_lane(run, next(k for k in run.lanes if k != ROOT_LANE))
         run.lanes[key] = lane
@@ -626,7 +654,7 @@ class LaneKeeper:
         run.books[name] = lane.book
         if len(run.books) > _BOOKS_KEPT:
             run.books.popitem(last=False)
-        run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall)]
+        run.retired[name] = [d for d in lane.detectors if isinstance(d, Stall | EqualAnswers)]
         if len(run.retired) > _NAMES_KEPT:
             run.retired.popitem(last=False)
 

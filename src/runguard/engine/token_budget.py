@@ -96,10 +96,14 @@ _NUDGE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class CompressionTriggered:
-    """Sent to a bus when a threshold fires: the tokens used, and the number of tokens at which it fires."""
+    """Sent to a bus when a threshold fires: the tokens used, and the number of tokens at which it fires.
+
+    ``kind`` is what the bus of adk-fluent knows its subscribers by.
+    """
 
     token_count: int
     threshold: int
+    kind: str = "compression_triggered"
 
 
 class BudgetMonitor(metaclass=Checked):
@@ -384,10 +388,10 @@ class BudgetMonitor(metaclass=Checked):
             return self._recorded / self._turns if self._turns else 0.0
 
     @property
-    def estimated_turns_remaining(self) -> int | None:
-        """How many average turns still fit; None while there is no average."""
+    def estimated_turns_remaining(self) -> int:
+        """How many average turns still fit; 0 before the first turn, whose size is not known."""
         average = self.avg_tokens_per_turn
-        return int(self.remaining / average) if average else None
+        return int(self.remaining / average) if average else 0
 
     @property
     def thresholds(self) -> tuple[Threshold, ...]:

@@ -20,13 +20,13 @@ from runguard.core.failure_texts import last_line
 from runguard.core.identity import Newest, answer_text, digest, mask, size_of
 from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
 from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
-from runguard.core.rules.failures import lacks_arguments
+from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
 from runguard.core.rules.limits import CallsPerTool, ToolCalls
 from runguard.engine.calls import Settling
 from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.decide import Breakers, Deciding, stop_in_force
 from runguard.engine.money import Accounts
-from runguard.engine.runs import Bill, Lane, Run, ToolBills
+from runguard.engine.runs import Bill, Lane, LastFailure, Run, ToolBills
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import Policy, ToolRule
 from runguard.policy.tools import Tools
@@ -190,6 +190,7 @@ class ToolGate:
         if permit is not None:
             run.permits[event.id] = (event.tool, permit)
             return ALLOW
+        run.last_failure = LastFailure("", is_outage=True)
         failures = breaker.threshold
         found = Finding("breaker", _BLOCK, failures, failures, "failures across runs", "call", tool, tool)
         decision = self._deciding.decide(run, lane, event, found)
@@ -496,7 +497,7 @@ class Answers:
         self._report_answer, self._settle_once, self._close_price = report, settle_once, close_price
         self._max_chars = policy.max_tool_result_chars or 0
         self._normalizes = bool(policy.tool_result_normalizer)
-        self._counts_unfinished = policy.max_identical_tool_results is not None
+        self._compares = policy.max_identical_tool_results is not None
 
     def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
         """What each answer means and whether it is news."""
@@ -558,8 +559,8 @@ class Answers:
             ):
                 a.chars = size_of(raw, 8 * context.limit)
             good = outcome is _OK or outcome is _EMPTY
-            if self._counts_unfinished and good and (outcome is _EMPTY or a.failure or is_unfinished(raw)):
-                a.unfinished = digest(mask(answer_text(value))).hex()
+            if self._compares and good and not a.hands_over and not is_acknowledgement(value):
+                a.identity = digest(mask(answer_text(value))).hex()
             if rule is not None:
                 self._apply_rule(run, lane, event, a, rule, good and not missing)
             if new and good and size < _NOTE_BYTES and _NOTES.fullmatch(tool) is not None:

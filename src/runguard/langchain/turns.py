@@ -22,7 +22,7 @@ from langgraph.types import Command
 from runguard.background import FINALIZED
 from runguard.calls import threads
 from runguard.calls.function_state import RunContext
-from runguard.calls.run import AgentRun, Spent, Whom
+from runguard.calls.run import AgentRun, Spent, Whom, input_of
 from runguard.calls.whom import live_blocks
 from runguard.engine.guard import Guard
 from runguard.termination.conditions import TerminationCondition
@@ -59,7 +59,9 @@ class Scope:
 class Turn:
     """A root invocation, or a block of ``runguard.run()`` that calls models by hand. Safe to use from many threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: object = None) -> None:
+        """``inputs``: of the root."""
+        self.inputs = inputs
         self.block = RunContext()  # shares one run of each guard between all agents of the turn
         self.waits = False  # for an answer from outside
         self.names: list[UUID] = []  # of its scopes
@@ -186,7 +188,7 @@ class _Handler(BaseCallbackHandler):
 def _open(run_id: UUID, parent_run_id: UUID | None, name: str, inputs: object) -> Scope:
     # a parent may be a trace of another library's, so what is around this code counts then
     parent = (_scopes.get(parent_run_id) if parent_run_id is not None else None) or scope_here()
-    scope = Scope(parent.turn if parent is not None else Turn(), parent, name, inputs)
+    scope = Scope(parent.turn if parent is not None else Turn(inputs), parent, name, inputs)
     _scopes[run_id] = scope
     scope.turn.names.append(run_id)
     return scope
@@ -316,6 +318,8 @@ class Runs:
         first, more = turn.first(self.guard), self._given(thread)
         more["within"] = turn.block if scope is not None else None
         keys = self._keys(scope, thread)
+        if first is None:
+            more["input"] = input_of(self.guard, agent, asked_in(turn.inputs), goes_on=bool(thread))
         if first is not None:
             return turn.add(key, AgentRun.start(self.guard, agent, ending=first.ending, **more), keys)
         if scope is not None and scope.outermost.is_resumed and keys:
@@ -337,6 +341,17 @@ class Runs:
         turn = scope.turn if scope is not None else block.kept.get(_KEPT) if block is not None else None
         run = turn.first(self.guard) if isinstance(turn, Turn) else None
         return run.spent if run is not None else None
+
+
+def asked_in(inputs: object) -> object:
+    """Return what the user asks in the input of a root: the newest message, or the input itself."""
+    messages = inputs.get("messages") if isinstance(inputs, dict) else inputs
+    newest = messages[-1] if isinstance(messages, list) and messages else messages
+    if isinstance(newest, tuple) and len(newest) == 2:
+        return newest[1]
+    if isinstance(newest, dict):
+        return newest.get("content")
+    return getattr(newest, "content", newest if isinstance(newest, str) else None)
 
 
 def _runtime() -> object:

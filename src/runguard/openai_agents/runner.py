@@ -71,10 +71,15 @@ class GuardedRunner(AgentRunner):
         return result
 
 
+_CONVERSATIONS: Final = ("session", "previous_response_id", "conversation_id")
+
+
 def _turn(given: Any, kwargs: dict[str, Any]) -> Turn:
     context = kwargs.get("context")
     if not isinstance(given, RunState):
-        return Turn(context)
+        items = given if isinstance(given, list) else []
+        goes_on = len(items) > 1 or any(kwargs.get(name) is not None for name in _CONVERSATIONS)
+        return Turn(context, asked=items[-1:] if items else given, goes_on=goes_on)
     return Turn(getattr(given, "_context", None) if context is None else context, pending_of(given))
 
 

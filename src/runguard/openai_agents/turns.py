@@ -12,7 +12,7 @@ from agents import RunContextWrapper
 from agents.exceptions import ModelBehaviorError
 
 from runguard.calls.function_state import SURROUNDINGS
-from runguard.calls.run import AgentRun, Spent
+from runguard.calls.run import AgentRun, Spent, input_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome
 from runguard.providers.messages import arguments
@@ -27,8 +27,14 @@ TURN: Final[ContextVar["Turn | None"]] = ContextVar("runguard_openai_turn", defa
 class Turn:
     """One call of ``Runner.run``. Agents in it work one after the other."""
 
-    def __init__(self, context: Any, pending: Sequence[ToolUse] = ()) -> None:
-        """``pending``: the calls that the turn waited for, where it goes on after an approval."""
+    def __init__(
+        self, context: Any, pending: Sequence[ToolUse] = (), asked: object = None, *, goes_on: bool = False
+    ) -> None:
+        """``pending``: the calls that the turn waited for, where it goes on after an approval.
+
+        ``asked``: what the user asks, ``goes_on`` in a conversation.
+        """
+        self._asked, self._goes_on = asked, goes_on
         self.context = context if isinstance(context, RunContextWrapper) else RunContextWrapper(context)
         self.agent: GuardedAgent[Any] | None = None  # at work now
         self.run: AgentRun | None = None  # that the newest model call belongs to
@@ -71,6 +77,7 @@ class Turn:
                     if self._keys:
                         known = await AgentRun.resume(guard.guard, agent, self._keys, **whom)
                     else:
+                        whom["input"] = input_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
                         known = AgentRun.start(guard.guard, agent, **whom)
                     self._runs[tuple(guards[:number])] = known
                     self.bill.add(guard, known)

@@ -407,7 +407,10 @@ class PolicyFile(SettingsModel):
         description="After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do.",
     )
     max_identical_tool_results: Annotated[int, Field(ge=2, le=10**9)] | None = Field(
-        default=None, description="Stop at this many equal failures of a tool, or equal answers to the same call."
+        default=None,
+        description=(
+            "Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements are free."
+        ),
     )
     max_tool_failures: Count | None = Field(
         default=None,
@@ -418,9 +421,7 @@ class PolicyFile(SettingsModel):
     )
     max_reentries: Count | None = Field(
         default=None,
-        description=(
-            "Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."
-        ),
+        description=("Stop at this many re-entries of an agent into its own chain of delegations. 1 stops A→B→A."),
     )
     max_delegation_depth: Count | None = Field(
         default=5, description="Delegations made by a model, one inside the other."
@@ -430,6 +431,12 @@ class PolicyFile(SettingsModel):
     )
     cycle_repeats: Annotated[int, Field(ge=2, le=10**6)] | None = Field(
         default=None, description="Stop at this many rounds of one circle of calls, or of hand-offs between agents."
+    )
+    max_resubmissions: Annotated[int, Field(ge=0, le=10**9)] | None = Field(
+        default=None,
+        description=(
+            "Refuse an input that was submitted again this often within an hour, after runs that ended in the same way."
+        ),
     )
     max_event_cost_ratio: Ratio | None = Field(
         default=None,
@@ -627,6 +634,8 @@ class Policy(PolicyFile):
             return {"stop": self.max_handoff_repeats}
         if rule == "cycle" and self.cycle_repeats is not None:
             return {"stop": self.cycle_repeats}
+        if rule == "resubmission" and self.max_resubmissions is not None:
+            return {"stop": self.max_resubmissions + 2}  # the first submission and the allowed ones, then the refused
         if rule == "growth" and self.max_event_cost_ratio is not None:
             return {"stop": self.max_event_cost_ratio}
         return {}
@@ -707,11 +716,11 @@ TOLD_AGAIN: Final = Rungs(nudge=6, stop=20)
 TRY_AGAIN: Final = Rungs(nudge=5, stop=20)
 # default limits of stall for equal failures between which other tools succeed: of one call; of one tool's calls
 CALL_FAILS_ON: Final = Rungs(nudge=8, stop=50)
-TOOL_FAILS_ON: Final = Rungs(nudge=8, stop=60)
+TOOL_FAILS_ON: Final = Rungs(nudge=12, stop=60)
 # default limits of same_call for answers that differ in numbers alone; ``block`` stops a call with a long argument
 WANDERING: Final = Rungs(nudge=6, block=12, stop=60)
 # default limits of talk for agents that have worked with tools and then only write
-IDLE: Final = Rungs(nudge=5, stop=12)
+IDLE: Final = Rungs(nudge=8, stop=12)
 RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     # rule: default rungs, and the rungs it can have at all. The figures are measured: see benchmarks/detection.py. A
     # call, five unchanged repeats and the one that may find the change are made (a poll, a flaky test, a retry); the
@@ -731,10 +740,19 @@ RULES: Final[dict[str, tuple[Rungs, frozenset[str]]]] = {
     "growth": (Rungs(warn=3), frozenset({"warn", "stop"})),
     "context": (Rungs(warn=0.8), frozenset({"warn"})),
     "polling": (Rungs(nudge=600, stop=1800), frozenset({"warn", "nudge", "stop"})),
+    "resubmission": (Rungs(warn=3), frozenset({"warn", "stop"})),
 }
 _LADDER: Final = ("warn", "nudge", "withhold", "block", "stop")
 _MEASURES: Final = frozenset({"growth", "polling", "context"})  # ratios, seconds and fractions, not counts
-_LEAST: Final = {"repetition": 2, "same_call": 2, "cycle": 2, "handoff": 2, "growth": 1.01, "context": 0}
+_LEAST: Final = {
+    "repetition": 2,
+    "same_call": 2,
+    "cycle": 2,
+    "handoff": 2,
+    "resubmission": 2,
+    "growth": 1.01,
+    "context": 0,
+}
 
 
 def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
@@ -1008,9 +1026,11 @@ class CommonSettings(TypedDict, total=False):
     on_rate_limit: Literal["wait", "pass"] | None
     """After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do."""
     max_identical_tool_results: int | None
-    """Stop at this many equal failures of a tool, or equal answers to the same call."""
+    """Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements are free."""
     max_handoff_repeats: int | None
     """Stop at this many equal hand-offs without news."""
+    max_resubmissions: int | None
+    """Refuse an input that was submitted again this often within an hour, after runs that ended in the same way."""
     max_event_cost_ratio: float | None
     """Stop when an agent's prompts have grown to this many times its first ones in the session."""
     cost_baseline_events: int
@@ -1053,7 +1073,7 @@ class PolicySettings(CommonSettings, total=False):
     max_tool_failures: int | None
     """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
     max_reentries: int | None
-    """Stop at this many hand-offs back to an agent of the same chain. 1 stops A→B→A. None: a return is normal."""
+    """Stop at this many re-entries of an agent into its own chain of delegations. 1 stops A→B→A."""
     max_delegation_depth: int | None
     """Delegations made by a model, one inside the other."""
     max_cycle_len: int | None

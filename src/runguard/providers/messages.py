@@ -785,5 +785,11 @@ FRAMEWORK_TOOLS: Final = frozenset({TRANSFER, "finish_task", "set_model_response
 REQUESTS: Final = "adk_request_"  # asks the user for a confirmation, an input or a sign-in
 
 
+def step_name(tool: str, args: object) -> str:
+    """The name under which a call is shown: that of the tool, or of the agent that a transfer hands over to."""
+    agent = args.get("agent_name") if tool == TRANSFER and type(args) is dict else None
+    return agent if type(agent) is str and agent else tool
+
+
 def is_framework_tool(name: str) -> bool:
     return name in FRAMEWORK_TOOLS or name.startswith(REQUESTS)

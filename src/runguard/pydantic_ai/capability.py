@@ -38,7 +38,7 @@ from pydantic_ai.usage import RequestUsage
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, Whom, error_of, fitting
+from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunGuardError, RunStoppedError
@@ -141,6 +141,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
         name = (ctx.agent.name if ctx.agent is not None else None) or "agent"
         whom = self._whom.of(self.guard, ctx)
         waiting = self.guard.faults.attempt("adapter", _unanswered, ctx.messages) or {}
+        if not waiting:
+            whom["input"] = input_of(self.guard, name, ctx.prompt, goes_on=bool(ctx.messages))
         run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
         run.tools.asked_for(list(waiting.values()))
         turn = self._turns[_key(ctx)] = _Turn(run)

@@ -159,7 +159,8 @@ def _base(kind: str, event: Event) -> Entry:
 
 def _entered(event: AgentEntered) -> Entry:
     flags = {"task": event.is_task, "bounded": event.is_bounded}
-    return _base("enter", event) | _sparse({"depth": event.depth, "branches": event.branches, **flags})
+    rest = {"depth": event.depth, "branches": event.branches, **flags, "above": list(event.above)}
+    return _base("enter", event) | _sparse(rest)
 
 
 def _asked(event: ModelCall) -> Entry:
@@ -220,7 +221,7 @@ def _answer(a: Answer) -> Entry:
             "uncounted": not a.counted,
             "event": a.event_id,
             "once": a.once.hex(),
-            "unfinished": a.unfinished,
+            "identity": a.identity,
             "long": a.is_long,
             "lacks": a.lacks_arguments,
             "note": a.is_note,
@@ -348,7 +349,7 @@ def _read_answers(where: _Where, entry: Entry) -> ToolResults:
             too_large=bool(answer.get("too_large")),
             counted=not answer.get("uncounted"),
             once=bytes.fromhex(answer.get("once") or ""),
-            unfinished=str(answer.get("unfinished") or ""),
+            identity=str(answer.get("identity") or ""),
             is_long=bool(answer.get("long")),
             lacks_arguments=bool(answer.get("lacks")),
             is_note=bool(answer.get("note")),
@@ -383,6 +384,7 @@ _READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
         int(entry.get("branches") or 0),
         bool(entry.get("task")),
         bool(entry.get("bounded")),
+        tuple(str(name) for name in entry.get("above") or ()),
     ),
     "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
     "ask": _read_ask,

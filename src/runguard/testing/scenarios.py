@@ -554,6 +554,22 @@ async def _two_calls(harness: Stage, guard: Any) -> TurnResult:
     return result
 
 
+async def submitted_again(harness: Stage) -> None:
+    """The same input again, after runs on it that were stopped, is refused where the settings say so."""
+    guard = harness.guard(max_resubmissions=2)
+    made = []
+    for _ in range(5):
+        session = harness.session(_looping(lambda n: {"doc": "invoice"}), guard)
+        await session.turn("Read the invoice of the fourth of May and give me its total.")
+        made.append(session.model_calls)
+    assert made[0] > 1, f"model calls of each run: {made}"
+    assert made[3:] == [0, 0], f"model calls of each run on the same input: {made}"
+    assert guard.trips[-1].rule == "resubmission", f"trips: {[trip.rule for trip in guard.trips]}"
+    other = harness.session(_looping(lambda n: {"doc": "invoice"}), guard)
+    await other.turn("Read the invoice of the fifth of May and give me its total.")
+    assert other.model_calls > 1, "a run on another input was refused"
+
+
 async def large_request(harness: Stage) -> None:
     """Instructions and declarations of tools are reserved for like the messages."""
     many = "word " * 8_000  # 40 kB
@@ -606,6 +622,7 @@ SCENARIOS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
         bill,
         bill_of_a_block,
         large_request,
+        submitted_again,
     )
 }
 # A stream that breaks off needs a stream. What ends a model call in flight, or cancels it, needs an event loop.

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -137,7 +139,7 @@ async def test_it_judges_what_the_users_callback_made_of_the_answer() -> None:
     assert breaker.trips == []
 
 
-async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
+async def test_where_re_entries_are_allowed_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
     def pair(model: ScriptedModel, breaker: ADKCostBreaker) -> LlmAgent:
         specialist = LlmAgent(name="B", description="knows", model=model)
         root = LlmAgent(name="A", description="asks", model=model, sub_agents=[specialist])
@@ -145,10 +147,10 @@ async def test_a_return_to_the_parent_is_healthy_and_a_circle_is_not() -> None:
         breaker.install_on_agent(root)
         return root
 
-    healthy = ADKCostBreaker()
+    healthy = ADKCostBreaker(max_reentries=None)
     assert (await run(pair(ScriptedModel([transfer("B"), transfer("A"), text("done")]), healthy))).texts == ["done"]
     assert healthy.state is BreakerState.CLOSED
-    circle = ADKCostBreaker(max_handoff_repeats=3)
+    circle = ADKCostBreaker(max_handoff_repeats=3, max_reentries=None)
     model = ScriptedModel(lambda n, _: transfer("B") if n % 2 else transfer("A"))
     recording = await run(pair(model, circle), catch=True)
     assert type(recording.error) is runguard.LoopDetectedError
@@ -330,7 +332,7 @@ async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
         tool_context.actions.transfer_to_agent = "orchestrator" if task_type == "orchestrate" else "research_specialist"
         return {"routed": task_type}
 
-    breaker = ADKCostBreaker(max_identical_tool_results=50, max_concurrent_agents=5)
+    breaker = ADKCostBreaker(max_identical_tool_results=50, max_concurrent_agents=5, max_reentries=None)
     specialist = LlmAgent(
         name="research_specialist",
         model=ScriptedModel(lambda n, _: call("route_to_specialist", task_type="orchestrate")),
@@ -490,10 +492,100 @@ async def test_the_answer_of_a_routing_tool_is_no_progress(guarded_by: str) -> N
     model = ScriptedModel(lambda n, _: call("route", target="b" if n % 2 else "a", task=f"wording {n}"))
     b = LlmAgent(name="b", model=model, tools=[route])
     a = LlmAgent(name="a", model=model, tools=[route], sub_agents=[b])
-    breaker = ADKCostBreaker(max_delegation_depth=100)
+    breaker = ADKCostBreaker(max_delegation_depth=100, max_reentries=None)
     plugins = [RunGuardPlugin()] if guarded_by == "plugin" else []
     for agent in () if plugins else (a, b):
         breaker.install_on_agent(agent)
     recording = await run(a, plugins=plugins, catch=True, run_config=RunConfig(max_llm_calls=30))
     assert recording.trips[0].rule == "handoff"
     assert model.calls == 11
+
+
+# ---- a dataclass ----------------------------------------------------------------------------------------------------
+
+
+async def stuck_run(breaker: ADKCostBreaker, message: str) -> int:
+    """How many model calls a stuck agent makes."""
+    model = stuck_model()
+    worker = breaker.install_on_agent(LlmAgent(name="w", model=model, tools=[parse_document_fragment]))
+    await run(LoopAgent(name="l", sub_agents=[worker], max_iterations=8), message, session_id=message, catch=True)
+    return model.calls
+
+
+async def test_a_limit_that_is_assigned_later_takes_effect() -> None:
+    breaker = ADKCostBreaker()
+    assert await stuck_run(breaker, "one") == 5
+    breaker.max_identical_tool_results = 5
+    assert breaker.max_identical_tool_results == 5
+    assert await stuck_run(breaker, "two") == 9
+    breaker.max_identical_tool_results = 2
+    assert await stuck_run(breaker, "three") == 3
+    assert [trip.limit for trip in breaker.trips] == [3, 5, 2], "trips are kept"
+
+
+async def test_a_limit_that_is_assigned_in_a_run_holds_for_the_next_run() -> None:
+    breaker, model = ADKCostBreaker(), stuck_model()
+
+    def loosen(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> None:
+        breaker.max_identical_tool_results = 7
+
+    worker = LlmAgent(name="w", model=model, tools=[parse_document_fragment], after_tool_callback=loosen)
+    breaker.install_on_agent(worker)
+    await run(LoopAgent(name="l", sub_agents=[worker], max_iterations=8), catch=True)
+    assert (model.calls, breaker.trips[0].limit) == (5, 3)
+    assert breaker.state is BreakerState.OPEN
+    assert await stuck_run(breaker, "next") == 13
+
+
+def test_a_wrong_limit_that_is_assigned_raises_and_changes_nothing() -> None:
+    breaker = ADKCostBreaker()
+    with pytest.raises(runguard.PolicyError, match="max_concurrent_agents"):
+        breaker.max_concurrent_agents = 0
+    assert breaker.max_concurrent_agents == 20
+
+
+def test_it_compares_prints_and_is_replaced_like_a_dataclass() -> None:
+    breaker = ADKCostBreaker(max_delegation_depth=3, alerts={"slack_webhook": "https://hooks.slack.com/secret"})
+    assert breaker == ADKCostBreaker(max_delegation_depth=3, alerts={"slack_webhook": "https://hooks.slack.com/secret"})
+    assert breaker != ADKCostBreaker(max_delegation_depth=3)
+    assert "max_delegation_depth=3, " in repr(breaker)
+    assert "state=<BreakerState.CLOSED: 'closed'>, trip_reason=None" in repr(breaker)
+    assert "secret" not in repr(breaker)
+    changed = dataclasses.replace(breaker, max_identical_tool_results=4, max_model_calls=9)  # type: ignore[call-arg]
+    assert (changed.max_identical_tool_results, changed.max_delegation_depth) == (4, 3)
+    assert changed.settings == {**breaker.settings, "max_model_calls": 9}
+    assert dataclasses.asdict(breaker)["max_concurrent_agents"] == 20
+
+
+async def test_a_copied_agent_has_a_breaker_of_its_own_with_the_same_limits() -> None:
+    breaker = ADKCostBreaker(max_identical_tool_results=4)
+    agents = [LlmAgent(name=name, model=stuck_model(), tools=[parse_document_fragment]) for name in "ab"]
+    for agent in agents:
+        breaker.install_on_agent(agent)
+    copies = copy.deepcopy([agent.before_agent_callback for agent in agents])
+    one, other = (callbacks[0].__self__ for callbacks in copies)  # type: ignore[index, union-attr]
+    assert one is other
+    assert one is not breaker
+    assert one == breaker == copy.deepcopy(breaker)
+    assert await stuck_run(one, "copy") == 7
+    assert (breaker.trips, breaker.state) == ([], BreakerState.CLOSED)
+
+
+@pytest.mark.parametrize(("field", "value"), [("state", BreakerState.CLOSED), ("trip_reason", None)])
+async def test_state_can_be_set_to_reset_it(field: str, value: Any) -> None:
+    breaker = ADKCostBreaker()
+    pipeline, model = submission(breaker)
+    await run(pipeline, "document 1", session_id="s1", catch=True)
+    assert breaker.state is BreakerState.OPEN
+    setattr(breaker, field, value)
+    assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
+    await run(pipeline, "document 1", session_id="s2", catch=True)
+    assert model.calls == 11
+
+
+def test_a_state_that_cannot_be_set_is_rejected() -> None:
+    breaker = ADKCostBreaker()
+    with pytest.raises(ValueError, match=r"only BreakerState\.CLOSED can be set"):
+        breaker.state = BreakerState.OPEN
+    with pytest.raises(runguard.PolicyError, match="only None can be set"):
+        breaker.trip_reason = "mine"  # type: ignore[assignment]

@@ -1,7 +1,7 @@
 """Seed 000, a cost breaker for ADK: its samples with ``from runguard import ADKCostBreaker`` in place of the class in
 the article.
 
-What had to change to run on ADK 2.x is marked with "seed:". ``docs/coming-from.md`` counts these lines.
+What had to change to run on ADK 2.x is marked with "seed:". ``docs/contributing/seed-table.md`` counts these lines.
 """
 
 import asyncio
@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig
-from google.adk.runners import Runner
+from google.adk.apps import App
+from google.adk.code_executors.base_code_executor import BaseCodeExecutor
+from google.adk.code_executors.code_execution_utils import CodeExecutionResult
+from google.adk.runners import InMemoryRunner, Runner
 from google.adk.sessions import InMemorySessionService
+from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.exit_loop_tool import exit_loop
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types as genai_types
 
 import runguard
 from runguard import ADKCostBreaker, BreakerState
-from runguard.testing import FakeClock, ScriptedModel, call, run, text, transfer
+from runguard.adk import RunGuardPlugin
+from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, run, text, transfer
 from tests.kit.contents import parts
 
 # ---- the document pipeline ------------------------------------------------------------------------------------------
@@ -155,6 +160,140 @@ def test_the_synchronous_runner_raises_too() -> None:
     assert parser.calls == 3
 
 
+# ---- equal answers of one tool --------------------------------------------------------------------------------------
+
+
+def opening_story(parsed: list[str]) -> tuple[LlmAgent, ScriptedModel]:
+    """The classifier submits the document fifteen times to a loop of eight iterations. Between two attempts the
+    extraction agent refines its hint with a second tool, which works.
+    """
+
+    def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
+        """Parse."""
+        parsed.append(hint)
+        return {"status": "partial_parse_error", "data": None}
+
+    def refine_hint(hint: str) -> dict[str, bool]:
+        """Refine."""
+        return {"ok": True}
+
+    def extract(n: int, request: Any) -> genai_types.Part:
+        steps = (
+            call("parse_document_fragment", fragment="page 1", hint=f"hint {n}"),
+            call("refine_hint", hint=f"hint {n}"),
+            text(f"Attempt {n} was partial."),
+        )
+        return steps[(n - 1) % 3]
+
+    model = ScriptedModel(extract)
+    extraction_agent = LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment, refine_hint])
+    loop = LoopAgent(name="document_loop", description="Extracts.", sub_agents=[extraction_agent], max_iterations=8)
+    classifier = LlmAgent(
+        name="classification_agent",
+        model=ScriptedModel(lambda n, _: call("document_loop", request=f"hint {n}") if n <= 15 else text("no")),
+        tools=[AgentTool(loop)],
+    )
+    return classifier, model
+
+
+async def test_a_second_tool_that_works_does_not_hide_the_equal_failures_of_the_first() -> None:
+    parsed: list[str] = []
+    classifier, model = opening_story(parsed)
+    recording = await run(classifier, plugins=[RunGuardPlugin(max_identical_tool_results=3)])
+    trip = recording.trips[0]
+    assert (trip.rule, trip.tool, trip.observed, trip.limit) == ("stall", "parse_document_fragment", 3, 3)
+    assert (len(parsed), model.calls) == (3, 7)
+
+
+async def test_the_count_of_equal_failures_goes_on_over_all_submissions() -> None:
+    plugin = RunGuardPlugin(max_identical_tool_results=50)
+    await run(opening_story([])[0], plugins=[plugin])
+    assert [(trip.rule, trip.observed) for trip in plugin.trips] == [("stall", 50)]
+
+
+OTHER_WORDS = {
+    "low confidence": lambda n: {"status": "low confidence"},
+    "the same page of hits": lambda n: {"hits": ["a", "b", "c"], "page": 1},
+    "a text": lambda n: "See the manual.",
+    "an empty list": lambda n: [],
+    "times differ": lambda n: {"verdict": "unclear", "at": f"2026-01-01T10:{n:02}:00Z"},
+}
+
+
+async def ask_forty_questions(answers: Callable[[int], Any], **settings: Any) -> tuple[ScriptedModel, list[Any]]:
+    made: list[str] = []
+
+    def search(query: str) -> Any:
+        """Search."""
+        made.append(query)
+        return answers(len(made))
+
+    model = ScriptedModel(lambda n, _: call("search", query=f"question {n}") if n <= 40 else text("done"))
+    recording = await run(
+        LlmAgent(name="a", model=model, tools=[search]),
+        plugins=[RunGuardPlugin(max_identical_tool_results=3, **settings)],
+    )
+    return model, recording.trips
+
+
+@pytest.mark.parametrize("answers", OTHER_WORDS.values(), ids=OTHER_WORDS)
+async def test_equal_answers_to_ever_new_questions_count_under_an_explicit_limit(answers: Any) -> None:
+    model, trips = await ask_forty_questions(answers)
+    assert [(trip.rule, trip.observed) for trip in trips] == [("stall", 3)]
+    assert model.calls == 3
+
+
+ACKNOWLEDGED = [
+    {"ok": True},
+    {"status": "ok"},
+    {"status": "success", "rows": 12},
+    {"inserted": 1},
+    "Saved.",
+    True,
+    {"result": {"status": "done", "error": None}},
+    {"content": [{"type": "text", "text": '{"status": "ok"}'}], "isError": False},
+]
+
+
+@pytest.mark.parametrize("answer", ACKNOWLEDGED, ids=str)
+async def test_acknowledgements_are_free_under_an_explicit_limit(answer: Any) -> None:
+    model, trips = await ask_forty_questions(lambda n: answer)
+    assert (model.calls, trips) == (41, [])
+
+
+class Sandbox(BaseCodeExecutor):
+    """Prints the same whatever it runs."""
+
+    def execute_code(self, invocation_context: Any, code_execution_input: Any) -> CodeExecutionResult:
+        return CodeExecutionResult(stdout="no rows")
+
+
+@pytest.mark.parametrize(("settings", "calls"), [({"max_identical_tool_results": 3}, 3), ({}, 9)], ids=["set", "unset"])
+async def test_equal_code_executions_count_under_an_explicit_limit(settings: dict[str, Any], calls: int) -> None:
+    model = ScriptedModel(
+        lambda n, _: text(f"```tool_code\nprint(query({n}))\n```") if n <= 8 else text("nothing found")
+    )
+    agent = LlmAgent(name="a", model=model, code_executor=Sandbox())
+    plugin = RunGuardPlugin(**settings)
+    runner = InMemoryRunner(app=App(name="app", root_agent=agent, plugins=[plugin]))  # it has a store for artifacts
+    session = await runner.session_service.create_session(app_name="app", user_id="u")
+    message = genai_types.UserContent("How many?")
+    async for _ in runner.run_async(user_id="u", session_id=session.id, new_message=message):
+        pass
+    assert model.calls == calls
+    assert [(trip.rule, trip.tool, trip.observed) for trip in plugin.trips] == (
+        [("stall", "code_execution", 3)] if settings else []
+    )
+
+
+async def test_the_normalizer_comes_before_equal_answers_are_counted() -> None:
+    _, trips = await ask_forty_questions(
+        lambda n: {"hits": ["a", "b"], "took": f"shard {n}"},
+        tool_result_normalizer={"search": lambda answer: answer["hits"]},
+    )
+    assert [trip.observed for trip in trips] == [3]
+
+
 # ---- the back-delegation --------------------------------------------------------------------------------------------
 
 
@@ -221,7 +360,7 @@ async def run_research_pipeline(orchestrator: LlmAgent, cycle_breaker: ADKCostBr
 
 
 async def test_the_back_delegation_trips_before_the_orchestrator_is_asked_again() -> None:
-    cycle_breaker = ADKCostBreaker(max_delegation_depth=3, max_reentries=1)  # seed: always trips at the first re-entry
+    cycle_breaker = ADKCostBreaker(max_delegation_depth=3)
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=6)
     assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith(
         "CYCLE_DETECTED: stopped by reentry"
@@ -229,8 +368,8 @@ async def test_the_back_delegation_trips_before_the_orchestrator_is_asked_again(
     assert model.calls == 2
 
 
-async def test_an_endless_back_delegation_trips_without_the_setting_too() -> None:
-    cycle_breaker = ADKCostBreaker(max_delegation_depth=3)
+async def test_an_endless_back_delegation_trips_where_re_entries_are_allowed_too() -> None:
+    cycle_breaker = ADKCostBreaker(max_delegation_depth=3, max_reentries=None)
     orchestrator, model = research_pipeline(cycle_breaker.install_on_agent, levels=500)
     assert (await run_research_pipeline(orchestrator, cycle_breaker, "research it")).startswith(
         "CYCLE_DETECTED: stopped by handoff"
@@ -238,26 +377,158 @@ async def test_an_endless_back_delegation_trips_without_the_setting_too() -> Non
     assert model.calls == 11
 
 
-async def test_four_callbacks_wired_by_hand_refuse_tools_and_not_the_model() -> None:
-    breaker, parser = document_breaker(), Parser()
+# ---- the four callbacks of the article, wired by hand ---------------------------------------------------------------
 
+
+def wired_by_hand(breaker: ADKCostBreaker, agent: LlmAgent) -> LlmAgent:
+    agent.before_tool_callback = breaker.before_tool_callback
+    agent.after_tool_callback = breaker.after_tool_callback
+    agent.before_agent_callback = breaker.before_agent_callback
+    agent.after_agent_callback = breaker.after_agent_callback
+    return agent
+
+
+def stuck_agent(name: str = "extraction_agent") -> tuple[LlmAgent, ScriptedModel]:
     def parse_document_fragment(hint: str) -> dict[str, Any]:
         """Parse."""
-        parser.parse("page 1", hint)
         return {"status": "partial_parse_error"}
 
     model = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"{n}"))
-    agent = LlmAgent(
-        name="extraction_agent",
-        model=model,
-        tools=[parse_document_fragment],
-        before_tool_callback=breaker.before_tool_callback,
-        after_tool_callback=breaker.after_tool_callback,
-        before_agent_callback=breaker.before_agent_callback,
-        after_agent_callback=breaker.after_agent_callback,
+    return LlmAgent(name=name, model=model, tools=[parse_document_fragment]), model
+
+
+SHAPES: dict[str, Callable[[LlmAgent], Any]] = {
+    "alone": lambda agent: agent,
+    "loop": lambda agent: LoopAgent(name="loop", sub_agents=[agent]),
+    "parallel": lambda agent: ParallelAgent(name="all", sub_agents=[agent]),
+    "as a tool": lambda agent: LlmAgent(
+        name="root", model=ScriptedModel(lambda n, _: call(agent.name, request="go")), tools=[AgentTool(agent)]
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("on_stop", ["raise", "stop"])
+async def test_four_callbacks_wired_by_hand_end_the_run_that_trips(shape: str, on_stop: Any) -> None:
+    breaker = ADKCostBreaker(on_stop=on_stop)
+    agent, model = stuck_agent()
+    root = SHAPES[shape](wired_by_hand(breaker, agent))
+    if root.name == "root":
+        wired_by_hand(breaker, root)
+    before = [getattr(agent, name) for name in LlmAgent.model_fields if name.endswith("callback")]
+    recording = await run(root, catch=True, run_config=RunConfig(max_llm_calls=30))
+    assert model.calls == 3
+    assert breaker.trips[0].rule == "stall"
+    assert type(recording.error) is (runguard.LoopDetectedError if on_stop == "raise" else type(None))
+    assert recording.events[-1].error_code == "RUNGUARD_STOP" or on_stop == "raise"
+    assert assert_calls_answered(recording.session) == (1 if shape == "as a tool" else 3)
+    assert before == [getattr(agent, name) for name in LlmAgent.model_fields if name.endswith("callback")]
+
+
+async def test_four_callbacks_wired_by_hand_end_a_back_delegation() -> None:
+    breaker = ADKCostBreaker()
+    orchestrator, model = research_pipeline(lambda agent: wired_by_hand(breaker, agent), levels=500)
+    recording = await run(orchestrator, catch=True, run_config=RunConfig(max_llm_calls=30))
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    assert (recording.error.trip.rule, model.calls) == ("reentry", 2)
+
+
+async def test_in_shadow_mode_four_callbacks_wired_by_hand_end_nothing() -> None:
+    breaker = ADKCostBreaker(mode="shadow")
+    agent, model = stuck_agent()
+    await run(wired_by_hand(breaker, agent), catch=True, run_config=RunConfig(max_llm_calls=20))
+    assert (model.calls, breaker.trips[0].enforced) == (20, False)
+
+
+# ---- the back-delegation, however the orchestrator is entered again -------------------------------------------------
+
+
+class Circle:
+    """An orchestrator and a specialist, each of which has the other one work again and again."""
+
+    def __init__(self, kind: str, install: Callable[[LlmAgent], Any] = lambda agent: agent) -> None:
+        self.kind, self.install, self.levels = kind, install, 0
+
+        def step(name: str) -> ScriptedModel:
+            return ScriptedModel(lambda n, _: self._pass_on(name))
+
+        self.models = {name: step(name) for name in ("orchestrator", "research_specialist")}
+        self.root = self._agent("orchestrator", 0)
+
+    def _pass_on(self, name: str) -> genai_types.Part:
+        self.levels += 1
+        if self.levels > 12:
+            return text("done")
+        other = "research_specialist" if name == "orchestrator" else "orchestrator"
+        if self.kind == "AgentTool":
+            return call(other, request=f"level {self.levels}")
+        return call("route_to_specialist", task_type=other, task=f"level {self.levels}")
+
+    def _agent(self, name: str, level: int) -> LlmAgent:
+        other = "research_specialist" if name == "orchestrator" else "orchestrator"
+
+        async def route_to_specialist(task_type: str, task: str) -> str:
+            """Shared routing tool: it dispatches the task to the agent in charge."""
+            runner = InMemoryRunner(agent=self._agent(task_type, 0), app_name="inner")
+            session = await runner.session_service.create_session(app_name="inner", user_id="u")
+            words = ""
+            async for event in runner.run_async(
+                user_id="u", session_id=session.id, new_message=genai_types.UserContent(task)
+            ):
+                words = next((p.text for p in (event.content.parts if event.content else None) or () if p.text), words)
+            return words
+
+        tools: list[Any] = [route_to_specialist]
+        if self.kind == "AgentTool":
+            tools = [AgentTool(self._agent(other, level + 1))] if level < 12 else []
+        agent = LlmAgent(name=name, description="Works.", model=self.models[name], tools=tools)
+        self.install(agent)
+        return agent
+
+    @property
+    def calls(self) -> int:
+        return sum(model.calls for model in self.models.values())
+
+
+KINDS = pytest.mark.parametrize("kind", ["AgentTool", "Runner in a tool"])
+
+
+@KINDS
+async def test_the_breaker_trips_before_the_orchestrator_is_asked_again_however_it_got_there(kind: str) -> None:
+    breaker = ADKCostBreaker(max_delegation_depth=3)
+    circle = Circle(kind, breaker.install_on_agent)
+    recording = await run(circle.root, "research it", catch=True)
+    assert isinstance(recording.error, runguard.LoopDetectedError)
+    trip = recording.error.trip
+    assert (trip.rule, circle.calls) == ("reentry", 2)
+    assert trip.agent_path == ("orchestrator", "research_specialist", "orchestrator")
+
+
+@KINDS
+@pytest.mark.parametrize("guard", ["install", "plugin"])
+async def test_max_reentries_counts_re_entries_however_they_come(kind: str, guard: str) -> None:
+    for limit, paid in ((1, 2), (3, 4)):
+        runguard.uninstall()
+        plugins = [RunGuardPlugin(max_reentries=limit)] if guard == "plugin" else []
+        if not plugins:
+            runguard.install(max_reentries=limit)
+        circle = Circle(kind)
+        recording = await run(circle.root, "research it", plugins=plugins)
+        assert [(trip.rule, trip.observed) for trip in recording.trips] == [("reentry", limit)]
+        assert circle.calls == paid
+
+
+async def test_a_specialist_that_is_called_twenty_times_in_turn_is_no_re_entry() -> None:
+    breaker = ADKCostBreaker()
+    specialist = breaker.install_on_agent(
+        LlmAgent(name="specialist", description="Helps.", model=ScriptedModel(lambda n, _: text(f"part {n}")))
     )
-    await run(agent, catch=True, run_config=RunConfig(max_llm_calls=20))
-    assert (parser.calls, model.calls) == (3, 20)
+    script = [call("specialist", request=f"part {n}") for n in range(20)]
+    root = LlmAgent(name="orchestrator", model=ScriptedModel([*script, text("done")]), tools=[AgentTool(specialist)])
+    breaker.install_on_agent(root)
+    recording = await run(root)
+    assert recording.texts[-1] == "done"
+    assert breaker.trips == []
 
 
 # ---- inflation ------------------------------------------------------------------------------------------------------
@@ -272,6 +543,108 @@ def test_recorded_tokens_trip_at_the_ratio_of_the_article() -> None:
     assert breaker.state is BreakerState.OPEN
     breaker.reset()
     assert (breaker.state, breaker.trip_reason) == (BreakerState.CLOSED, None)
+
+
+def growing(n: int) -> int:
+    return 1_000 * n
+
+
+def researcher(breaker: ADKCostBreaker, prompt: Callable[[int], int] = lambda n: 100_000) -> LlmAgent:
+    """A research agent of twelve model calls."""
+
+    def look_up(key: str) -> dict[str, str]:
+        """Look something up."""
+        return {"value": key}
+
+    model = ScriptedModel(
+        lambda n, _: call("look_up", key=str(n)) if n < 12 else text("done"), prompt_tokens=prompt, latency_s=0.001
+    )
+    agent = LlmAgent(name="researcher", model=model, tools=[look_up])
+    breaker.install_on_agent(agent)
+    return agent
+
+
+async def research(agent: LlmAgent, record: Callable[[int, str], None], document: str) -> str:
+    runner = InMemoryRunner(agent=agent, app_name="app")
+    session = await runner.session_service.create_session(app_name="app", user_id="u", session_id=document)
+    result = ""
+    try:
+        async for event in runner.run_async(
+            user_id="u", session_id=session.id, new_message=genai_types.UserContent(document)
+        ):
+            if event.usage_metadata and event.usage_metadata.total_token_count:
+                record(event.usage_metadata.total_token_count, document)
+            if event.is_final_response() and event.content:
+                result = parts(event.content)[0].text or ""
+    except RuntimeError as error:
+        return f"BREAKER_TRIPPED: {error}"
+    return result
+
+
+async def test_the_tokens_of_one_session_stop_no_other_session() -> None:
+    breaker = ADKCostBreaker()
+    agents = [researcher(breaker, lambda n, size=size: size) for size in [1_000] * 5 + [100_000] * 15]  # type: ignore[misc]
+    results = await asyncio.gather(
+        *(research(one, lambda n, _: breaker.record_event_tokens(n), f"document {i}") for i, one in enumerate(agents))
+    )
+    assert results == ["done"] * 20
+    assert breaker.trips == []
+
+
+async def test_of_twenty_sessions_only_the_one_that_grows_is_stopped() -> None:
+    breaker = ADKCostBreaker(rules={"growth": False})
+    grows = [n == 7 for n in range(20)]
+    results = await asyncio.gather(
+        *(
+            research(
+                researcher(breaker, growing) if one else researcher(breaker),
+                lambda n, _: breaker.record_event_tokens(n),
+                f"document {i}",
+            )
+            for i, one in enumerate(grows)
+        )
+    )
+    assert [result.startswith("BREAKER_TRIPPED: stopped by growth") for result in results] == grows
+    assert [trip.session_id for trip in breaker.trips] == ["document 7"]
+
+
+async def test_where_the_events_come_from_elsewhere_the_caller_names_the_session() -> None:
+    breaker = ADKCostBreaker(rules={"growth": False})
+    inbox: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+    reports: list[str] = []
+
+    async def account() -> None:
+        while True:
+            count, document = await inbox.get()
+            try:
+                breaker.record_event_tokens(count, session=("app", "u", document))
+            except RuntimeError as error:
+                reports.append(str(error))
+
+    accountant = asyncio.create_task(account())
+    results = await asyncio.gather(
+        *(
+            research(researcher(breaker, prompt), lambda count, of: inbox.put_nowait((count, of)), f"document {n}")
+            for n, prompt in enumerate((lambda n: 100_000, growing, lambda n: 100_000))
+        )
+    )
+    accountant.cancel()
+    assert [result.startswith("BREAKER_TRIPPED") for result in results] == [False, True, False]
+    assert "growth" in reports[0]
+
+
+async def test_tokens_of_no_known_session_only_warn(caplog: pytest.LogCaptureFixture) -> None:
+    breaker = ADKCostBreaker(rules={"growth": False})
+    has_begun = asyncio.Event()
+    running = asyncio.create_task(research(researcher(breaker), lambda count, _: has_begun.set(), "document"))
+    await has_begun.wait()
+    for count in [800] * 5 + [2_400] * 10:
+        breaker.record_event_tokens(count)
+    assert await running == "done"
+    assert breaker.trips == []
+    assert [r.message.split(":")[0] for r in caplog.records if "growth" in r.message] == [
+        "runguard.growth_of_no_session"
+    ]
 
 
 async def test_the_soft_alert(capsys: pytest.CaptureFixture[str]) -> None:
@@ -409,3 +782,84 @@ async def test_an_open_breaker_refuses_the_document_until_the_reset_time() -> No
     clock.advance(61)
     states.append(breaker.state)
     assert states == [BreakerState.OPEN, BreakerState.HALF_OPEN]
+
+
+# ---- the same document again ----------------------------------------------------------------------------------------
+
+
+def failing_pipeline(parsed: list[str]) -> LlmAgent:
+    def parse_document_fragment(hint: str) -> dict[str, Any]:
+        """Parse."""
+        parsed.append(hint)
+        return {"status": "partial_parse_error", "data": None}
+
+    model = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"hint {n}"))
+    return LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment])
+
+
+@pytest.mark.parametrize("guard", ["install", "plugin"])
+async def test_the_parent_that_submits_its_document_fourteen_times_is_refused(guard: str) -> None:
+    settings: dict[str, Any] = {"max_identical_tool_results": 3, "max_resubmissions": 2, "on_stop": "raise"}
+    plugins = [RunGuardPlugin(**settings)] if guard == "plugin" else []
+    plugin = plugins[0] if plugins else runguard.install(**settings)
+    parsed: list[str] = []
+    errors = []
+    for attempt in range(14):
+        agent = failing_pipeline(parsed)
+        recording = await run(agent, "the invoice", session_id=f"s{attempt}", plugins=plugins, catch=True)
+        errors.append(type(recording.error).__name__)
+    assert errors == ["LoopDetectedError"] * 3 + ["CircuitOpenError"] * 11
+    assert len(parsed) == 9
+    assert {trip.rule for trip in plugin.trips} == {"stall", "resubmission"}
+    other = await run(failing_pipeline(parsed), "another invoice", session_id="other", plugins=plugins, catch=True)
+    assert type(other.error) is runguard.LoopDetectedError
+
+
+async def test_by_default_the_third_submission_only_warns() -> None:
+    heard: list[tuple[str, str]] = []
+
+    def hear(decision: Any) -> None:
+        heard.append((decision.action.word, decision.finding.rule))
+
+    plugin, parsed = RunGuardPlugin(max_identical_tool_results=3, on_decision=hear), list[str]()
+    for attempt in range(4):
+        await run(failing_pipeline(parsed), "the invoice", session_id=f"s{attempt}", plugins=[plugin])
+    plugin.flush()
+    assert heard == [("stop", "stall")] * 2 + [("warn", "resubmission"), ("stop", "stall")] * 2
+    assert len(parsed) == 12
+
+
+async def test_an_outer_loop_in_one_session_is_refused_and_a_chat_is_not() -> None:
+    service, parsed = InMemorySessionService(), list[str]()
+    plugin = RunGuardPlugin(max_identical_tool_results=3, max_resubmissions=1)
+    task = "Extract all fields of the attached invoice and store them."
+    for _ in range(5):
+        await run(failing_pipeline(parsed), task, session_service=service, plugins=[plugin])
+    assert [trip.rule for trip in plugin.trips] == ["stall"] * 2 + ["resubmission"] * 3
+    for _ in range(5):
+        await run(failing_pipeline(parsed), "continue", session_service=service, plugins=[plugin])
+    assert [trip.rule for trip in plugin.trips][5:] == ["stall"] * 5, "what it means depends on what was said before"
+
+
+async def test_documents_that_work_and_retries_after_an_outage_are_free() -> None:
+    plugin = RunGuardPlugin(max_resubmissions=0)
+
+    def parse_document_fragment(hint: str) -> dict[str, Any]:
+        """Parse."""
+        raise ConnectionError("the parser is away")
+
+    async def recover(tool: Any, args: Any, tool_context: Any, error: Exception) -> dict[str, str]:
+        return {"error": str(error)}
+
+    away = LlmAgent(
+        name="extraction_agent",
+        model=ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"hint {n}")),
+        tools=[parse_document_fragment],
+        on_tool_error_callback=recover,
+    )
+    for attempt in range(3):
+        await run(away, "the invoice", session_id=f"a{attempt}", plugins=[plugin], catch=True)
+    fine = LlmAgent(name="extraction_agent", model=ScriptedModel(lambda n, _: text("parsed")))
+    for attempt in range(3):
+        await run(fine, "the invoice", session_id=f"b{attempt}", plugins=[plugin])
+    assert "resubmission" not in {trip.rule for trip in plugin.trips}

@@ -12,16 +12,26 @@ from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any
 
-from google.adk.agents import Agent
+import pytest
+from google.adk.agents import Agent, ParallelAgent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.runners import Runner
+from google.adk.runners import InMemoryRunner, Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from pydantic import PrivateAttr
 
-from runguard import BudgetExceededError, ContextOverflowError, LoopDetectedError, guard_async
+from runguard import (
+    BudgetExceededError,
+    ContextOverflowError,
+    GuardedLlm,
+    LimitExceededError,
+    LoopDetectedError,
+    guard,
+    guard_async,
+)
+from runguard.testing import ScriptedModel, call, run
 
 Say = Callable[[int], tuple[str, dict[str, Any]] | str]
 
@@ -179,3 +189,124 @@ async def test_a_prompt_beyond_the_context_is_not_sent() -> None:
     litellm = FakeLiteLlm(lambda n: "never")
     assert (await run_adk_agent("moon " * 700_000, litellm)).startswith("Context limit approaching (")
     assert litellm.calls == 0
+
+
+# ---- a chat through one guarded model -------------------------------------------------------------------------------
+
+
+async def chat(litellm: FakeLiteLlm, turns: list[str], **limits: Any) -> list[str]:
+    """The user's messages in one session, answered by one model wrapper."""
+    agent = Agent(
+        name="research_agent",
+        model=GuardedGeminiModel(litellm, max_usd=100, **limits),
+        instruction="You are a research assistant.",
+        tools=[search_tool, summarize_tool],
+    )
+    runner = InMemoryRunner(agent=agent, app_name="demo")
+    session = await runner.session_service.create_session(app_name="demo", user_id="u1")
+    answers: list[str] = []
+    for said in turns:
+        stream = runner.run_async(user_id="u1", session_id=session.id, new_message=types.UserContent(said))
+        finals = [event.content async for event in stream if event.is_final_response()]
+        answers += [part.text or "" for content in finals for part in (content.parts if content else None) or ()]
+    return answers
+
+
+async def test_a_healthy_chat_of_twenty_turns_answers_each() -> None:
+    litellm = FakeLiteLlm(lambda n: f"answer {n}")
+    assert await chat(litellm, [f"question {n}" for n in range(20)]) == [f"answer {n}" for n in range(1, 21)]
+
+
+async def test_a_chat_that_searches_once_in_each_turn_is_healthy() -> None:
+    litellm = FakeLiteLlm(lambda n: ("search_tool", {"query": f"{n}"}) if n % 2 else f"answer {n}")
+    assert len(await chat(litellm, [f"question {n}" for n in range(10)])) == 10
+
+
+async def test_a_label_for_each_of_twenty_mails_is_healthy() -> None:
+    litellm = FakeLiteLlm(lambda n: "spam")
+    assert await chat(litellm, [f"mail {n}" for n in range(20)]) == ["spam"] * 20
+
+
+def refused_at(
+    call: Callable[[Any], Any], request: Callable[[int], Any], caught: list[LoopDetectedError] | None = None
+) -> int:
+    """The number of the first call that is refused; 0: none of twenty."""
+    for n in range(20):
+        try:
+            call(request(n))
+        except LoopDetectedError as error:
+            if caught is not None:
+                caught.append(error)
+            return n + 1
+    return 0
+
+
+@pytest.mark.parametrize("reason", ["end_turn", "stop", "STOP", "completed", "tool_use"])
+def test_a_stop_reason_is_never_a_loop(reason: str) -> None:
+    call = guard(lambda said: {"sig": reason, "usd": 0}, loop={"repeats": 3, "max_cycle_len": 4})
+    assert refused_at(call, lambda n: f"question {n}") == 0
+    named = guard(lambda said: {"usd": 0}, loop={"repeats": 3}, signature=lambda result: reason)
+    assert refused_at(named, lambda n: f"question {n}") == 0
+
+
+def test_the_same_words_for_the_same_request_are_a_loop() -> None:
+    answer = {"choices": [{"message": {"content": "I will look into it."}}]}
+    call = guard(lambda said: {"response": answer, "usd": 0, "sig": "end_turn"}, loop={"repeats": 3})
+    assert refused_at(call, lambda n: [{"role": "user", "content": "Well?"}]) == 4
+
+
+def test_a_tool_that_is_named_like_a_stop_reason_is_a_tool() -> None:
+    asked = {"function": {"name": "stop", "arguments": "{}"}, "id": "c"}
+    answer = {"choices": [{"message": {"content": None, "tool_calls": [asked]}}]}
+    call = guard(lambda said: {"response": answer, "usd": 0, "sig": "stop"}, loop={"repeats": 3})
+    assert refused_at(call, lambda n: f"question {n}") == 4
+
+
+# ---- a routing cycle ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signed", [True, False], ids=["with a signature", "without"])
+def test_the_pattern_of_a_routing_cycle_names_the_agents(signed: bool) -> None:
+    agents = ("triage_agent", "research_agent")
+    made: list[str] = []
+
+    def call_gemini(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        made.append(agents[len(made) % 2])
+        asked = {"name": "transfer_to_agent", "arguments": json.dumps({"agent_name": made[-1]})}
+        response = {"choices": [{"message": {"tool_calls": [{"id": f"c{len(made)}", "function": asked}]}}]}
+        return {"response": response, "usd": 0.01, **({"sig": "transfer_to_agent"} if signed else {})}
+
+    call = guard(call_gemini, loop={"repeats": 3, "max_cycle_len": 4})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "Help."}]
+
+    def next_request(n: int) -> list[dict[str, Any]]:
+        if n:
+            messages.append({"role": "tool", "tool_call_id": f"c{n}", "content": "null"})
+        return messages
+
+    caught: list[LoopDetectedError] = []
+    assert refused_at(call, next_request, caught) == 7, "after three rounds of two"
+    assert sorted(caught[0].pattern) == sorted(agents)
+
+
+def test_three_different_specialists_in_a_row_are_no_cycle() -> None:
+    made: list[int] = []
+
+    def call_gemini(said: str) -> dict[str, Any]:
+        made.append(len(made))
+        asked = {"name": "transfer_to_agent", "arguments": json.dumps({"agent_name": f"specialist_{len(made)}"})}
+        response = {"choices": [{"message": {"tool_calls": [{"id": "c", "function": asked}]}}]}
+        return {"response": response, "usd": 0.01, "sig": "transfer_to_agent"}
+
+    call = guard(call_gemini, loop={"repeats": 3, "max_cycle_len": 4})
+    assert refused_at(call, lambda n: f"part {n}") == 0
+
+
+# ---- a guarded model in parallel branches ---------------------------------------------------------------------------
+
+
+async def test_the_stop_of_a_guarded_model_in_parallel_branches_is_one_error() -> None:
+    model = GuardedLlm(ScriptedModel(lambda n, _: call("search_tool", query="moon")), max_model_calls=5)
+    branches = [Agent(name=f"branch_{n}", model=model, tools=[search_tool]) for n in range(3)]
+    recording = await run(ParallelAgent(name="all", sub_agents=branches), catch=True)
+    assert type(recording.error) is LimitExceededError

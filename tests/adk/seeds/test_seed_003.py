@@ -128,3 +128,39 @@ def test_the_testing_sample() -> None:
     )
     assert fired == [0.6]
     assert plugin.monitor.current_tokens == 60
+
+
+# ---- the package that the seed describes ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def event_bus() -> Any:
+    """The event bus of adk-fluent, which the newest development environment has."""
+    module = pytest.importorskip("adk_fluent._harness._event_bus", reason="adk-fluent is not installed here")
+    return module.EventBus(max_buffer=10)
+
+
+def test_the_real_event_bus_gets_each_threshold(event_bus: Any) -> None:
+    heard: list[Any] = []
+    event_bus.on("compression_triggered", heard.append)
+    monitor = BudgetMonitor(max_tokens=100).with_bus(event_bus)
+    monitor.on_threshold(0.5, lambda m: None).on_threshold(0.9, lambda m: None)
+    monitor.record_usage(30, 30)
+    monitor.record_usage(40, 0)
+    assert [(event.kind, event.token_count, event.threshold) for event in heard] == [
+        ("compression_triggered", 60, 50),
+        ("compression_triggered", 100, 90),
+    ]
+    assert monitor.callback_errors == 0
+
+
+def test_defaults_are_those_of_the_seed() -> None:
+    assert BudgetPlugin(BudgetPolicy()).name == "adkf_budget_plugin"
+    assert BudgetMonitor().estimated_turns_remaining == 0
+    assert BudgetMonitor().summary()["est_turns_remaining"] == 0
+    assert CompressionTriggered(1, 2).kind == "compression_triggered"
+
+
+def test_anything_but_a_policy_or_a_monitor_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="policy_or_monitor = 'not a policy'"):
+        BudgetPlugin("not a policy")  # type: ignore[arg-type]

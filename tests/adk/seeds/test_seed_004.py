@@ -4,11 +4,15 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent
+from google.adk.events import Event, EventActions
 from google.adk.runners import InMemoryRunner
+from google.adk.sessions import InMemorySessionService
+from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from google.genai import types
 
 import runguard
@@ -22,6 +26,7 @@ from runguard import (
     TextMentionTermination,
     TimeoutTermination,
     TokenUsageTermination,
+    termination_reason,
 )
 from runguard.testing import ScriptedModel, call, run, text
 from tests.kit.agents import scripted
@@ -114,3 +119,55 @@ def test_the_operators_build_the_composites() -> None:
     one, other = MaxIterationsTermination(5), TextMentionTermination("x")
     assert isinstance(one | other, OrTerminationCondition)
     assert isinstance(one & other, AndTerminationCondition)
+
+
+# ---- event.actions.termination_reason -------------------------------------------------------------------------------
+
+
+async def test_every_event_has_a_reason_that_can_be_read_and_set() -> None:
+    result = await run(writer())
+    assert [event.actions.termination_reason for event in result.events] == [None]  # type: ignore[attr-defined]
+    actions = EventActions(escalate=True, termination_reason="enough")  # type: ignore[call-arg]
+    assert actions.termination_reason == "enough"  # type: ignore[attr-defined]
+    assert actions.model_copy().termination_reason == "enough"  # type: ignore[attr-defined]
+    actions.termination_reason = None  # type: ignore[attr-defined]
+    assert actions.termination_reason is None  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="termination_raeson"):
+        EventActions(termination_raeson="enough")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="termination_reason"):
+        EventActions(termination_reason=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("service", ["memory", "database"])
+async def test_a_stored_event_keeps_escalate_and_the_reason(service: str, tmp_path: Path) -> None:
+    sessions = InMemorySessionService() if service == "memory" else SqliteSessionService(str(tmp_path / "adk.db"))
+    loop = LoopAgent(name="loop", sub_agents=[writer()], termination_condition=MaxIterationsTermination(3))  # type: ignore[call-arg]
+    result = await run(loop, session_service=sessions)
+    facts = {"app_name": result.session.app_name, "user_id": result.session.user_id, "session_id": result.session.id}
+    stored = await sessions.get_session(**facts)
+    assert stored is not None
+    last = stored.events[-1]
+    reason = result.events[-1].actions.termination_reason  # type: ignore[attr-defined]
+    assert "3" in reason
+    assert (last.actions.escalate, last.actions.termination_reason) == (True, reason)  # type: ignore[attr-defined]
+
+
+async def test_the_reason_of_an_own_event_is_stored_and_adk_alone_can_read_it() -> None:
+    actions = EventActions(escalate=True, termination_reason="enough")  # type: ignore[call-arg]
+    event = Event(author="mine", invocation_id="i", actions=actions)
+    text = event.model_dump_json(exclude_none=True)
+    again = Event.model_validate_json(text)
+    assert (again.actions.escalate, again.actions.termination_reason) == (True, "enough")  # type: ignore[attr-defined]
+    assert termination_reason(again) == "enough"
+    runguard.uninstall()
+    alone = Event.model_validate_json(text)
+    assert alone.actions.escalate
+    assert not hasattr(alone.actions, "termination_reason")
+    with pytest.raises(ValueError, match="termination_reason"):
+        EventActions(termination_reason="enough")  # type: ignore[call-arg]
+
+
+async def test_an_inner_loop_that_ends_does_not_end_the_loop_around_it() -> None:
+    inner = LoopAgent(name="inner", sub_agents=[writer()], termination_condition=MaxIterationsTermination(2))  # type: ignore[call-arg]
+    result = await run(LoopAgent(name="outer", sub_agents=[inner], max_iterations=3))
+    assert len(result.texts) == 6

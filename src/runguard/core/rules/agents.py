@@ -6,6 +6,7 @@
 import json
 import re
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from typing import ClassVar, Final, TypeVar
 
 from runguard.core.decision import HANDOFF_ROUNDS, IDLE, ORDERS, TOLD_AGAIN, Action, Finding, Rungs
@@ -125,48 +126,83 @@ class HandOffRounds:
 
 
 class ReEntry:
-    """Hand-offs back to an agent that is already in the chain of hand-offs: A→B→A is the first re-entry.
+    """An agent that is entered again inside its own chain of delegations: A→B→A is the first re-entry.
 
-    The chain starts again where a container (a loop, a sequence) starts an agent. A container that gets a hand-off
-    and starts an agent before any model is asked passes the work on: the chain goes on.
+    A chain grows by hand-offs, and by agents that are called as a tool, for a task, or by a Runner inside of a tool:
+    the lane of such a call goes on with the chain of its caller. The chain of a lane starts again where a container (a
+    loop, a sequence) starts an agent. A container that gets a hand-off and starts an agent before any model is asked
+    passes the work on: the chain goes on.
     """
 
     sees: ClassVar[tuple[type, ...]] = (HandOff, AgentEntered, ModelCall)
-    __slots__ = ("_at", "_chain", "_count", "_handed", "limit")
+    __slots__ = ("_around", "_around_count", "_at", "_chain", "_count", "_handed", "limit")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._around: tuple[str, ...] = ()  # the chain of the caller
+        self._around_count = 0
         self._chain: dict[str, None] = {}
         self._at = ""  # the agent at work
         self._handed = False  # a hand-off was made, and no model was asked since
         self._count = 0
+
+    def go_on_from(self, caller: "ReEntry", *, is_call: bool) -> None:
+        """The lane of this detector begins inside the one of ``caller``: by a call of an agent, or as a parallel branch
+        of a container, which goes on with the chain only if the work was just handed to it.
+        """
+        if is_call or caller._handed:
+            self._around = (*caller._around, *caller._chain)[-_CHAIN_KEPT:]
+            self._around_count = self._count = caller._count
 
     def observe(self, event: HandOff | AgentEntered | ModelCall) -> Finding | None:
         if isinstance(event, ModelCall):
             self._handed = False
             return None
         if isinstance(event, AgentEntered):
-            if event.agent != self._at:
-                self._enter(event.agent)
-            return None
+            if event.above:
+                return self._look_inside(event)
+            if event.agent == self._at:
+                return None
+            if not self._handed:
+                self._start_anew()
+            if event.branches:  # these have lanes of their own
+                self._at = ""
+                return None
+            return self._enter(event.agent, is_again=event.agent in self._around)
         if event.agent not in self._chain:
-            self._enter(event.agent)
-        self._at, self._handed = event.target, True
-        if event.target not in self._chain:
-            self._add(event.target)
-            return None
-        self._count += 1
-        if self._count < self.limit:
-            return None
-        path = "→".join([*list(self._chain)[-_PATH_SHOWN:], event.target])
-        return Finding("reentry", Action.STOP, self._count, self.limit, "re-entries", "lane", "", event.target, path)
+            if not self._handed:
+                self._start_anew()
+            self._add(event.agent)
+        self._handed = True
+        return self._enter(event.target, is_again=event.target in self._chain or event.target in self._around)
 
-    def _enter(self, agent: str) -> None:
-        if not self._handed:
-            self._chain.clear()
-            self._count = 0
+    def _enter(self, agent: str, *, is_again: bool) -> Finding | None:
+        self._count += is_again
+        found = self._finding(self._count, agent) if is_again else None
         self._add(agent)
         self._at = agent
+        return found
+
+    def _look_inside(self, event: AgentEntered) -> Finding | None:
+        """Judge an agent in a Runner that no hook sees. Each of its model calls tells the whole chain anew."""
+        count, known, inside = self._count, {*self._around, *self._chain, event.above[0]}, event.above[1:]
+        is_again = False
+        for agent in (*inside, event.agent):
+            is_again = agent in known
+            count += is_again
+            known.add(agent)
+        return self._finding(count, event.agent, inside) if is_again else None
+
+    def _finding(self, count: int, agent: str, inside: Sequence[str] = ()) -> Finding | None:
+        if count < self.limit:
+            return None
+        chain = [*self._around, *self._chain, *inside]
+        path = "→".join([*chain[-_PATH_SHOWN:], agent])
+        return Finding("reentry", Action.STOP, count, self.limit, "re-entries", "lane", "", agent, path)
+
+    def _start_anew(self) -> None:
+        self._chain.clear()
+        self._count = self._around_count
 
     def _add(self, agent: str) -> None:
         self._chain[agent] = None

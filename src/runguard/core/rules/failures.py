@@ -1,10 +1,15 @@
 """Rules about failures: tools that do not get anywhere or ask to try again, and calls whose arguments did not arrive.
 
-``engine/runs`` makes the detectors of a run. ``engine/tools`` asks ``lacks_arguments`` about a failure.
+``engine/runs`` makes the detectors of a run. ``engine/tools`` asks ``lacks_arguments`` about a failure and
+``is_acknowledgement`` about an answer.
 """
 
+import json
 import re
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import ClassVar, Final
 
 from runguard.core.decision import (
@@ -241,41 +246,80 @@ class LastingFailures:
 
 
 class EqualAnswers:
-    """One tool gives the same empty or unfinished answer again and again, whatever the arguments.
+    """One tool gives the same answer again and again, whatever the arguments and whatever other tools do in between.
 
-    In force only under an explicit ``max_identical_tool_results``. An equal answer that reports success is a batch
-    and does not count.
+    In force only under an explicit ``max_identical_tool_results``. Acknowledgements have no ``identity`` and do not
+    count. ``counts_failures``: equal failures count too.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_streaks", "limit")
+    __slots__ = ("_counts_failures", "_streaks", "limit")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, *, counts_failures: bool = True) -> None:
+        self.limit, self._counts_failures = limit, counts_failures
         self._streaks = _Streaks()
 
     def observe(self, event: ToolResults) -> Finding | None:
         found: Finding | None = None
         for a in event.answers:
-            if not a.unfinished or not a.counted:
-                if a.outcome is _OK and event.news:
-                    self._streaks.clear()  # something new was learned
+            is_failure = a.outcome in FAILURES
+            kind = a.failure if is_failure else a.identity
+            if a.outcome is Outcome.REFUSED or (not a.counted and (not is_failure or a.outcome is Outcome.FAILED)):
                 continue
-            count = self._streaks.add(a.tool, a.unfinished, event.batch, a.call)
-            if count >= self.limit:
+            if not kind:
+                self._streaks.clear(a.tool)
+                continue
+            count = self._streaks.add(a.tool, kind, event.batch, a.call)
+            if count >= self.limit and (self._counts_failures or not is_failure):
+                unit = Stall.unit if is_failure else "equal answers"
                 found = Finding(
-                    "stall",
-                    Action.STOP,
-                    count,
-                    self.limit,
-                    "equal answers",
-                    "lane",
-                    a.tool,
-                    a.tool,
-                    "",
-                    evidence_of(event),
+                    *("stall", Action.STOP, count, self.limit, unit, "lane", a.tool, a.tool, ""), evidence_of(event)
                 )
         return found
+
+
+# Answers that say that a call was carried out and nothing else. A batch gets many of them.
+_ACKNOWLEDGED: Final = frozenset(
+    {
+        *("ok", "okay", "done", "success", "succeeded", "successful", "saved", "stored", "recorded", "written", "sent"),
+        *("created", "updated", "added", "removed", "deleted"),
+    }
+)
+_ABOUT_A_TEXT: Final = frozenset(("type", "isError", "is_error", "meta", "_meta"))  # fields of an MCP answer
+_LEVELS: Final = 6
+_MOST_LEAVES: Final = 16
+_LONGEST: Final = 400  # characters of an acknowledgement in JSON
+
+
+def is_acknowledgement(answer: object) -> bool:
+    """Whether an answer only says that the call was carried out: its values are true, words like "ok" or a count."""
+    words = counts = 0
+    leaves = _leaves(answer, _LEVELS)
+    for leaf in islice(leaves, _MOST_LEAVES):
+        if leaf is True or (type(leaf) is str and leaf.strip(" .!").lower() in _ACKNOWLEDGED):
+            words += 1
+        elif type(leaf) is int and leaf >= 0:
+            counts += leaf > 0
+        elif leaf is not None:
+            return False
+    return (words > 0 or counts == 1) and next(leaves, None) is None
+
+
+def _leaves(value: object, levels: int) -> Iterator[object]:
+    """The values inside of a dict, of a list with one entry, and of a short text that is JSON."""
+    if type(value) is str and len(value) <= _LONGEST and value.strip()[:1] == "{":
+        with suppress(ValueError):
+            value = json.loads(value)
+    inner: Iterable[object] | None = None
+    if type(value) is dict:
+        inner = (entry for key, entry in value.items() if type(key) is not str or key not in _ABOUT_A_TEXT)
+    elif type(value) is list and len(value) == 1:
+        inner = value
+    if inner is None or not levels:
+        yield value
+        return
+    for entry in inner:
+        yield from _leaves(entry, levels - 1)
 
 
 class EmptyAnswers:

@@ -1,0 +1,196 @@
+"""The same input again: runs on one input that were stopped, or ended in the same failure, within the last hour.
+
+``engine/guard`` asks ``Resubmissions`` when a run starts and tells it how the run ended; ``engine/calls`` waits for
+what a shared store knows before the first model call. An adapter only names the input: ``RunInfo.input``, made with
+``input_fingerprint`` of ``core/identity``.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from runguard.core.decision import Finding, Rungs, Trip
+from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
+from runguard.core.identity import Newest, answer_text, digest
+from runguard.engine.charges import OUTAGES
+from runguard.engine.decide import Deciding, GuardFaults
+from runguard.engine.runs import LastFailure, Run
+from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
+from runguard.policy.settings import Policy
+
+RULE: Final = "resubmission"
+_KIND: Final = "resubmission"  # of the records in the store
+_WITHIN_S: Final = 3_600.0
+_INPUTS_KEPT: Final = 10_000
+_ENDS_KEPT: Final = 16  # of one input
+# Stops that say nothing about the input: it was refused itself, or somebody or something else was the cause.
+_OTHER_CAUSES: Final = frozenset(
+    {RULE, "breaker", "kill_switch", "guard_error", "policy_error", "unpriced", "remote_stop"}
+)
+_AT_ONCE: Final = "model calls at once"  # unit of a stop because others were busy
+_FAILING: Final = frozenset({"stall", "tool_failures", "repetition", "no_news", "same_call", "cycle", "empty"})
+_READ: Final = 400  # characters of a failure
+# What a tool says that cannot be reached now: the next attempt may work.
+_OUTAGE: Final = re.compile(
+    r"time[ds]?[\s_-]?out|unavailable|connection|unreachable|network|rate[\s_-]?limit|too many requests|quota"
+    r"|overload|\bbusy\b|temporar|bad gateway|\b(?:429|50[0234])\b|try again|retry",
+    re.IGNORECASE,
+)
+
+
+class RunEnd(NamedTuple):
+    """How one run on an input ended: by which rule and in which failure; both empty after a success."""
+
+    at: float  # when the run started, so that an hourly job is free; of a success, when it ended
+    rule: str = ""
+    failure: str = ""
+
+    def is_like(self, other: "RunEnd") -> bool:
+        return (self.rule != "" and self.rule == other.rule) or (self.failure != "" and self.failure == other.failure)
+
+
+class Resubmissions:
+    """What is known of the inputs of one guard's runs. Safe to use from many threads.
+
+    The third run on an input warns, after two that ended alike; ``max_resubmissions`` refuses. What is known is kept in
+    a shared store too. A run waits for the store only where it may be refused; without the store's answer, what this
+    process knows decides.
+    """
+
+    def __init__(
+        self, policy: Policy, ledger: Ledger, clock: Callable[[], float], deciding: Deciding, faults: GuardFaults
+    ) -> None:
+        rungs = policy.rungs(RULE)
+        self._rungs = rungs if rungs is not None and policy.mode != "off" else Rungs()
+        self.is_on = self._rungs != Rungs()
+        self.refuses = self._rungs.stop is not None
+        self._ledger, self._clock, self._deciding, self._faults = ledger, clock, deciding, faults
+        self._ends = Newest[str, list[RunEnd]](_INPUTS_KEPT)  # by input, the earliest first
+        self._lock = threading.Lock()
+
+    def share(self, other: "Resubmissions") -> None:
+        """Know what another guard knows."""
+        self._ends, self._lock = other._ends, other._lock
+
+    # ---- a run starts -----------------------------------------------------------------------------------------------
+
+    def begin(self, run: Run) -> None:
+        """A run starts: judge it by what this process knows, and look what others know."""
+        if not (self.is_on and run.info.input):
+            return
+        self._judge(run)
+        if not self._ledger.is_shared or run.stopped is not None:
+            return
+        if self.refuses:
+            run.awaits_input = True
+        else:
+            self._ledger.tell(lambda store: self._faults.attempt("resubmissions", self._read, run, store))
+
+    async def recall(self, run: Run) -> Trip | None:
+        """Before the first model call: judge the run by what the store knows. Returns the stop, if it is refused."""
+        run.awaits_input = False
+        try:
+            await self._ledger.ask(lambda store: self._read(run, store), again=True)
+        except (StoreOutage, StoreError):
+            return None  # the accounts report an outage
+        return run.stopped
+
+    def _read(self, run: Run, store: StoreSession) -> None:
+        name, found = _name(run.info), []
+        for _, text in store.about(_KIND, name, last=_ENDS_KEPT):
+            if (end := _parsed(text)) is not None:
+                found.append(end)
+        with self._lock:
+            known = self._ends.get(name) or []
+            self._ends[name] = sorted({*known, *found})[-_ENDS_KEPT:]
+        if run.stopped is None:
+            self._judge(run)
+
+    def _judge(self, run: Run) -> None:
+        info = run.info
+        with self._lock:
+            ends = [end for end in self._ends.get(_name(info)) or () if 0 <= info.at - end.at < _WITHIN_S]
+        alike: list[RunEnd] = []
+        for end in reversed(ends):
+            if not end.is_like(ends[-1]):
+                break
+            alike.append(end)
+        reached = self._rungs.at(len(alike) + 1) if alike else None
+        if reached is None:
+            return
+        action, limit = reached
+        because = f"were stopped by {alike[0].rule}" if alike[0].rule else "ended in the same failure"
+        wait = max(alike[-1].at + _WITHIN_S - info.at, 0.0)
+        finding = Finding(
+            RULE,
+            action,
+            len(alike) + 1,
+            limit,
+            "submissions of one input",
+            "run",
+            detail=f"the last {len(alike)} runs on this input {because}",
+            evidence=({"retry_after": f"{wait:.3f}"},),
+        )
+        self._deciding.decide(run, run.lanes[ROOT_LANE], ModelCall(info.run, ROOT_LANE, "", info.at), finding)
+
+    # ---- a run works and ends ---------------------------------------------------------------------------------------
+
+    def saw(self, run: Run, event: ToolResults) -> None:
+        """Tools have answered: remember in which failure they ended. Work that goes on ends none."""
+        if event.progress:
+            run.last_failure = None
+        if not event.failures:
+            return
+        for answer in event.answers:
+            if answer.outcome in FAILURES:
+                said = f"{answer.failure} {answer_text(answer.value)[:_READ]}"
+                is_outage = answer.outcome is Outcome.TIMEOUT or _OUTAGE.search(said) is not None
+                run.last_failure = LastFailure(digest(f"{answer.tool}\0{answer.failure}").hex(), is_outage)
+
+    def end(self, run: Run) -> None:
+        """A run has ended."""
+        if not (self.is_on and run.info.input):
+            return
+        end, name = _end_of(run, self._clock()), _name(run.info)
+        if end is None:
+            return
+        with self._lock:
+            known = self._ends.get(name) or []
+            if end in known or not (end.rule or end.failure or known):
+                return  # a stopped run that was resumed; or a success, and inputs whose runs end well are not kept
+            self._ends[name] = [*known, end][-_ENDS_KEPT:]
+            self._ends.move_to_end(name)
+        if self._ledger.is_shared:
+            text = json.dumps(end)
+            self._ledger.tell(lambda store: store.append(_KIND, name, text))
+
+
+def _end_of(run: Run, now: float) -> RunEnd | None:
+    """How a run ended. None: in a way that says nothing about its input."""
+    failure = run.last_failure
+    # in shadow mode nothing stops: what would have stopped the whole run counts
+    trip = run.stopped or next((one for one in run.trips if not one.enforced and one.scope == "run"), None)
+    if trip is None:
+        if failure is None:
+            return RunEnd(now)
+        return None if failure.is_outage else RunEnd(run.info.at, "", failure.name)
+    is_shared_budget = trip.rule == "budget" and trip.scope != "run"
+    is_outage = trip.unit == OUTAGES or (trip.rule in _FAILING and failure is not None and failure.is_outage)
+    if trip.rule in _OTHER_CAUSES or trip.unit == _AT_ONCE or is_shared_budget or is_outage:
+        return None
+    return RunEnd(run.info.at, trip.rule, failure.name if failure is not None else "")
+
+
+def _name(info: RunInfo) -> str:
+    """Of one input, user and app: one user's documents refuse nobody else's."""
+    return digest(json.dumps([info.app, info.user, info.input.hex()])).hex()
+
+
+def _parsed(text: str) -> RunEnd | None:
+    try:
+        at, rule, failure = json.loads(text)
+        return RunEnd(float(at), str(rule), str(failure))
+    except (ValueError, TypeError, RecursionError):
+        return None

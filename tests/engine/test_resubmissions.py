@@ -1,0 +1,241 @@
+"""The same input again, after runs on it that were stopped or ended in the same failure."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runguard.core.decision import Action, Decision
+from runguard.core.errors import CircuitOpenError, RunStoppedError
+from runguard.core.events import ModelCall, Outcome
+from runguard.core.identity import input_fingerprint
+from runguard.policy import Policy
+from tests.kit.driver import Driver
+
+DOCUMENT = input_fingerprint("pipeline", "the invoice")
+FAILED = {"status": "partial_parse_error"}
+
+
+class Submissions(Driver):
+    """Runs on inputs, each with the tools that a pipeline calls."""
+
+    def __init__(self, **policy: Any) -> None:
+        self.heard: list[Decision] = []
+        self.number = 0
+        super().__init__(on_decision=self.heard.append, **policy)
+
+    def submit(self, document: bytes = DOCUMENT, *, fails: bool = True, stop: bool = True, **info: Any) -> str:
+        """One run. It fails in a tool and is stopped for it, or fails once and ends by itself, or works.
+
+        Returns what was said at its start: "allow", "warn" or "stop".
+        """
+        self.number += 1
+        name = f"submission {self.number}"
+        self.start(name, **{"app": "app", "user": "ann", "input": document, **info})
+        said = self.said()
+        if said != "stop":
+            for n in range(6 if fails and stop else 1):
+                self.work(name, n, FAILED if fails else {"total": n})
+        self.guard.end(name)
+        self.now += 60
+        return said
+
+    def work(self, run: str, n: int, says: Any, outcome: Outcome | None = None) -> None:
+        self.tool("parse", {"hint": n}, says=says, run=run, outcome=outcome)
+
+    def said(self) -> str:
+        self.guard.flush(2)
+        heard, self.heard[:] = [one for one in self.heard if one.finding and one.finding.rule == "resubmission"], []
+        return max((one.action for one in heard), default=Action.ALLOW).word
+
+
+def test_the_third_submission_after_two_stopped_runs_warns(caplog: pytest.LogCaptureFixture) -> None:
+    d = Submissions()
+    with caplog.at_level(logging.WARNING, "runguard"):
+        assert [d.submit() for _ in range(4)] == ["allow", "allow", "warn", "warn"]
+    assert "runguard.warn: resubmission, 3 submissions of one input" in caplog.text
+
+
+def test_the_third_submission_after_the_same_failure_warns() -> None:
+    d = Submissions()
+    assert [d.submit(stop=False) for _ in range(3)] == ["allow", "allow", "warn"]
+
+
+@pytest.mark.parametrize("allowed", [0, 1, 4])
+def test_max_resubmissions_allows_exactly_that_many(allowed: int) -> None:
+    d = Submissions(max_resubmissions=allowed)
+    said = [d.submit() for _ in range(allowed + 3)]
+    assert said[allowed + 1 :] == ["stop", "stop"]
+    assert "stop" not in said[: allowed + 1]
+    trip = d.guard.trips[-1]
+    assert (trip.rule, trip.observed, trip.model_calls) == ("resubmission", allowed + 2, 0)
+    assert "max_resubmissions" in trip.resume
+    error = RunStoppedError.of(trip)
+    assert isinstance(error, CircuitOpenError)
+    assert 0 < error.retry_after <= 3_600
+
+
+def test_a_refused_run_is_refused_before_its_first_model_call() -> None:
+    d = Submissions(max_resubmissions=0)
+    d.submit()
+    d.start("again", app="app", user="ann", input=DOCUMENT)
+    assert d.model(run="again").action is Action.STOP
+    assert not d.tool("parse", run="again").ran
+
+
+def test_the_hour_is_counted_from_the_runs_and_not_from_the_refusals() -> None:
+    d = Submissions(max_resubmissions=0)
+    assert d.submit() == "allow"
+    for _ in range(58):
+        assert d.submit() == "stop"
+    d.now += 60
+    assert d.submit() == "allow"
+
+
+# ---- what is free ---------------------------------------------------------------------------------------------------
+
+
+def test_other_words_another_user_and_another_agent_are_other_inputs() -> None:
+    d = Submissions(max_resubmissions=0)
+    d.submit()
+    assert d.submit(input_fingerprint("pipeline", "the other invoice")) == "allow"
+    assert d.submit(user="bob") == "allow"
+    assert d.submit(input_fingerprint("classifier", "the invoice")) == "allow"
+    assert d.submit(b"") == "allow"
+    assert d.submit(input_fingerprint("pipeline", "  the\ninvoice ")) == "stop"
+
+
+def test_an_hourly_job_is_free() -> None:
+    d = Submissions(max_resubmissions=0)
+    for _ in range(5):
+        assert d.submit() == "allow"
+        d.now += 3_540
+
+
+def test_a_success_in_between_starts_anew() -> None:
+    d = Submissions(max_resubmissions=1)
+    assert [d.submit(), d.submit(fails=False), d.submit(), d.submit()] == ["allow"] * 4
+    assert d.submit() == "stop"
+
+
+def test_inputs_whose_runs_end_well_are_never_counted() -> None:
+    d = Submissions(max_resubmissions=0)
+    assert {d.submit(fails=False) for _ in range(20)} == {"allow"}
+
+
+@pytest.mark.parametrize(
+    ("says", "outcome"),
+    [
+        ({"status": "error", "message": "503 service unavailable"}, None),
+        ("ConnectionError: refused", Outcome.ERROR),
+        ("gone", Outcome.TIMEOUT),
+    ],
+    ids=["a soft one", "an exception", "a timeout"],
+)
+@pytest.mark.parametrize("tries", [1, 12], ids=["ended by itself", "stopped"])
+def test_a_retry_after_an_outage_of_a_tool_is_free(says: Any, outcome: Outcome | None, tries: int) -> None:
+    d = Submissions(max_resubmissions=0)
+    for n in range(4):
+        d.start(f"run {n}", app="app", user="ann", input=DOCUMENT)
+        for step in range(tries):
+            d.work(f"run {n}", step, says, outcome)
+        d.guard.end(f"run {n}")
+        assert d.said() == "allow"
+
+
+def test_runs_that_an_operator_or_a_shared_budget_stopped_are_free() -> None:
+    d = Submissions(max_resubmissions=0, budgets=[{"calls": 1, "per": "user", "window": "1m"}])
+    for n in range(3):
+        d.start(f"run {n}", app="app", user="ann", input=DOCUMENT)
+        d.guard.throw_switch("user:app/ann", "ops", None)
+        assert d.model(run=f"run {n}").action is Action.STOP
+        d.guard.end(f"run {n}")
+        d.guard.release_switch("user:app/ann")
+        assert d.said() == "allow"
+
+
+def test_different_failures_are_not_the_same_end() -> None:
+    d = Submissions(max_resubmissions=1)
+    for n in range(4):
+        d.start(f"run {n}", app="app", user="ann", input=DOCUMENT)
+        d.work(f"run {n}", 0, {"status": "error", "message": "page " + "abcd"[n] * 4 + " is torn"})
+        d.guard.end(f"run {n}")
+        assert d.said() == "allow"
+
+
+def test_the_rule_can_be_switched_off_and_tuned() -> None:
+    assert {Submissions(rules={"resubmission": False}).submit() for _ in range(4)} == {"allow"}
+    d = Submissions(rules={"resubmission": {"warn": 2, "stop": 4}})
+    assert [d.submit() for _ in range(4)] == ["allow", "warn", "warn", "stop"]
+    assert Policy.validated({"max_resubmissions": 0}, "keywords").rungs("resubmission").stop == 2  # type: ignore[union-attr]
+
+
+def test_a_shadow_reports_and_refuses_nothing() -> None:
+    d = Submissions(mode="shadow", max_resubmissions=1)
+    assert [d.submit() for _ in range(3)] == ["allow", "allow", "stop"]
+    d.start("again", app="app", user="ann", input=DOCUMENT)
+    assert d.tool("parse", run="again").ran
+
+
+# ---- what other workers know ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/guard.db"
+
+
+async def asked(d: Submissions, run: str) -> Action:
+    event = ModelCall(run, "", "agent", d.now, "model-1")
+    decision = d.guard.check(event)
+    assert decision.action is Action.ALLOW
+    assert not d.guard.reserve_now(event)
+    return (await d.guard.reserve(event, slot=False)).action
+
+
+async def test_another_worker_refuses_what_this_one_has_seen_fail(store: str) -> None:
+    one = Submissions(store=store, max_resubmissions=1)
+    assert [one.submit(), one.submit()] == ["allow", "allow"]
+    one.guard.flush(2)
+    other = Submissions(store=store, max_resubmissions=1)
+    other.now = one.now
+    other.start("again", app="app", user="ann", input=DOCUMENT)
+    assert await asked(other, "again") is Action.STOP
+    assert other.guard.trips[-1].rule == "resubmission"
+    assert other.guard.runs["again"].spend.model_calls == 0
+    other.guard.end("again")
+    other.start("another", app="app", user="ann", input=input_fingerprint("pipeline", "another"))
+    assert await asked(other, "another") is Action.ALLOW
+
+
+def test_another_worker_warns_of_what_this_one_has_seen_fail(store: str) -> None:
+    one = Submissions(store=store)
+    assert [one.submit(), one.submit()] == ["allow", "allow"]
+    one.guard.flush(2)
+    other = Submissions(store=store)
+    other.now = one.now
+    assert other.submit() == "warn"
+
+
+def test_a_success_of_another_worker_starts_anew(store: str) -> None:
+    one, other = Submissions(store=store), Submissions(store=store)
+    assert [one.submit(), one.submit()] == ["allow", "allow"]
+    one.guard.flush(2)
+    other.now = one.now
+    other.submit(fails=False)
+    other.guard.flush(2)
+    one.now = other.now
+    one.submit()
+    one.guard.flush(2)
+    third = Submissions(store=store)
+    third.now = one.now
+    assert third.submit() == "allow"
+
+
+def test_inputs_are_compared_whole() -> None:
+    text = "page " * 10_000
+    assert input_fingerprint("a", text + "x") != input_fingerprint("a", text + "y")
+    assert input_fingerprint("a", ["x", b"\0"]) != input_fingerprint("a", ["x\0"])
+    assert input_fingerprint("a", {"b": 1, "a": "x"}) == input_fingerprint("a", {"a": "x", "b": 1})
+    assert input_fingerprint("a", None) == input_fingerprint("a", "") == input_fingerprint("a", object()) == b""
