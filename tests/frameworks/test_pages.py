@@ -29,8 +29,8 @@ def test_snippet_runs(code: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert ".trips" not in code or "[]" in done.stdout, "the snippet shows that nothing was stopped"
-    for shown in re.findall(r"print\(.*\)  # (\S.*)", code):
+    assert "print(guard.trips)" not in code or "[]" in done.stdout, "the snippet shows that nothing was stopped"
+    for shown in re.findall(r"print\(.*\)  # prints (\S.*)", code):
         assert shown in done.stdout.splitlines()
 
 
