@@ -21,9 +21,11 @@ MISTAKES = {
     "redis://127.0.0.1:1/0": "Start the store, check host and port, or pass another --store",
     "postgresql://me:hunter2@127.0.0.1:1/db": "Start the store, check host and port, or pass another --store",
     "sqlite:///absent.db": "absent.db: no such store",
+    "sqlite:///absent/guard.db": "absent does not exist; create the folder, or name another file",
     "sqlite:////": "is a directory; name a file in it",
     "memory": "store = 'memory' ends with its process",
     "guard.db": "a file is written 'sqlite:///guard.db'",
+    "C:\\guard.db": "a file is written 'sqlite:///path/to/file.db'",
 }
 
 

@@ -125,7 +125,7 @@ async def test_a_run_that_runguard_stopped_is_not_assumed_to_be_a_success(tmp_pa
 async def test_recordings_that_runguard_stopped_are_nothing_to_protect(tmp_path: Path) -> None:
     await played(tmp_path / "sessions", 2)
     (tmp_path / "sessions" / "two.json").unlink()
-    with pytest.raises(UnreadableError, match="RunGuard stopped 1 of the 1 runs, and the others are labelled failures"):
+    with pytest.raises(UnreadableError, match="RunGuard stopped 1 of the 1 runs, so there is nothing to protect"):
         gate(str(tmp_path / "sessions"), Policy.build(), assume_success=True)
 
 

@@ -375,9 +375,10 @@ def _healthy_runs(
         )
     if not successes:
         if stopped:
+            others = ", and the others are labelled failures" if stopped < runs else ""
             raise UnreadableError(
-                f"RunGuard stopped {stopped} of the {runs} runs, and the others are labelled failures, so there is "
-                "nothing to protect; record runs that went well"
+                f"RunGuard stopped {stopped} of the {runs} runs{others}, so there is nothing to protect; record runs "
+                "that went well"
             )
         raise UnreadableError(
             f"none of the {runs} runs is labelled a success, so there is nothing to protect; label them "

@@ -100,11 +100,9 @@ def _store_of(url: str) -> Store:
         _need("psycopg", "postgres", scheme)
         return PostgresStore(url)
     shown = f"{scheme}:…" if ":" in url else url  # the rest may hold a password
-    meant = (
-        f"; a file is written 'sqlite:///{url}'"
-        if ":" not in url and url.rpartition(".")[2] in ("db", "sqlite", "sqlite3")
-        else ""
-    )
+    meant = ""
+    if url.rpartition(".")[2] in ("db", "sqlite", "sqlite3") and (":" not in url or len(scheme) == 1):
+        meant = f"; a file is written 'sqlite:///{'path/to/file.db' if len(scheme) == 1 else url}'"
     raise PolicyError(f"store = '{shown}': no such store{meant}; known: {_KNOWN_STORES}")
 
 

@@ -126,6 +126,10 @@ class StoreView:
         """Reconnect if the file was replaced since the last read."""
         if not path.is_file():
             self._drop()
+            if not path.parent.is_dir():
+                raise StoreError(
+                    f"{self.name}: its folder {path.parent} does not exist; create the folder, or name another file"
+                )
             raise StoreError(
                 f"{self.name}: no such store; it is made by the first guarded run with store={self.name!r}"
             )
