@@ -1,4 +1,4 @@
-"""docs/adk-versions.md says since when ADK has what: the installed release agrees."""
+"""docs/reference/adk-versions.md says since when ADK has what: the installed release agrees."""
 
 import inspect
 import re
@@ -9,7 +9,7 @@ import pytest
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 
-PAGE = (Path(__file__).parents[2] / "docs" / "adk-versions.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "adk-versions.md").read_text(encoding="utf-8")
 SINCE = {line[1]: line[2] for line in re.finditer(r"^\| (2\.\d+) \| ([^|]+) \|", PAGE, re.MULTILINE)}
 INSTALLED = tuple(int(part) for part in version("google-adk").split(".")[:2])
 

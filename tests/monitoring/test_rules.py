@@ -17,7 +17,7 @@ RULES = yaml.safe_load((FOLDER / "runguard.rules.yml").read_text(encoding="utf-8
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 BOARD = json.loads((FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))
 PANEL_QUERIES = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+OPERATIONS = (ROOT / "docs" / "reference" / "prometheus.md").read_text(encoding="utf-8")
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(
     PROMTOOL is None, reason="promtool is not installed; `make test-operations` installs it"
@@ -60,13 +60,13 @@ def test_the_dashboard_can_be_imported_beside_others() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS)
 def test_every_alert_has_a_runbook(alert: str) -> None:
-    assert ALERTS[alert]["annotations"]["runbook"] == f"operations.md#{alert.lower()}"
-    section = OPERATIONS.partition(f"### {alert}\n")[2].partition("\n#")[0]
-    assert all(f"**{part}**" in section for part in ("Means", "Look", "Do")), f"docs/operations.md: {alert}"
+    assert ALERTS[alert]["annotations"]["runbook"] == f"reference/prometheus.md#{alert.lower()}"
+    section = OPERATIONS.partition(f"## {alert}\n")[2].partition("\n#")[0]
+    assert all(f"**{part}**" in section for part in ("Means", "Look", "Do")), f"docs/reference/prometheus.md: {alert}"
 
 
 def test_every_runbook_has_an_alert() -> None:
-    assert set(re.findall(r"^### (RunGuard\w+)$", OPERATIONS, re.MULTILINE)) == set(ALERTS)
+    assert set(re.findall(r"^## (RunGuard\w+)$", OPERATIONS, re.MULTILINE)) == set(ALERTS)
 
 
 def promtool(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
