@@ -29,7 +29,7 @@ from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
 
-_RUN: Final = "runguard_run"  # in the state of an invocation, which its hooks and middleware share
+_RUNS: Final = "runguard_runs"  # in the state of an invocation: the run of each agent that shares this state
 # Where the models of Strands keep their output limit, by the module of their class.
 _LIMITS: Final = {
     "strands.models.anthropic": ("max_tokens",),
@@ -91,14 +91,17 @@ class RunGuard(Controls, Plugin):
             asked = [block.get("text") for message in event.messages or () for block in message["content"]]
             whom["input"] = input_of(self.guard, event.agent.name, asked, goes_on=bool(event.agent.messages))
         run = await AgentRun.resume(self.guard, event.agent.name, waiting, condition=self._condition, **whom)
-        event.invocation_state[_RUN] = run
+        event.invocation_state.setdefault(_RUNS, {})[id(event.agent)] = run
         if (trip := run.enter()) is not None:
             event.cancel = self.guard.stop_text(trip)
 
     async def _finish(self, event: AfterInvocationEvent) -> None:
-        run = event.invocation_state.pop(_RUN, None)
-        if not isinstance(run, AgentRun):
+        runs = event.invocation_state.get(_RUNS, {})
+        run = runs.pop(id(event.agent), None)
+        if run is None:
             return
+        if not runs:
+            event.invocation_state.pop(_RUNS, None)
         result = event.result
         if result is not None and isinstance(result.state, dict):
             result.state[METADATA_KEY] = run.spent.to_dict()
@@ -110,8 +113,7 @@ class RunGuard(Controls, Plugin):
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     async def _model(self, context: Any, next_fn: Any) -> AsyncGenerator[Any, None]:
-        run = context.invocation_state.get(_RUN)
-        if not isinstance(run, AgentRun):
+        if (run := _run_of(context)) is None:
             async for event in next_fn(context):
                 yield event
             return
@@ -155,8 +157,7 @@ class RunGuard(Controls, Plugin):
     # ---- tool calls -------------------------------------------------------------------------------------------------
 
     async def _tool(self, context: Any, next_fn: Any) -> AsyncGenerator[Any, None]:
-        run = context.invocation_state.get(_RUN)
-        if not isinstance(run, AgentRun):
+        if (run := _run_of(context)) is None:
             async for event in next_fn(context):
                 yield event
             return
@@ -185,6 +186,12 @@ class RunGuard(Controls, Plugin):
             elif not isinstance(error, GeneratorExit):
                 run.tools.raised(use, error)
             raise
+
+
+def _run_of(context: Any) -> AgentRun | None:
+    """Return the run of the agent that a middleware works for. Nodes of a graph share the state of one invocation."""
+    run: AgentRun | None = context.invocation_state.get(_RUNS, {}).get(id(context.agent))
+    return run
 
 
 def _waiting_calls(agent: Any) -> list[str]:
