@@ -20,6 +20,7 @@ from agents import (
     RunState,
     function_tool,
     handoff,
+    input_guardrail,
     output_guardrail,
 )
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
@@ -286,6 +287,21 @@ async def test_an_agent_that_a_guardrail_runs_belongs_to_the_run() -> None:
     agent = guarded(plain, max_model_calls=6)
     await Runner.run(agent, "go")
     assert (inner_model.calls, outer_model.calls) == (5, 1)
+    assert not agent.runguard.guard.runs
+
+
+async def test_an_agent_that_a_guardrail_runs_before_the_first_model_call_belongs_to_the_run() -> None:
+    inner, inner_model = looking("inner")
+
+    @input_guardrail
+    async def review(*_: Any) -> GuardrailFunctionOutput:
+        await Runner.run(inner, "is this fine?", max_turns=30)
+        return GuardrailFunctionOutput(None, False)
+
+    outer, outer_model = looking("outer", input_guardrails=[review])
+    agent = guarded(outer, max_model_calls=6)
+    await Runner.run(agent, "go", max_turns=30)
+    assert inner_model.calls + outer_model.calls == 6
     assert not agent.runguard.guard.runs
 
 

@@ -44,7 +44,7 @@ class GuardedRunner(AgentRunner):
             return await super().run(starting_agent, input, **kwargs)
         turn = _turn(input, kwargs)
         with _around(starting_agent), _as(turn):
-            agent = _guarded(starting_agent, input)
+            agent = turn.starting = _guarded(starting_agent, input)
             kwargs["run_config"], own = _config(kwargs.get("run_config"))
             try:
                 result = await super().run(agent, input, **kwargs)
@@ -62,7 +62,7 @@ class GuardedRunner(AgentRunner):
             return super().run_streamed(starting_agent, input, **kwargs)
         turn = _turn(input, kwargs)
         with _around(starting_agent), _as(turn):
-            agent = _guarded(starting_agent, input)
+            agent = turn.starting = _guarded(starting_agent, input)
             kwargs["run_config"], own = _config(kwargs.get("run_config"))
             result = super().run_streamed(agent, input, **kwargs)
         vars(result)["runguard"] = turn.bill
@@ -96,9 +96,10 @@ def _as(turn: Turn) -> Iterator[None]:
 def _around(agent: Any) -> Any:
     """Return a block that makes this run a part of the turn around it, where no tool call does that."""
     outer = TURN.get()
-    if outer is None or outer.run is None or not outer.is_here:
+    run = outer.around() if outer is not None and outer.is_here else None
+    if run is None:
         return nullcontext()
-    return outer.run.tools.inside(ToolUse(f"#{next(batches)}", str(getattr(agent, "name", ""))))
+    return run.tools.inside(ToolUse(f"#{next(batches)}", str(getattr(agent, "name", ""))))
 
 
 def _guarded(agent: Any, given: Any) -> Any:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-from agents import RunContextWrapper
+from agents import Agent, RunContextWrapper
 from agents.exceptions import ModelBehaviorError
 
 from runguard.calls.function_state import SURROUNDINGS
@@ -36,6 +36,7 @@ class Turn:
         """
         self._asked, self._goes_on = asked, goes_on
         self.context = context if isinstance(context, RunContextWrapper) else RunContextWrapper(context)
+        self.starting: Agent[Any] | None = None  # that the SDK begins with
         self.agent: GuardedAgent[Any] | None = None  # at work now
         self.run: AgentRun | None = None  # that the newest model call belongs to
         self.errors: dict[str, BaseException] = {}  # by tool call, until its answer is known
@@ -68,23 +69,44 @@ class Turn:
     async def run_of(self, guards: "Sequence[AgentGuard]", agent: str) -> AgentRun:
         """Return the run that all these guards watch, the outermost first. It begins with its first call."""
         run: AgentRun | None = None
-        async with self._lock:
-            for number in range(1, len(guards) + 1):
-                guard, known = guards[number - 1], self._runs.get(tuple(guards[:number]))
-                if known is None:
-                    whom = guard.whom.of(guard.guard, self.context)
-                    whom |= {"condition": guard.condition, "around": run}
-                    if self._keys:
-                        known = await AgentRun.resume(guard.guard, agent, self._keys, **whom)
-                    else:
-                        whom["input"] = input_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
-                        known = AgentRun.start(guard.guard, agent, **whom)
-                    self._runs[tuple(guards[:number])] = known
-                    self.bill.add(guard, known)
-                run = known
+        if not self._keys:
+            run = self._begun(guards, agent)
+        else:
+            async with self._lock:
+                for number, guard in enumerate(guards, 1):
+                    known = self._runs.get(tuple(guards[:number]))
+                    if known is None:
+                        known = await AgentRun.resume(guard.guard, agent, self._keys, **self._whom(guard, run))
+                        self._add(guards[:number], known)
+                    run = known
         assert run is not None, "an agent or a model without a guard asks for no run"
         run.agent = run.tools.agent = agent
         return run
+
+    def _begun(self, guards: "Sequence[AgentGuard]", agent: str) -> AgentRun | None:
+        run: AgentRun | None = None
+        for number, guard in enumerate(guards, 1):
+            known = self._runs.get(tuple(guards[:number]))
+            if known is None:
+                asked = input_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
+                known = AgentRun.start(guard.guard, agent, input=asked, **self._whom(guard, run))
+                self._add(guards[:number], known)
+            run = known
+        return run
+
+    def _whom(self, guard: "AgentGuard", around: AgentRun | None) -> dict[str, Any]:
+        return {**guard.whom.of(guard.guard, self.context), "condition": guard.condition, "around": around}
+
+    def _add(self, guards: "Sequence[AgentGuard]", run: AgentRun) -> None:
+        self._runs[tuple(guards)] = run
+        self.bill.add(guards[-1], run)
+
+    def around(self) -> AgentRun | None:
+        """Return the run of the newest model call, or of the first one to come: an agent begins before it."""
+        guards = getattr(self.starting, "runguard_all", ())
+        if self.run is None and self.starting is not None and guards and not self._keys:
+            return self._begun(guards, self.starting.name)
+        return self.run
 
     def see_answers(self, run: AgentRun, items: Any) -> None:
         """Report answers that no guarded tool has given: of unknown and of unguarded tools, and of refusals."""
