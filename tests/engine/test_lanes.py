@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from runguard.core.events import AgentEntered, RunInfo, ToolCall
 from runguard.core.rules.agents import Depth
-from runguard.engine.guard import EventLanes, Guard, UnansweredCall
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
+from runguard.termination.events import EventLanes, UnansweredCall
 from tests.kit.driver import Driver
 
 OFF = {"no_news": False, "same_call": False}
@@ -181,7 +182,9 @@ class Seen:
         self.lanes = EventLanes(self.guard, self.run)
 
     def asks(self, call_id: str, tool: str, *, branch: str = "", scope: str = "", batch: str = "") -> None:
-        self.lanes.add(call_id, UnansweredCall(tool, {}, b"", self.lanes.of(branch, scope), batch or call_id, "agent"))
+        self.lanes.calls[call_id] = UnansweredCall(
+            tool, {}, b"", self.lanes.of(branch, scope), batch or call_id, "agent"
+        )
 
 
 def test_every_branch_of_a_task_is_its_one_lane() -> None:

@@ -159,7 +159,6 @@ def test_any_iterable_of_events_will_do() -> None:
         lambda: RuleTermination("repetition", stop=True),
         lambda: RuleTermination("repetition", stop=NAN),
         lambda: RuleTermination("repetition", stp=3),
-        lambda: RuleTermination("empty"),
         lambda: RuleTermination("cycle"),
         lambda: StateTermination(""),
         lambda: FinalAnswerTermination(sources=[""]),

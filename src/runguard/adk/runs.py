@@ -27,8 +27,9 @@ from runguard.core.events import ROOT_LANE, Outcome
 from runguard.core.identity import HEAD, Newest, copy_of, size_of
 from runguard.engine.charges import Charge
 from runguard.engine.guard import Guard
-from runguard.engine.runs import Run, parallel_part
+from runguard.engine.runs import Run
 from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, CallUsage, media_tokens, text_size
+from runguard.termination.events import branch_lane, parallel_part
 
 _log: Final = logging.getLogger("runguard")
 
@@ -513,7 +514,7 @@ def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str
     elif tool is not None:
         key = open_child(guard, tool)
     elif branch:
-        key = _branch_lane(guard, invocation, branch, invocation.lane)
+        key = branch_lane(guard, invocation.run, branch, invocation.lane, invocation.calls)
     else:
         key = invocation.lane
     if len(invocation.lanes) < _LANES_KEPT:
@@ -558,30 +559,9 @@ def _task_lane(guard: Guard, invocation: Invocation, task: Task, branch: str | N
     parallel = parallel_part(branch) if branch else ""
     if not parallel:
         return task.lane
-    key = _branch_lane(guard, invocation, parallel, task.lane)
+    key = branch_lane(guard, run, parallel, task.lane, invocation.calls)
     if task.lane in invocation.delegates:
         invocation.delegates.setdefault(key, invocation.delegates[task.lane])
-    return key
-
-
-def _branch_lane(guard: Guard, invocation: Invocation, branch: str, base: str) -> str:
-    """A lane for a branch below lane ``base``. ADK joins the names of branches by dots."""
-    run = invocation.run
-    key = f"{base}/{branch}"
-    if key in run.lanes:
-        return key
-    above = branch
-    parent = base
-    while "." in above:
-        above = above.rpartition(".")[0]
-        if f"{base}/{above}" in run.lanes:
-            parent = f"{base}/{above}"
-            break
-    opened_by = branch.rpartition("@")[2] if "@" in branch else ""
-    lane = run.lanes.get(parent)
-    guard.open_lane(
-        run, key, parent, concurrent=opened_by not in invocation.calls, path=lane.path if lane is not None else ()
-    )
     return key
 
 

@@ -441,15 +441,6 @@ def is_lasting(key: str) -> bool:
     return "@" not in key and not key.partition("/")[0].isdigit()
 
 
-def parallel_part(branch: str) -> str:
-    """What parallel agents have added at the end of a branch's name: names without a number or the id of a call."""
-    parts = branch.split(".")
-    named = len(parts)
-    while named and "@" not in parts[named - 1]:
-        named -= 1
-    return ".".join(parts[named:])
-
-
 # ---- The tool calls of a run that have a price
 
 

@@ -34,7 +34,7 @@ from runguard.core.events import (
 )
 from runguard.engine.calls import surplus
 from runguard.engine.charges import finding_of
-from runguard.engine.guard import Conductor, EventLanes, Guard, Question, Result, UnansweredCall
+from runguard.engine.guard import Conductor, Guard, Question, Result
 from runguard.engine.runs import LaneRules, Run
 from runguard.policy.settings import Policy, reserved_for
 from runguard.pricing.book import Pricing
@@ -48,6 +48,7 @@ from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 from runguard.reporting.alerts import AlertSettings
 from runguard.reporting.journal import Entry, read_event, read_usage
 from runguard.reporting.telemetry import Outbox
+from runguard.termination.events import EventLanes, UnansweredCall
 
 # ---- every run of the sources under every policy, in one process or in several
 
@@ -572,7 +573,7 @@ class Player:
             call = UnansweredCall(
                 step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once
             )
-            self._lanes.add(step.id, call)
+            self._lanes.calls[step.id] = call
             if step.id in self._lanes.delegations:
                 self._agents.add(step.tool)
                 continue

@@ -4,32 +4,31 @@ Users create them. They load the engine, which those in ``termination/conditions
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, ClassVar, Final
 
 from runguard.core.decision import Action, Decision, Finding, against_limit
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
-from runguard.core.identity import Newest, words_name
+from runguard.core.identity import words_name
 from runguard.core.money import to_count, to_nano, to_usd, usd_text
-from runguard.engine.guard import EventLanes, Guard, UnansweredCall
+from runguard.engine.guard import Guard
 from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Price, Pricing
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.messages import is_framework_tool
-from runguard.termination.conditions import (
+from runguard.termination.conditions import Event, TerminationCondition, seconds_of, text_of
+from runguard.termination.events import (
     CallTaken,
-    Event,
+    EventLanes,
     ModelCallReader,
-    TerminationCondition,
+    UnansweredCall,
     answers_of,
     author_of,
     branch_of,
     calls_of,
     scope_of,
-    seconds_of,
-    text_of,
     transfer_of,
     visible_text,
     whole,
@@ -206,84 +205,63 @@ def _plain(price: Price) -> dict[str, Any]:
 # What events can show. The others look at prompts, at tools declared as polling, or at the context window.
 _SEEN_IN_EVENTS: Final = ("repetition", "no_news", "same_call", "cycle", "stall", "tool_failures", "empty", "handoff")
 _RUN: Final = "run"
-_CALLS_KEPT: Final = 4_096
 
 
-class _Watch:
-    """One run as a guard sees it through events."""
-
-    def __init__(self, policy: Policy) -> None:
-        self._guard = Guard(policy, reports=False)  # whether anything ends is up to the condition's owner
-        self._lanes = EventLanes(self._guard, self._guard.start(RunInfo(_RUN)))
-        self._calls = Newest[str, tuple[str, Any, str, str]](_CALLS_KEPT)  # by id: tool, arguments, lane, batch
-
-    def see(self, event: Event, now: float) -> Finding | None:
-        """The reason to stop, if there is one."""
-        decisions = []
-        if calls := calls_of(event):
-            self._remember(event, calls)
-        elif answers := answers_of(event):
-            decisions.append(self._judge_answers(event, answers, now))
-        elif text := visible_text(event):
-            result = ModelResult(_RUN, self._lane(event), author_of(event), now, text_id=words_name(text))
-            decisions.append(self._guard.after(result))
-        if target := transfer_of(event):
-            decisions.append(self._guard.check(HandOff(_RUN, self._lane(event), author_of(event), target, now)))
-        return next(
-            (decision.finding for decision in decisions if decision is not None and decision.action is Action.STOP),
-            None,
-        )
-
-    def _lane(self, event: Event) -> str:
-        return self._lanes.of(branch_of(event), scope_of(event))
-
-    def _remember(self, event: Event, calls: list[Any]) -> None:
-        lane, batch = self._lane(event), getattr(event, "id", None) or ""
-        for call in calls:
-            name, args = getattr(call, "name", None) or "", getattr(call, "args", None)
-            self._calls[_key(call, branch_of(event))] = name, args, lane, batch
-            if call_id := getattr(call, "id", None):
-                self._lanes.add(call_id, UnansweredCall(name, args, b"", lane, batch, author_of(event)))
-
-    def _judge_answers(self, event: Event, responses: list[Any], now: float) -> Decision | None:
-        """The answers to one response of a model are one observation."""
-        answers: list[Answer] = []
-        lane = batch = ""
-        for response in responses:
-            call = self._calls.pop(_key(response, branch_of(event)), None)
-            if call is None or is_framework_tool(call[0]):
-                continue
-            tool, args, lane, batch = call
-            value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
-            self._lanes.close(name)
-            answers.append(Answer(tool, self._guard.fingerprint(tool, args), value, name, args=args))
-        if len(answers) == 1:
-            answers[0].hands_over = bool(transfer_of(event))
-        return self._guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers)) if answers else None
-
-
-def _key(call: Any, branch: str) -> str:
-    """A call and its answer have the same id; where there is none, the tool's name within the branch has to do."""
-    return getattr(call, "id", None) or f"{branch}/{getattr(call, 'name', None)}"
-
-
-class _Watched(TerminationCondition):
-    """Fires where one of its rules would stop: a guard in shadow mode sees the events."""
+class _Rules(TerminationCondition):
+    """Fires where one of the rules of its policy would stop a run: a guard of its own sees the events."""
 
     _policy: Policy
-    _watch: _Watch | None = None
+    _guard: Guard | None = None
+    _lanes: EventLanes
 
     def judge(self, events: Sequence[Event], now: float) -> str | None:
         for event in whole(events):
-            if self._watch is None:
-                self._watch = _Watch(self._policy)
-            found = self._watch.see(event, now)
-            if found is not None:
-                return _reason(found)
+            guard = self._guard
+            if guard is None:
+                guard = self._guard = Guard(self._policy, reports=False)  # whether a run ends is up to the condition
+                self._lanes = EventLanes(guard, guard.start(RunInfo(_RUN)))
+            for decision in self._decisions(guard, event, now):
+                if decision.action is Action.STOP and decision.finding is not None:
+                    return _reason(decision.finding)
         return None
 
     def clear(self, now: float) -> None:
-        self._watch = None
+        self._guard = None
+
+    def _decisions(self, guard: Guard, event: Event, now: float) -> Iterator[Decision]:
+        where, author = (branch_of(event), scope_of(event)), author_of(event)
+        if calls := calls_of(event):
+            lane, batch = self._lanes.of(*where), getattr(event, "id", None) or ""
+            for call in calls:
+                name, args = getattr(call, "name", None) or "", getattr(call, "args", None)
+                self._lanes.calls[_key(call, event)] = UnansweredCall(name, args, b"", lane, batch, author)
+        elif answers := answers_of(event):
+            yield from self._judge_answers(guard, event, answers, now)
+        elif text := visible_text(event):
+            yield guard.after(ModelResult(_RUN, self._lanes.of(*where), author, now, text_id=words_name(text)))
+        if target := transfer_of(event):
+            yield guard.check(HandOff(_RUN, self._lanes.of(*where), author, target, now))
+
+    def _judge_answers(self, guard: Guard, event: Event, responses: list[Any], now: float) -> Iterator[Decision]:
+        """Judge the answers to one response of a model together."""
+        answers: list[Answer] = []
+        lane = batch = ""
+        for response in responses:
+            call = self._lanes.close(_key(response, event))
+            if call is None or is_framework_tool(call.tool):
+                continue
+            lane, batch = call.lane, call.batch
+            value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
+            answers.append(Answer(call.tool, guard.fingerprint(call.tool, call.args), value, name, args=call.args))
+        if len(answers) == 1:
+            answers[0].hands_over = bool(transfer_of(event))
+        if answers:
+            yield guard.after(ToolResults(_RUN, lane, author_of(event), now, batch, answers))
+
+
+def _key(call: Any, event: Event) -> str:
+    """Return the id that a call and its answer share; without one, the tool's name within the branch has to do."""
+    return getattr(call, "id", None) or f"{branch_of(event)}/{getattr(call, 'name', None)}"
 
 
 def _reason(found: Finding) -> str:
@@ -306,7 +284,7 @@ def _policy_of(rules: dict[str, dict[str, float]], source: str) -> Policy:
     return Policy.validated({**quiet, "rules": {**off, **given}}, source)
 
 
-class RuleTermination(_Watched):
+class RuleTermination(_Rules):
     """One of RunGuard's rules: ``RuleTermination("repetition", stop=4)``.
 
     Without rungs, those that the guard has by default.
@@ -333,7 +311,7 @@ class RuleTermination(_Watched):
         return {"rule": self._rule, **self._rungs}
 
 
-class NoProgressTermination(_Watched):
+class NoProgressTermination(_Rules):
     """Any of RunGuard's loop rules at its measured default.
 
     These are repetition, circles, stalls, failures in a row and hand-off circles.
