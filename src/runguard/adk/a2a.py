@@ -23,7 +23,7 @@ from runguard.adk.stops import announce, mark_stop, may_escalate, stop_content
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Decision, Finding, Trip, printable
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, ModelResult
-from runguard.core.identity import Newest, words_name
+from runguard.core.identity import LruDict, words_name
 from runguard.core.money import UNLIMITED, to_count, to_nano, to_usd
 from runguard.engine.charges import Ceiling, Denied, finding_of, lower_ceiling
 from runguard.engine.guard import Guard
@@ -402,7 +402,7 @@ def _stops(decision: Decision) -> bool:
 _VERSION: Final = 1
 _NO_CEILING: Final[Ceiling] = (None, None)
 _SENDING_KEPT: Final = 10_000
-_sending: Final = Newest[_Key, Ceiling](_SENDING_KEPT)
+_sending: Final = LruDict[_Key, Ceiling](_SENDING_KEPT)
 
 
 def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:

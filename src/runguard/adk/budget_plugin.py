@@ -38,7 +38,7 @@ from runguard.adk.runs import DELIVERY_S, project
 from runguard.adk.stops import may_escalate, refusal, stop_response, until_done
 from runguard.core.decision import PART_STOPPED, Trip, text_for_user
 from runguard.core.errors import CheckedABC, InvalidTypeError
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 
 _log: Final = logging.getLogger("runguard")
@@ -110,9 +110,9 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
         )
         self._last = self._own
         self._owner = object()  # identifies this plugin in the context variable without keeping it alive
-        self._sessions = Newest[_Key, BudgetMonitor](_SESSIONS_KEPT)
+        self._sessions = LruDict[_Key, BudgetMonitor](_SESSIONS_KEPT)
         # with runs that broke off: older versions of ADK call no hook for them
-        self._runs = Newest[str, _Run](_RUNS_KEPT)
+        self._runs = LruDict[str, _Run](_RUNS_KEPT)
         self._lock = threading.Lock()
         patching.watch(self)  # only the wrapped Runner can end a loop that ADK cannot end
 

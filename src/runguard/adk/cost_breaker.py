@@ -33,7 +33,7 @@ from runguard.core.breaker import BreakerState
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.errors import InvalidValueError, RunStoppedError
 from runguard.core.events import ModelCall, RunInfo
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.core.rules.limits import Growth
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
@@ -126,7 +126,7 @@ class ADKCostBreaker:
         patching.watch_agents(plugin.invocations)
         self._responses = count(1)
         self._forgiven = ""  # the last trip that reset() took back
-        self._tokens = Newest[SessionKey, RecordedTokens](_SESSIONS_KEPT)
+        self._tokens = LruDict[SessionKey, RecordedTokens](_SESSIONS_KEPT)
         self._lock = threading.Lock()
         self._resubmissions = Resubmissions()
         self._last_started = 0.0  # when the latest run started
@@ -565,7 +565,7 @@ class Resubmissions:
     """
 
     def __init__(self) -> None:
-        self._runs = Newest[str, str](_INPUTS_KEPT)  # digest of the input -> id of its latest run
+        self._runs = LruDict[str, str](_INPUTS_KEPT)  # digest of the input -> id of its latest run
 
     def refusal(
         self, invocation: Invocation, ic: InvocationContext, trips: Sequence[Trip], now: float, seconds: float

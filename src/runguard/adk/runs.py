@@ -24,7 +24,7 @@ from google.genai import types
 
 from runguard.core.decision import Trip
 from runguard.core.events import ROOT_LANE, Outcome
-from runguard.core.identity import HEAD, Newest, copy_of, size_of
+from runguard.core.identity import HEAD, LruDict, copy_of, size_of
 from runguard.engine.charges import Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
@@ -222,7 +222,7 @@ class Invocations:
         self.guard = guard
         self.owner: Any = None  # its plugin, where ``patching.Generations`` must find it again
         self.known: dict[str, Invocation] = {}
-        self.gave_up = Newest[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
+        self.gave_up = LruDict[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
         self.skips: dict[str, Skips] = {}
         self.failed_stops: dict[str, int] = {}  # stops that could not be carried out as they should be
         self.writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store

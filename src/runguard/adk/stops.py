@@ -21,7 +21,7 @@ from google.genai import types
 from runguard.adk.runs import HERE, Invocation, Invocations, Skips
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE, STOPPED, Trip
 from runguard.core.errors import LimitExceededError, RunStoppedError
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.engine.decide import guard_error_trip
 from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
@@ -354,7 +354,7 @@ def answer_to(asker: Event, calls: list[types.FunctionCall], invocation_id: str,
 # ---- Which guard a stop event comes from, and the error in its place
 
 _OWNERS_KEPT: Final = 10_000
-_owners: Final = Newest[str, weakref.ref[Invocations]](_OWNERS_KEPT)  # by the id of the trip
+_owners: Final = LruDict[str, weakref.ref[Invocations]](_OWNERS_KEPT)  # by the id of the trip
 
 Stop = tuple[str, Invocations]  # the id of a trip, and the registry of its guard
 

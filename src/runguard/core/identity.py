@@ -863,17 +863,14 @@ def _size_of_other(item: Any) -> tuple[list[Any], int]:
     return [], 4
 
 
-# ---- A dict of bounded size: the oldest entry leaves when there are too many.
+# ---- The one dict of bounded size.
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 
 
-class Newest(OrderedDict[_K, _V]):
-    """Keeps the newest ``most`` entries. ``move_to_end`` makes an entry new again.
-
-    Detectors and hooks that run for every call count by hand: this takes a microsecond for each new entry.
-    """
+class LruDict(OrderedDict[_K, _V]):
+    """A dict of the ``most`` entries that were set last. ``move_to_end`` renews an entry without setting it."""
 
     __slots__ = ("most",)
 
@@ -883,5 +880,6 @@ class Newest(OrderedDict[_K, _V]):
 
     def __setitem__(self, key: _K, value: _V) -> None:
         super().__setitem__(key, value)
+        self.move_to_end(key)
         if len(self) > self.most:
             self.popitem(last=False)

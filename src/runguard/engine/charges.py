@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, RunInfo
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.core.money import (
     MOST_COUNT,
     MOST_USD,
@@ -766,8 +766,8 @@ class CapFunctions:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._given = Newest[_CapKey, tuple[int, float]](_SCOPES_KEPT)  # the last cap, and when it was given
-        self._failing = Newest[_CapKey, tuple[str, bool]](_SCOPES_KEPT)  # the cause, and whether it was reported
+        self._given = LruDict[_CapKey, tuple[int, float]](_SCOPES_KEPT)  # the last cap, and when it was given
+        self._failing = LruDict[_CapKey, tuple[str, bool]](_SCOPES_KEPT)  # the cause, and whether it was reported
         self._reports: list[float] = []
         self._unreported = 0
         self.errors = 0
@@ -813,7 +813,7 @@ class CapFunctions:
 
     def _works(self, key: _CapKey, cap: int, now: float) -> None:
         with self._lock:
-            _keep(self._given, key, (cap, now))
+            self._given[key] = (cap, now)
             _, was_reported = self._failing.pop(key, ("", False))
         if was_reported:
             _log.warning(
@@ -830,7 +830,7 @@ class CapFunctions:
                 return
             self._reports = [at for at in self._reports if 0 <= now - at < _REPORTS_S]
             is_reported = len(self._reports) < _REPORTS
-            _keep(self._failing, key, (cause, is_reported or was_reported))
+            self._failing[key] = (cause, is_reported or was_reported)
             if not is_reported:
                 self._unreported += before != cause
                 return
@@ -873,11 +873,6 @@ def _cap_from(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
     except PolicyError:
         most = MOST_USD if unit == 0 else MOST_COUNT
         raise _NotACapError(f"returned {shown(given)}, not an amount from 0 to {most:,} or None for no limit") from None
-
-
-def _keep(memory: Newest[_CapKey, Any], key: _CapKey, value: Any) -> None:
-    memory.pop(key, None)  # the newest entry now
-    memory[key] = value
 
 
 # ---- Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger

@@ -30,7 +30,7 @@ from runguard.core.decision import (
     text_for_operator,
 )
 from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, nanos, to_usd, usd_text
 from runguard.engine.charges import Burn, Fired
 from runguard.engine.money import Accounts
@@ -484,7 +484,7 @@ class Breakers:
 
     def __init__(self, ledger: Ledger, threshold: int, reset_after_s: float, min_runs: int) -> None:
         self._ledger, self._threshold, self._reset_after_s, self._min_runs = ledger, threshold, reset_after_s, min_runs
-        self._tools = Newest[str, Breaker](_TOOLS_KEPT)
+        self._tools = LruDict[str, Breaker](_TOOLS_KEPT)
         self.get: Callable[[str], Breaker | None] = self._tools.get
         self._lock = threading.Lock()
         self.on_change: Callable[[str, bool], None] | None = None  # called when one opens or closes here
@@ -897,7 +897,7 @@ class RefusedSummaries:
     def __init__(self, alarms: Alarms | None) -> None:
         self._alarms = alarms
         # by a hash of the session: names of any length take the same space
-        self._reported = Newest[int, None](_SESSIONS_KEPT)
+        self._reported = LruDict[int, None](_SESSIONS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "RefusedSummaries") -> None:

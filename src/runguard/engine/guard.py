@@ -32,7 +32,7 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, Per
 from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
@@ -690,7 +690,7 @@ class Guard:
 
 
 _MANY: Final = 20
-_built: Final = Newest[str, int](1_000)  # guards with budgets beyond a run and a memory of their own, by their policy
+_built: Final = LruDict[str, int](1_000)  # guards with budgets beyond a run and a memory of their own, by their policy
 
 
 def warn_of_many(policy: Policy) -> None:

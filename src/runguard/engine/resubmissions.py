@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from runguard.core.decision import Finding, Rungs, Trip
 from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
-from runguard.core.identity import Newest, answer_text, digest
+from runguard.core.identity import LruDict, answer_text, digest
 from runguard.engine.charges import OUTAGES
 from runguard.engine.decide import Deciding, GuardFaults
 from runguard.engine.runs import LastFailure, Run
@@ -67,7 +67,7 @@ class Resubmissions:
         self.is_on = self._rungs != Rungs()
         self.refuses = self._rungs.stop is not None
         self._ledger, self._clock, self._deciding, self._faults = ledger, clock, deciding, faults
-        self._ends = Newest[str, list[RunEnd]](_INPUTS_KEPT)  # by input, the earliest first
+        self._ends = LruDict[str, list[RunEnd]](_INPUTS_KEPT)  # by input, the earliest first
         self._lock = threading.Lock()
 
     def share(self, other: "Resubmissions") -> None:

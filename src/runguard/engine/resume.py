@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.decision import Action, Trip, printable
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
-from runguard.core.identity import Newest, digest
+from runguard.core.identity import LruDict, digest
 from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
 from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
 from runguard.engine.charges import (
@@ -74,7 +74,7 @@ class Pauses:
         self._waiting: OrderedDict[str, Run] = OrderedDict()
         self._ended: OrderedDict[str, Run] = OrderedDict()
         # when a run was kept and its name, by the keys under which it was kept
-        self._names = Newest[str, tuple[float, str]](KEYS_KEPT)
+        self._names = LruDict[str, tuple[float, str]](KEYS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "Pauses") -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Rungs, Trip
 from runguard.core.events import ROOT_LANE, RunInfo
-from runguard.core.identity import AnswerBook, Newest
+from runguard.core.identity import AnswerBook, LruDict
 from runguard.core.money import to_usd, usd_text
 from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ReEntry, Talk, ToldAgain
 from runguard.core.rules.failures import (
@@ -740,7 +740,7 @@ class LastRuns:
     """
 
     def __init__(self) -> None:
-        self._last = Newest[tuple[str, str, str], _LastRun](_SESSIONS_CARRIED)
+        self._last = LruDict[tuple[str, str, str], _LastRun](_SESSIONS_CARRIED)
         self._lock = threading.Lock()
 
     def note(self, run: Run) -> None:
@@ -842,7 +842,7 @@ class SessionGrowths:
         rungs = policy.rungs("growth") or Rungs()
         self._ledger, self._events, self._stops = ledger, policy.cost_baseline_events, rungs.stop is not None
         self._is_shared = ledger.is_shared and rungs != Rungs() and policy.mode != "off"
-        self._sessions = Newest[tuple[str, str, str], SessionGrowth](SESSIONS_KEPT)
+        self._sessions = LruDict[tuple[str, str, str], SessionGrowth](SESSIONS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "SessionGrowths") -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from runguard.core.errors import PolicyError
 from runguard.core.events import RunInfo
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.core.money import UNITS, UNLIMITED, Amount, Threshold, begin_of, to_usd
 from runguard.engine.charges import (
     LINES_KEPT,
@@ -340,10 +340,10 @@ class BurnWatch:
         self._ledger, self._clock = ledger, clock
         self._lock: threading.Lock = threading.Lock() if before is None else before._lock
         # the slots of an account, by its key; and for which extension it was reported
-        self._slots: Newest[str, deque[tuple[int, Amount]]] = (
-            Newest(_ACCOUNTS_KEPT) if before is None else before._slots
+        self._slots: LruDict[str, deque[tuple[int, Amount]]] = (
+            LruDict(_ACCOUNTS_KEPT) if before is None else before._slots
         )
-        self._reported: Newest[str, Amount] = Newest(_ACCOUNTS_KEPT) if before is None else before._reported
+        self._reported: LruDict[str, Amount] = LruDict(_ACCOUNTS_KEPT) if before is None else before._reported
 
     def look(self, lines: AccountLines) -> Iterator[Fired]:
         """The budgets that burn too fast now, each once per period over all workers."""

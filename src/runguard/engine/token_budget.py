@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.errors import Checked, InvalidValueError
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.core.money import Threshold, ThresholdAction
 from runguard.providers.usage import CallUsage
 
@@ -57,8 +57,8 @@ class CountedCalls:
     """The calls under way, and those that ended lately. Not safe for threads: the monitor has a lock."""
 
     def __init__(self) -> None:
-        self._streams = Newest[int, CountedCall](_STREAMS_KEPT)
-        self._ended = Newest[int, CountedCall](_ENDED_KEPT)
+        self._streams = LruDict[int, CountedCall](_STREAMS_KEPT)
+        self._ended = LruDict[int, CountedCall](_ENDED_KEPT)
         self._nameless: CountedCall | None = None
 
     def of(self, key: object | None, whole: bool) -> CountedCall:

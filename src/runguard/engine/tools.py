@@ -17,7 +17,7 @@ from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import FAILURES, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
 from runguard.core.failure_texts import last_line
-from runguard.core.identity import Newest, answer_text, digest, mask, size_of
+from runguard.core.identity import LruDict, answer_text, digest, mask, size_of
 from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
 from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
 from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
@@ -53,7 +53,7 @@ class Once:
     def __init__(self, ledger: Ledger, claim_seconds: float) -> None:
         self._ledger, self._claim_seconds = ledger, claim_seconds
         self._finishing: dict[str, Future[None]] = {}  # not written to the store yet
-        self._done = Newest[tuple[str, str, str], Newest[bytes, None]](_SESSIONS_KEPT)
+        self._done = LruDict[tuple[str, str, str], LruDict[bytes, None]](_SESSIONS_KEPT)
         self._lock = threading.Lock()
 
     def share(self, other: "Once") -> None:
@@ -112,7 +112,7 @@ class Once:
     def _remember(self, info: RunInfo, call: bytes) -> None:
         key = (info.app, info.user, info.session)
         with self._lock:
-            done = self._done.setdefault(key, Newest(_ONCE_PER_SESSION))
+            done = self._done.setdefault(key, LruDict(_ONCE_PER_SESSION))
             self._done.move_to_end(key)
             done[call] = None
 

@@ -22,7 +22,7 @@ from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome, RunInfo
-from runguard.core.identity import Newest, digest
+from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Guard
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.providers.messages import Reading, Round
@@ -95,7 +95,7 @@ class Strand:
         self.in_flight = False
         self.has_answered = False  # the last request has got an answer: the same request again is another run
         self.waiting: dict[str, ToolUse] = {}  # the calls of the newest answer that have no result yet
-        self.seen = Newest[bytes, None](_ROUNDS_KEPT)
+        self.seen = LruDict[bytes, None](_ROUNDS_KEPT)
 
     @property
     def is_working(self) -> bool:
@@ -144,8 +144,8 @@ class Conversations:
         self._guard, self.idle_s, self._most, self._now = guard, idle_seconds, most, now
         self._open: OrderedDict[int, Conversation] = OrderedDict()  # by identity, the longest unused first
         self._sessions: dict[str, Conversation] = {}  # the newest of each session
-        self._strands = Newest[str, Strand](4 * most)  # the newest of each beginning
-        self._calls = Newest[str, Strand](_CALLS_KEPT)  # by the id of a tool call
+        self._strands = LruDict[str, Strand](4 * most)  # the newest of each beginning
+        self._calls = LruDict[str, Strand](_CALLS_KEPT)  # by the id of a tool call
 
     def __len__(self) -> int:
         return len(self._open)

@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.core.decision import Trip
-from runguard.core.identity import Newest, digest
+from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import Access, Refused, Target, Upstreams, agent_of, session_of
 from runguard.gateway.answers import AnswerReader, Inflater
@@ -84,9 +84,9 @@ class Gateway(Controls):
         self.guard, self.access, self.upstreams = guard, access or Access(), upstreams or Upstreams()
         self.conversations = conversations or Conversations(guard)
         self.tally, self.tells_reason, self.max_body = Tally(), tells_reason, max_body
-        self.stored = Newest[str, int](_STORED_KEPT)  # tokens of what the provider keeps, by its name
+        self.stored = LruDict[str, int](_STORED_KEPT)  # tokens of what the provider keeps, by its name
         self._sweeper: asyncio.Task[None] | None = None
-        self._warned = Newest[str, None](_PATHS_KEPT)
+        self._warned = LruDict[str, None](_PATHS_KEPT)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         self.client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=_CONNECT_S), limits=limits, transport=transport, verify=True

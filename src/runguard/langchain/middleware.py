@@ -23,7 +23,7 @@ from runguard.calls.tool_calls import ToolUse
 from runguard.calls.whom import Named
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.langchain.messages import (
     answer_size,
@@ -79,7 +79,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
         self._runs = Runs(self.guard, whom, condition, "middleware")
         self._is_off = self.guard.policy.mode == "off"
-        self._bills = Newest[str, Spent](_BILLS_KEPT)  # by the id of the answer that came last
+        self._bills = LruDict[str, Spent](_BILLS_KEPT)  # by the id of the answer that came last
 
     def bill(self, result: Any = None) -> Spent | None:
         """Return what a run has used. None: it is not known.

@@ -13,7 +13,7 @@ from litellm.integrations.custom_logger import CustomLogger
 from runguard.calls.model_calls import Permission
 from runguard.calls.run import error_of
 from runguard.core.decision import Trip
-from runguard.core.identity import Newest, digest
+from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import PAYERS_KEY_CHARS, agent_named
 from runguard.gateway.answers import AnswerReader
@@ -62,7 +62,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._conversations = Conversations(self.guard, idle_seconds=idle_seconds)
-        self._calls = Newest[str, _Call](_OPEN_KEPT)
+        self._calls = LruDict[str, _Call](_OPEN_KEPT)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 

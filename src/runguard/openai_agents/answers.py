@@ -23,14 +23,14 @@ from openai.types.responses import (
 
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.tool_calls import ToolUse
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
 from runguard.providers.usage import LIKELY, fields, measure, size_of
 
 # ---- Requests.
 
-_KNOWN: Final = Newest[str, int](8_192)  # stored conversations and responses, and the tokens that each will bring
+_KNOWN: Final = LruDict[str, int](8_192)  # stored conversations and responses, and the tokens that each will bring
 _LOCK: Final = threading.Lock()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from runguard.core.decision import METADATA_KEY, STOP_CODE
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import read_usage
 
@@ -54,7 +54,7 @@ class RemoteReply:
 class _Task:
     """What is known of one remote task."""
 
-    seen: Newest[str, None] = field(default_factory=lambda: Newest(_IDS_KEPT))  # ids of messages and artifacts
+    seen: LruDict[str, None] = field(default_factory=lambda: LruDict(_IDS_KEPT))  # ids of messages and artifacts
     last: Usage | None = None
     author: str = ""
     answered: bool = False  # a tool has answered since the last report
@@ -64,7 +64,7 @@ class ReplyReader:
     """Reads the events of any number of replies, each once. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        self._tasks = Newest[str, _Task](_TASKS_KEPT)
+        self._tasks = LruDict[str, _Task](_TASKS_KEPT)
         self._lock = threading.Lock()
 
     def read(self, response: Any) -> RemoteReply:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
 from runguard.core.events import Outcome
-from runguard.core.identity import CHARS_PER_TOKEN, Newest, answer_text, size_of, words_name
+from runguard.core.identity import CHARS_PER_TOKEN, LruDict, answer_text, size_of, words_name
 from runguard.engine.resume import run_name
 from runguard.pricing.rates import Usage
 from runguard.providers.a2a import RESPONSE_KEY, ReplyReader
@@ -667,7 +667,7 @@ class RemoteReplies:
     def __init__(self) -> None:
         self._reader = ReplyReader()
         self._open: dict[tuple[str, str], _OpenReply] = {}  # by author and branch
-        self._ended = Newest[str, None](_TASKS_KEPT)  # tasks
+        self._ended = LruDict[str, None](_TASKS_KEPT)  # tasks
 
     def read(
         self, metadata: Any, error: Any, author: str, at: float | None, branch: str, scope: str

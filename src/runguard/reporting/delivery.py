@@ -27,7 +27,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, Final
 
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.reporting.alerts import (
     Alert,
     AlertSettings,
@@ -98,7 +98,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
     def __init__(self, receiver: Receiver, secrets: tuple[str, ...]) -> None:
         self.receiver = receiver
         self._secrets = secrets
-        self._sent_keys = Newest[str, bool](_KEYS)  # topic -> whether the last alert resolved it
+        self._sent_keys = LruDict[str, bool](_KEYS)  # topic -> whether the last alert resolved it
         super().__init__(f"runguard-alerts-{receiver.name}")
 
     def restart(self) -> None:

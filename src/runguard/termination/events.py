@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.events import ROOT_LANE
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import EventUsage
 
@@ -137,11 +137,11 @@ class EventLanes:
 
     def __init__(self, guard: "Guard", run: "Run") -> None:
         self._guard, self._run = guard, run
-        self.calls = Newest[str, UnansweredCall](_KEPT)
+        self.calls = LruDict[str, UnansweredCall](_KEPT)
         self.delegations: set[str] = set()  # calls by which a task was delegated
-        self._known = Newest[tuple[str, str], str](_KEPT)
+        self._known = LruDict[tuple[str, str], str](_KEPT)
         # the id of the delegating call -> its lane, that of the caller, the agent
-        self._tasks = Newest[str, tuple[str, str, str]](_KEPT)
+        self._tasks = LruDict[str, tuple[str, str, str]](_KEPT)
 
     def close(self, call_id: str) -> UnansweredCall | None:
         """Forget a call that was answered, and close the lane of the agents that worked on it."""

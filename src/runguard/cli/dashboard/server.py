@@ -27,7 +27,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runguard.core.errors import RunGuardError
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.gateway.serving import BoundedProtocol, configured
 from runguard.view.store import BY, StoreView
 from runguard.view.story import plain
@@ -208,7 +208,7 @@ class Looks:
     def __init__(self, view: StoreView) -> None:
         self._view = view
         self._lock = threading.Lock()
-        self._kept = Newest[tuple[str, ...], tuple[float, Any]](_ANSWERS_KEPT)
+        self._kept = LruDict[tuple[str, ...], tuple[float, Any]](_ANSWERS_KEPT)
 
     def overview(self, by: str, within: str) -> dict[str, Any]:
         view = self._view
