@@ -3,7 +3,7 @@
 from typing import Any
 
 from detection_figures import OWN, Line
-from runguard.replay.output import Plot
+from plot import Plot
 
 REPETITION = ((3, 4, 5), (3, 5, 6), (4, 6, 7), (4, 7, 8), (4, 8, 9), (5, 10, 11), (6, 12, 13))
 STALL = ((3, 4, 5), (3, 5, 6), (4, 6, 7), (4, 8, 9))

@@ -495,7 +495,7 @@ def replay_command(
             f"--explain shows one run under one policy, on the screen or as JSON; {other} is for all runs: "
             "use only one of them"
         )
-    from runguard.cli.screens import load_policy
+    from runguard.cli.screens import load_policy, report_page
     from runguard.core.decision import printable
     from runguard.policy.settings import find_policy_file
     from runguard.replay import output
@@ -509,7 +509,11 @@ def replay_command(
     try:
         sources = open_sources(source, max_unpacked)
         if explain is None:
-            output.run(sources, policies, as_json=as_json, page=page, every=every, workers=workers, model=model)
+            if page is not None:
+                output.check_place(page)
+            report = output.run(sources, policies, as_json=as_json, every=every, workers=workers, model=model)
+            if page is not None:
+                output.write_file(page, report_page(report.page_data()))
         else:
             output.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
     except UnreadableError as error:

@@ -7,12 +7,17 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
+from base64 import b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any, Final
 
 import click
@@ -561,6 +566,28 @@ def _row_cost(row: StoryRow) -> str:
 def how_to_continue(story: Story) -> list[str]:
     """Return the advice of the trip, and the command that does it if there is one."""
     return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]
+
+
+# ---- ``runguard replay --html``: one file with the scripts and the style of the dashboard in it
+
+_MODULES: Final = ("words.js", "dom.js", "chart.js", "report.js")
+_IMPORT_OR_EXPORT: Final = re.compile(r"^import .*\n|^export ", re.MULTILINE)
+
+
+def report_page(data: dict[str, Any]) -> str:
+    """Return a page that shows ``data`` and loads nothing: its policy allows only the two scripts in it."""
+    folder = files("runguard.cli.dashboard") / "static"
+    text = {path: (folder / path).read_text(encoding="utf-8") for path in ("report.html", "page.css", *_MODULES)}
+    library, style = ((folder / "vendor" / f"uPlot.{kind}").read_text("utf-8") for kind in ("iife.min.js", "min.css"))
+    program = "".join(_IMPORT_OR_EXPORT.sub("", text[name]) for name in _MODULES)
+    allowed = (b64encode(sha256(script.encode()).digest()).decode() for script in (library, program))
+    return Template(text["report.html"]).substitute(
+        allowed=" ".join(f"'sha256-{digest}'" for digest in allowed),
+        style=style + text["page.css"],
+        data=json.dumps(data).replace("<", "\\u003c"),  # no name can end the script that holds it
+        library=library,
+        program=program,
+    )
 
 
 # ---- ``runguard prices``: dollars per million tokens, and the price table that they come from

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from html import escape
-from math import ceil, floor, log10
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -27,7 +25,7 @@ from runguard.engine.guard import Question
 from runguard.engine.runs import LaneRules, lane_rungs_of
 from runguard.policy.settings import RULES, Policy
 from runguard.replay.player import ADK_MODEL_CALLS, Batch, Judge, PieceResult, Player, quiet, replay
-from runguard.replay.results import BINS, After, Group, RunResult, Totals, Verdict
+from runguard.replay.results import After, Group, RunResult, Totals, Verdict
 from runguard.replay.sources import Source, error_text
 from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, checked
 
@@ -42,14 +40,11 @@ def run(
     policies: list[tuple[str, Policy]],
     *,
     as_json: bool = False,
-    page: Path | None = None,
     every: bool = False,
     workers: int | None = None,
     model: str = "",
-) -> None:
-    """Replay all sources and print the result; raise UnreadableError if there is no run or the page is not writable."""
-    if page is not None:
-        check_place(page)
+) -> "Report":
+    """Replay all sources, print the result and return it; raise UnreadableError if there is no run."""
     totals = [Totals(name) for name, _ in policies]
     faults, rows = Faults(), Rows(every)
     report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
@@ -68,8 +63,7 @@ def run(
         report.end(totals, faults)
     else:
         print_result(screen.console(), rows, totals, faults)
-    if page is not None:
-        write_file(page, page_of([source.name for source in sources], totals, rows, faults))
+    return Report([source.name for source in sources], totals, rows, faults)
 
 
 class JsonReport:
@@ -615,413 +609,126 @@ def print_explanation(out: Console, explanation: Explanation) -> None:
         out.print(f"{rule}: not evaluated: {why}", style="dim", soft_wrap=True)
 
 
-# ---- the result as one self-contained page: tables and plots, no script, no request, light and dark
+# ---- the result as data for the page of ``--html``, which the dashboard's scripts render
 
 _NANO: Final = 1e9
-_STYLES: Final = ("first", "second")
-_WORDS: Final = ("policy", "would have been", "would have been, second policy")  # columns of words, not of numbers
-_CSS: Final = """
-:root { color-scheme: light dark; --bg: #ffffff; --fg: #1c2024; --dim: #60646c; --rule: #d9d9e0;
-  --first: #0a6cc9; --second: #b4530a; --bad: #c62a2f; --many: #8b8d98; }
-@media (prefers-color-scheme: dark) {
-  :root { --bg: #111113; --fg: #edeef0; --dim: #b0b4ba; --rule: #363a3f; --first: #70b8ff; --second: #ffa057;
-  --bad: #ff9592; --many: #696e77; } }
-body { background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto;
-max-width: 1400px; padding: 0 1rem; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } h1, h2, p, li { overflow-wrap: anywhere; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
-th, td { padding: .25rem .75rem; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top;
-white-space: nowrap; }
-th:first-child, td:first-child, .text { text-align: left; }
-td.id, td.text, td.story { white-space: normal; overflow-wrap: anywhere; } td.id { min-width: 7rem; max-width: 22rem; }
-td.text { min-width: 7rem; } td.story { min-width: 14rem; text-align: left; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 34rem), 1fr)); gap: 1.5rem;
-margin-top: 2rem; }
-figure { margin: 0; min-width: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto;
-min-width: 32rem; }
-.key { color: var(--dim); font-size: 13px; margin: 0; }
-.key span { display: inline-block; width: .8em; height: .8em; border-radius: 50%; margin: 0 .35em 0 .6em; }
-.key span:first-child { margin-left: 0; }
-.key .first { background: var(--first); } .key .second { background: var(--second); }
-.key .many { background: var(--many); }
-.key .stop { background: var(--bad); }
-.grid { stroke: var(--rule); } .tick, .axis, .label { fill: var(--dim); font-size: 12px; } .label { fill: var(--fg); }
-polyline { fill: none; stroke-width: 2; } polyline.first { stroke: var(--first); }
-polyline.second { stroke: var(--second); stroke-dasharray: 5 3; }
-polyline.many { stroke: var(--many); stroke-width: 1; opacity: .6; }
-rect.first, circle.first { fill: var(--first); opacity: .8; } rect.second, circle.second { fill: var(--second);
-opacity: .8; } circle.stop { fill: var(--bad); }
-.dim { color: var(--dim); } .bad { color: var(--bad); }
-"""
+_RULE_COLUMNS: Final = (
+    *("rule", "policy", "nudged first", "blocked first", "stopped", "of those labelled a success"),
+    "money after its stops",
+)
 
 
-def page_of(sources: list[str], totals: list[Totals], rows: Rows, faults: Faults) -> str:
-    policy = totals[0].name if len(totals) < 2 else f"{totals[0].name} against {totals[1].name}"
-    parts = [
-        "<!doctype html>",
-        (
-            '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, '
-            'initial-scale=1">'
-        ),
-        f"<title>RunGuard replay</title><style>{_CSS}</style></head><body>",
-        "<h1>What RunGuard would have done</h1>",
-        (
-            f"<p>{escape(', '.join(sources[:10]))}{' and others' if len(sources) > 10 else ''}, under "
-            f"{escape(policy)}.</p>"
-        ),
-        *(_summary(each, len(totals) > 1) for each in totals),
-        _notes(totals[0]),
-        '<div class="plots">',
-        _curves(totals[0], "Cost per turn", "USD", totals[0].cost_sums, column=1, scale=_NANO, prefix="$"),
-        _curves(totals[0], "Prompt growth", "prompt tokens", totals[0].prompt_sums, column=0),
-        _where_plot(totals),
-        _saved_plot(totals),
-        "</div>",
-        _rules(totals),
-        _runs_table(rows),
-        _false_stops(totals),
-        _skipped(faults),
-        "</body></html>\n",
-    ]
-    return "\n".join(parts)
+@dataclass(slots=True)
+class Report:
+    """The result of a replay of all sources under one policy or two."""
+
+    sources: list[str]
+    totals: list[Totals]
+    rows: Rows
+    faults: Faults
+
+    def page_data(self) -> dict[str, Any]:
+        """Return the texts and curves of the page."""
+        totals, several = self.totals, len(self.totals) > 1
+        return {
+            "sources": ", ".join(self.sources[:10]) + (" and others" if len(self.sources) > 10 else ""),
+            "policies": [each.name for each in totals],
+            "notes": _notes(totals[0]),
+            "totals": [
+                _table(
+                    each.name if several else "In total",
+                    ("", *MEASURES),
+                    [[name, *group_cells(group)] for name, group in each.groups.items()],
+                )
+                for each in totals
+            ],
+            "cost": _curves(totals[0], "Cost per turn", "USD", totals[0].cost_sums, column=1, scale=_NANO),
+            "prompts": _curves(totals[0], "Prompt growth", "Prompt tokens", totals[0].prompt_sums, column=0),
+            "stops": {
+                "title": "Where stops fall",
+                "label": "Runs stopped, by the share of their model calls made by then",
+                "policies": [{"name": each.name, "heights": each.stop_shares} for each in totals],
+            },
+            "details": [*self._rules(), self._runs(), *self._lists()],
+        }
+
+    def _rules(self) -> list[dict[str, Any]]:
+        rows = [
+            [name, each.name, *map(str, (rule.nudge, rule.block, rule.stop, rule.false_stops)), money(rule.saved.nano)]
+            for each in self.totals
+            for name, rule in sorted(each.rules.items())
+        ]
+        return [_table("Rules", _RULE_COLUMNS, rows, words=(0, 1))] if rows else []
+
+    def _runs(self) -> dict[str, Any]:
+        head = ["run", "would have been", *["would have been, second policy"] * (len(self.totals) - 1)]
+        rows = [
+            [run.id, *map(_endings, results), *map(count, (run.model_calls, run.tool_calls, run.tokens)), cost(run)]
+            for results in self.rows.shown
+            for run in results[:1]
+        ]
+        more = f"and {self.rows.hidden} more that would have been touched" if self.rows.hidden else ""
+        words = tuple(range(len(head)))
+        return _table("Runs", (*head, "model calls", "tool calls", "tokens", "cost"), rows, words=words, note=more)
+
+    def _lists(self) -> list[dict[str, Any]]:
+        found = [
+            {
+                "title": f"Stopped although labelled a success, under {each.name}: {each.false_stop_count}",
+                "items": each.false_stops,
+            }
+            for each in self.totals
+            if each.false_stop_count
+        ]
+        if self.faults.count:
+            title = f"Records that could not be read: {self.faults.count}"
+            found.append({"title": title, "items": self.faults.first})
+        return found
 
 
-# ---- tables of the page
+def _table(
+    title: str, head: Sequence[str], rows: list[list[str]], *, words: tuple[int, ...] = (0,), note: str = ""
+) -> dict[str, Any]:
+    """Return a table of the page; ``words`` are the columns that hold no numbers."""
+    return {"title": title, "head": head, "words": words, "rows": rows, "note": note}
 
 
-def _table(head: list[str], rows: list[list[str]]) -> str:
-    top = "".join(
-        f'<th class="text">{escape(name)}</th>' if name in _WORDS else f"<th>{escape(name)}</th>" for name in head
-    )
-    body = "".join(f"<tr>{''.join(row)}</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _cell(text: str, kind: str = "") -> str:
-    return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
-
-
-def _summary(totals: Totals, several: bool) -> str:
-    title = f"<h2>{escape(totals.name)}</h2>" if several else ""
-    rows = [[_cell(text) for text in (name, *group_cells(group))] for name, group in totals.groups.items()]
-    return title + _table(["", *MEASURES], rows)
-
-
-def _notes(totals: Totals) -> str:
-    """What the figures do not know."""
+def _notes(totals: Totals) -> list[str]:
+    """Return what the figures do not know."""
+    calls = totals.all.model_calls
     notes = []
     if totals.unpriced:
         notes.append(
-            f"{totals.unpriced} of {totals.all.model_calls} model calls have no price and count as $0: give "
-            "one under prices in the policy, or --model."
+            f"{totals.unpriced} of {calls} model calls have no price and count as $0: give one under prices in the "
+            "policy, or --model."
         )
     if totals.estimated:
-        notes.append(
-            f"Tokens of {totals.estimated} of {totals.all.model_calls} model calls are estimated from the "
-            "length of the texts."
-        )
-    return f'<p class="dim">{escape(" ".join(notes))}</p>' if notes else ""
+        notes.append(f"Tokens of {totals.estimated} of {calls} model calls are estimated from the length of the texts.")
+    return notes
 
 
-def _rules(totals: list[Totals]) -> str:
-    rows = [
-        [
-            _cell(name),
-            _cell(each.name, "text"),
-            *(_cell(str(n)) for n in (rule.nudge, rule.block, rule.stop, rule.false_stops)),
-            _cell(money(rule.saved.nano)),
-        ]
-        for each in totals
-        for name, rule in sorted(each.rules.items())
-    ]
-    head = [
-        "rule",
-        "policy",
-        "nudged first",
-        "blocked first",
-        "stopped",
-        "of those labelled a success",
-        "money after its stops",
-    ]
-    return f"<h2>Rules</h2>{_table(head, rows)}" if rows else ""
-
-
-def _runs_table(rows: Rows) -> str:
-    shown = [
-        [
-            _cell(run.id, "id"),
-            *map(_story_cell, results),
-            *(_cell(text) for text in (count(run.model_calls), count(run.tool_calls), count(run.tokens), cost(run))),
-        ]
-        for results in rows.shown
-        for run in results[:1]
-    ]
-    several = bool(rows.shown) and len(rows.shown[0]) > 1
-    head = [
-        "run",
-        "would have been",
-        *(["would have been, second policy"] if several else []),
-        "model calls",
-        "tool calls",
-        "tokens",
-        "cost",
-    ]
-    more = f'<p class="dim">and {rows.hidden} more that would have been touched</p>' if rows.hidden else ""
-    return f"<h2>Runs</h2>{_table(head, shown)}{more}"
-
-
-def _story_cell(run: RunResult) -> str:
+def _endings(run: RunResult) -> str:
+    """Return what would have happened to a run, one line per verdict."""
     lines = []
     for verdict in _first_verdicts(run):
-        spent = f"{count(verdict.after.tokens)} tokens" + (
-            f", {money(verdict.after.nano)}" if run.usd is not None else ""
-        )
-        lines.append(escape(f"after call {verdict.turn}: {verdict}; then {spent}"))
-    return f'<td class="story">{"<br>".join(lines) or "left alone"}</td>'
-
-
-def _false_stops(totals: list[Totals]) -> str:
-    parts = []
-    for each in totals:
-        if each.false_stop_count:
-            names = "".join(f"<li>{escape(name)}</li>" for name in each.false_stops)
-            parts.append(
-                f'<h2 class="bad">Stopped although labelled a success, under {escape(each.name)}: '
-                f"{each.false_stop_count}</h2><ul>{names}</ul>"
-            )
-    return "".join(parts)
-
-
-def _skipped(faults: Faults) -> str:
-    if not faults.count:
-        return ""
-    lines = "".join(f"<li>{escape(line)}</li>" for line in faults.first)
-    return f"<h2>Records that could not be read: {faults.count}</h2><ul>{lines}</ul>"
-
-
-# ---- plots of the page
-
-
-def _turns(totals: Totals) -> int:
-    """How many turns are worth drawing: as many as one run in a hundred has."""
-    enough = max(totals.turn_counts[0] // 100, 1)
-    return max(sum(1 for seen in totals.turn_counts if seen >= enough), 2)
+        spent = f", {money(verdict.after.nano)}" if run.usd is not None else ""
+        lines.append(f"after call {verdict.turn}: {verdict}; then {count(verdict.after.tokens)} tokens{spent}")
+    return "\n".join(lines) or "left alone"
 
 
 def _curves(
-    totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0, prefix: str = ""
-) -> str:
-    """The mean of all runs, and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
-    turns = _turns(totals)
-    counted = zip(sums, totals.turn_counts[:turns], strict=False)
-    means: list[tuple[float, float]] = [
-        (turn, total / runs / scale) for turn, (total, runs) in enumerate(counted, 1) if runs
-    ]
-    lines: list[tuple[str, list[tuple[float, float]], int | None]] = [
-        (name, [(turn, values[column] / scale) for turn, values in enumerate(curve[:turns], 1)], stop)
+    totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0
+) -> dict[str, Any]:
+    """Return the mean of all runs and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
+    enough = max(totals.turn_counts[0] // 100, 1)
+    turns = max(sum(seen >= enough for seen in totals.turn_counts), 2)  # those that one run in a hundred has
+    counted = zip(sums[:turns], totals.turn_counts, strict=False)
+    runs = [
+        {"name": name, "values": [values[column] / scale for values in curve[:turns]], "stop": stop}
         for _, name, curve, stop in totals.lines
     ]
-    top = max((value for points in (means, *(line[1] for line in lines)) for _, value in points), default=1.0)
-    stops = (
-        [("stop", "would have been stopped")]
-        if any(stop is not None and 0 < stop <= len(points) for _, points, stop in lines)
-        else []
-    )
-    key = key_of(("first", "mean of all runs"), ("many", "the most expensive runs"), *stops)
-    plot = Plot(title, "model call of the run", unit, turns, top, y_prefix=prefix, whole="x", key=key)
-    for name, points, stop in lines:
-        plot.line(points, "many", name)
-        if stop is not None and 0 < stop <= len(points):
-            plot.point(*points[stop - 1], "stop", f"{name}: would have been stopped after call {stop}")
-    plot.line(means, "first", "mean of all runs")
-    return plot.svg()
-
-
-def _where_plot(totals: list[Totals]) -> str:
-    top = max((height for each in totals for height in each.stop_shares), default=1)
-    plot = Plot(
-        "Where stops fall",
-        "% of the run's model calls made by then",
-        "runs stopped",
-        100,
-        top,
-        whole="y",
-        key=_policies(totals),
-    )
-    width = 100 / BINS / len(totals)
-    for number, each in enumerate(totals):
-        for position, height in enumerate(each.stop_shares):
-            if height:
-                start = position * 100 / BINS + number * width
-                plot.bar(
-                    start,
-                    start + width,
-                    height,
-                    _STYLES[number],
-                    f"{each.name}: {height} runs stopped at {position * 100 // BINS} % or later",
-                )
-    return plot.svg()
-
-
-def _saved_plot(totals: list[Totals]) -> str:
-    points = [
-        (name, rule, number) for number, each in enumerate(totals) for name, rule in each.rules.items() if rule.stop
-    ]
-    by_money = any(rule.saved.nano for _, rule, _ in points)
-    saved = [
-        (name, rule.false_stops, rule.saved.nano / _NANO if by_money else rule.saved.tokens, number)
-        for name, rule, number in points
-    ]
-    right, top = (
-        max((false for _, false, _, _ in saved), default=1),
-        max((value for _, _, value, _ in saved), default=1.0),
-    )
-    title = "Saved against false stops, by rule"
-    y = "USD after the stops" if by_money else "tokens after the stops"
-    prefix = "$" if by_money else ""
-    plot = Plot(
-        title,
-        "stops of runs labelled a success",
-        y,
-        max(right, 1),
-        top or 1.0,
-        y_prefix=prefix,
-        whole="x",
-        key=_policies(totals),
-        inset=True,
-    )
-    for name, false, value, number in saved:
-        plot.point(false, value, _STYLES[number], f"{totals[number].name}: {name}, {false} false stops", name)
-    return plot.svg()
-
-
-def _policies(totals: list[Totals]) -> str:
-    return (
-        key_of(*((style, each.name) for style, each in zip(_STYLES, totals, strict=False))) if len(totals) > 1 else ""
-    )
-
-
-# ---- a plot as inline SVG: lines, bars and points; the page defines the colours as CSS variables
-
-WIDTH: Final = 640
-HEIGHT: Final = 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 20, 16, 44
-_TICKS: Final = 5  # at most, beside the zero
-_INSET: Final = 14  # keeps points at zero off the labels of the axis
-
-
-def number(value: float) -> str:
-    """Format a number as a short label."""
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.3g}{letter}"
-    return f"{value:.3g}"
-
-
-def step_of(largest: float, *, whole: bool = False) -> float:
-    """Return the distance of ticks: 1, 2 or 5 times a power of ten; ``whole`` for counts."""
-    rough = largest / _TICKS
-    power = 10.0 ** floor(log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    return max(step, 1.0) if whole else step
-
-
-class Plot:
-    """One plot with its axes.
-
-    ``x`` and ``y`` run from 0 to their largest value; ``whole`` names the axes on which things are counted.
-    """
-
-    def __init__(
-        self,
-        title: str,
-        x_label: str,
-        y_label: str,
-        x_max: float,
-        y_max: float,
-        *,
-        y_prefix: str = "",
-        whole: str = "",
-        key: str = "",
-        inset: bool = False,
-    ) -> None:
-        self.title, self.x_label, self.y_label, self.y_prefix = title, x_label, y_label, y_prefix
-        self.x_step, self.y_step = step_of(x_max or 1.0, whole="x" in whole), step_of(y_max or 1.0, whole="y" in whole)
-        self.x_max = x_max or 1.0
-        self.y_max = ceil((y_max or 1.0) / self.y_step - 1e-9) * self.y_step
-        self._key, self._inset = key, _INSET if inset else 0
-        self._parts: list[str] = []
-
-    def x(self, value: float) -> float:
-        return round(_LEFT + self._inset + value / self.x_max * (WIDTH - _LEFT - _RIGHT - 2 * self._inset), 1)
-
-    def y(self, value: float) -> float:
-        return round(HEIGHT - _BOTTOM - value / self.y_max * (HEIGHT - _TOP - _BOTTOM), 1)
-
-    def line(self, points: Sequence[tuple[float, float]], style: str, hint: str = "") -> None:
-        if not points:
-            return
-        path = " ".join(f"{self.x(x)},{self.y(y)}" for x, y in points)
-        self._parts.append(f'<polyline class="{style}" points="{path}">{_hint(hint)}</polyline>')
-
-    def bar(self, start: float, end: float, height: float, style: str, hint: str = "") -> None:
-        left, right, top = self.x(start), self.x(end), self.y(height)
-        wide = max(right - left - 1, 1)
-        self._parts.append(
-            f'<rect class="{style}" x="{left}" y="{top}" width="{wide:.1f}" '
-            f'height="{max(self.y(0) - top, 0):.1f}">{_hint(hint)}</rect>'
-        )
-
-    def point(self, x: float, y: float, style: str, hint: str = "", label: str = "") -> None:
-        at_x, at_y = self.x(x), self.y(y)
-        self._parts.append(f'<circle class="{style}" cx="{at_x}" cy="{at_y}" r="5">{_hint(hint)}</circle>')
-        if label:
-            side = ("end", -9) if at_x > WIDTH * 0.6 else ("start", 9)
-            self._parts.append(
-                f'<text class="label" x="{at_x + side[1]:.1f}" y="{at_y + 4:.1f}" '
-                f'text-anchor="{side[0]}">{escape(label)}</text>'
-            )
-
-    def svg(self) -> str:
-        base, right = self.y(0), WIDTH - _RIGHT
-        marks = []
-        for tick in range(int(self.y_max / self.y_step + 1e-9) + 1):
-            up = tick * self.y_step
-            marks.append(f'<line class="grid" x1="{_LEFT}" y1="{self.y(up)}" x2="{right}" y2="{self.y(up)}"/>')
-            marks.append(
-                f'<text class="tick" x="{_LEFT - 6}" y="{self.y(up) + 4:.1f}" '
-                f'text-anchor="end">{escape(self.y_prefix + number(up))}</text>'
-            )
-        for tick in range(int(self.x_max / self.x_step + 1e-9) + 1):
-            along = tick * self.x_step
-            marks.append(
-                f'<text class="tick" x="{self.x(along)}" y="{base + 16:.1f}" '
-                f'text-anchor="middle">{escape(number(along))}</text>'
-            )
-        marks.append(
-            f'<text class="axis" x="{(_LEFT + right) / 2}" y="{HEIGHT - 6}" '
-            f'text-anchor="middle">{escape(self.x_label)}</text>'
-        )
-        marks.append(
-            f'<text class="axis" x="12" y="{HEIGHT / 2}" text-anchor="middle" transform="rotate(-90 12 '
-            f'{HEIGHT / 2})">{escape(self.y_label)}</text>'
-        )
-        body = "".join(marks + self._parts)
-        return (
-            f'<figure><figcaption>{escape(self.title)}</figcaption>{self._key}<div class="wide"><svg '
-            f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-            f'aria-label="{escape(self.title, quote=True)}">{body}</svg></div></figure>'
-        )
-
-
-def key_of(*entries: tuple[str, str]) -> str:
-    """Return the legend of a plot from pairs of style and text."""
-    entries_html = "".join(f'<span class="{style}"></span>{escape(words)} ' for style, words in entries)
-    return f'<p class="key">{entries_html}</p>'
-
-
-def _hint(text: str) -> str:
-    return f"<title>{escape(text)}</title>" if text else ""
+    label = f"{unit} of each model call of a run"
+    return {"title": title, "label": label, "mean": [total / (n or 1) / scale for total, n in counted], "runs": runs}
 
 
 # ---- numbers for people

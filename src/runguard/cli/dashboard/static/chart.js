@@ -5,6 +5,9 @@ import { tick, usd, briefly } from "./words.js";
 const HEIGHT = 220;
 const TONES = 8;
 
+export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+export const axis = () => ({ stroke: colour("--soft"), font: "12px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("--line"), width: 1 } });
+
 export class Bars {
   constructor(host, readout) {
     this.host = host;
@@ -40,9 +43,6 @@ export class Bars {
 
   build(spend, data, shape) {
     if (this.plot) this.plot.destroy();
-    const style = getComputedStyle(document.documentElement);
-    const colour = (name) => style.getPropertyValue(name).trim();
-    const axis = { stroke: colour("--soft"), font: "12px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: colour("--line"), width: 1 } };
     const bars = uPlot.paths.bars({ size: [0.72, 26], align: 1, radius: 0.08 });
     const series = spend.names.map((_, position) => {
       const tone = colour(`--tone-${(spend.names.length - 1 - position) % TONES}`);
@@ -60,8 +60,8 @@ export class Bars {
           y: { range: (_, __, most) => [0, most > 0 ? most * 1.1 : 1] },
         },
         axes: [
-          { ...axis, grid: { show: false }, space: 100, size: 32, values: (_, marks) => marks.map((at) => tick(at, this.spend.until - this.spend.since)) },
-          { ...axis, size: 62, space: 44, values: (_, marks) => marks.map((value) => this.format(value)) },
+          { ...axis(), grid: { show: false }, space: 100, size: 32, values: (_, marks) => marks.map((at) => tick(at, this.spend.until - this.spend.since)) },
+          { ...axis(), size: 62, space: 44, values: (_, marks) => marks.map((value) => this.format(value)) },
         ],
         series: [{}, ...series],
         hooks: { setCursor: [(plot) => this.tell(plot.cursor.idx)] },
