@@ -14,7 +14,7 @@ import pytest
 from runguard import background
 from runguard.alerts import Alert, AlertSettings
 from runguard.background import FinalizerQueue, off_loop, start_thread
-from runguard.calls.function_state import drive
+from runguard.calls.surroundings import drive
 from runguard.ledger import sqlite as writer_queue
 from runguard.ledger.ledger import StoreOutage
 from runguard.reporting.delivery import Alerts

@@ -1,6 +1,6 @@
 """Background threads that go on whatever their work raises, and log lines that stay on one line.
 
-The ledger, the reports and ``calls/function_state`` start their threads here. Importing this module is all that the log
+The ledger, the reports and ``calls/surroundings`` start their threads here. Importing this module is all that the log
 needs: policies, monitors, alerts and stores do it before anything is logged.
 """
 

@@ -304,7 +304,7 @@ def test_an_interrupt_while_waiting_for_the_store_gives_back_what_came_too_late(
         monkeypatch.setattr(future, "result", strike_first)
         return future
 
-    monkeypatch.setattr("runguard.calls.function_state.asyncio.run_coroutine_threadsafe", interrupted)
+    monkeypatch.setattr("runguard.calls.surroundings.asyncio.run_coroutine_threadsafe", interrupted)
     with pytest.raises(KeyboardInterrupt):
         call()
     assert call.spend()["reserved_usd"] == 0

@@ -24,7 +24,8 @@ from runguard import (
     run,
 )
 from runguard.calls import function_calls as booking
-from runguard.calls.function_state import Caller, Costs
+from runguard.calls.function_calls import Caller
+from runguard.calls.function_settings import Costs
 from tests.kit.functions import Model, caught, in_threads, in_time, refused, swallowing
 from tests.kit.waiting import PATIENCE_S, until, until_async
 
@@ -115,7 +116,7 @@ def test_off_does_nothing_at_all() -> None:
 def test_a_fault_of_the_guard_means_what_the_policy_says(
     mode: Literal["allow", "block"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(self: Caller, request: Any) -> Any:
+    def broken(self: Caller, request: Any, *_: Any) -> Any:
         if armed:
             raise ZeroDivisionError
         return 0, 0

@@ -18,8 +18,7 @@ from runguard import (
     run,
 )
 from runguard.calls import function_calls as opening
-from runguard.calls import functions as call_layers
-from runguard.calls.function_state import Caller
+from runguard.calls.function_calls import Caller
 from tests.kit.functions import DIME, Model, caught, held, in_threads, in_time, refused, swallowing
 from tests.kit.waiting import PATIENCE_S, until
 
@@ -318,7 +317,7 @@ def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: py
             resets.append(call.caller.reset())
         await opened(call, *how)
 
-    monkeypatch.setattr(call_layers, "open_now", lambda caller, request, owners: None)  # the long way
+    monkeypatch.setattr(opening, "_open_now", lambda call, owners: False)  # the long way
     call = guard(model, budget={"max_calls": 1}, on_guard_error="allow")
     call()
     call.reset()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import runguard
 from runguard import Budget, BudgetExceededError, guard, guard_async
-from runguard.calls.function_state import ENOUGH_SEEN
+from runguard.calls.function_settings import ENOUGH_SEEN
 
 PATIENCE_S = 20
 NEARLY_NOTHING = 0.000001

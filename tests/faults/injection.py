@@ -31,10 +31,10 @@ _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 # Several callers share these. In each, a ``try`` or a ``with`` is around everything that can fail.
 _SHIELDS: Final = (
-    "calls.functions:_StreamManager._entered",
-    "calls.functions:GuardedObject._asking",
-    "calls.functions:GuardedObject._end",
-    "calls.functions:_Pieces._taken",
+    "calls.streams:_StreamManager._entered",
+    "calls.streams:GuardedObject._asking",
+    "calls.streams:GuardedObject._end",
+    "calls.streams:_Pieces._taken",
 )
 _STARTS: Final = 0  # the argument of RESUME where a function begins; others continue after a yield or an await
 

@@ -40,9 +40,9 @@ _DOORS: Final = (
     "adk.cost_breaker:ADKCostBreaker.before_model_callback",
     "adk.plugin:ModelHooks.before",
     "background:FinalizerQueue.ready",
-    "calls.functions:AsyncGuardedStream.__init__",
-    "calls.functions:GuardedObject.__init__",
-    "calls.functions:_Pieces.__init__",
+    "calls.streams:AsyncGuardedStream.__init__",
+    "calls.streams:GuardedObject.__init__",
+    "calls.streams:_Pieces.__init__",
     "providers.streams:StreamCollector.__init__",
 )
 # What a ledger cannot settle stays held, and is charged when the hold expires.

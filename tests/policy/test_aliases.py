@@ -9,7 +9,7 @@ import pytest
 import runguard
 import runguard.adk
 from runguard import Budget
-from runguard.calls.function_state import GuardSettings
+from runguard.calls.function_settings import GuardSettings
 from runguard.calls.functions import _settings
 from runguard.policy import RULES, Policy
 from runguard.termination import AndTerminationCondition, MaxMessageTermination, OrTerminationCondition

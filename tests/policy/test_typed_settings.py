@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from runguard.calls.function_state import _NOT_HERE, _PLACES
+from runguard.calls.function_settings import _NOT_HERE, _PLACES
 from runguard.calls.functions import _OWN
 from runguard.policy import Policy
 from runguard.policy import settings as typed_settings

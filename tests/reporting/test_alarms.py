@@ -13,7 +13,7 @@ import pytest
 import runguard
 from runguard import Budget, BudgetExceededError, RunStoppedError, guard, run
 from runguard.alerts import Alert
-from runguard.calls.function_state import Caller
+from runguard.calls.function_calls import Caller
 from runguard.calls.functions import _settings
 from runguard.testing import FakeClock
 from tests.kit.alert_servers import Server

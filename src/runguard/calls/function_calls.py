@@ -1,93 +1,446 @@
-"""One call of a guarded function: admit it and reserve its cost before, book it and look for loops after.
+"""One call of a guarded function, from its permission to its bill, at every layer that limits it.
 
-``calls/functions`` calls it. It opens a call with ``open_now`` or ``open_call``. It ends the call with one of ``done``,
-``failed``, ``never_left`` and ``drop``.
+``calls/functions`` asks with ``open_calls`` and gets a ``GuardedCall`` for each layer: the runs with limits around the
+call, and the function itself. Exactly one of ``settle``, ``fail``, ``release`` and ``drop`` then ends each of them.
+``Caller`` is one guarded function: its settings, its state in each run, and what its calls cost.
 """
 
 import asyncio
+import inspect
 import logging
-import re
-from collections.abc import Iterable
+import os
+import threading
 from copy import copy
+from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from decimal import Decimal
-from itertools import count
+from functools import partial
 from typing import Any, Final
 
-from runguard.calls.function_state import NO_REQUEST, WAITED_FOR, Admission, Caller, GuardedCall, RunState, Ticket
+from runguard.background import FINALIZED
+from runguard.calls.function_loops import NoProgress, watch_loops
+from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, Ticket, may_start
+from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, drive, open_ones
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
-from runguard.core.events import ROOT_LANE, Answer, ModelCall, ToolResults
-from runguard.core.identity import call_fingerprint
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.core.money import BudgetStatus, shown
 from runguard.core.outcomes import provider_status
-from runguard.engine.charges import Charge, scopes_of
+from runguard.engine.charges import OWNERS, Charge, scopes_of
+from runguard.engine.guard import Controls, Guard
+from runguard.engine.money import StepOut
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import Hold, StoreError, StoreOutage
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.errors import was_unbilled
-from runguard.providers.messages import TRANSFER, Reading, Request, ToolResult, read, step_name
-from runguard.providers.usage import tokens_in
+from runguard.providers.messages import Reading, Request, newest_results, read, read_request, request_mark
+from runguard.providers.usage import GrowingPrompts, tokens_in
 
 _log: Final = logging.getLogger("runguard")
 
-# ---- Before a call: admit it, and reserve the most it may cost on every budget.
+# ---- One guarded function.
+
+_NAME_CHARS: Final = 120
+_PROBLEMS_KEPT: Final = 32
+_START_AGAIN: Final = "reset() or a new run starts again from zero"
+_ADVICE: Final = {
+    "cycle": f"{_START_AGAIN}; to allow more, raise loop={{'repeats': …}}, set loop={{'by': 'call'}} to compare "
+    "arguments alone, or give None as the signature of calls that may repeat",
+    "unpriced": f"return {{'usd': …}}, give cost= or prices=, or set on_unpriced='tokens'; {_START_AGAIN}",
+    "breaker": "wait until retry_after has passed: then one call is tried",
+    "context": f"send less, then {_START_AGAIN}; to allow more, raise context={{'max_context_tokens': …}}",
+    "deadline": f"{_START_AGAIN}; to allow more, raise max_seconds",
+    "model_calls": f"{_START_AGAIN}; to allow more, raise max_model_calls",
+}
 
 
-def open_now(caller: Caller, request: Request, owners: tuple[Charge, ...]) -> GuardedCall | None:
-    """Open a call where nothing has to be awaited, which is the common case.
+class _Forks:
+    """How often this process was forked off from another one since this module was imported."""
 
-    ``owners``: the charges around it. Return None if that is not possible. Then nothing has happened: use
-    ``open_call``.
+    count = 0
+
+    def add(self) -> None:
+        self.count += 1
+
+
+_forks: Final = _Forks()
+if hasattr(os, "register_at_fork"):  # asking for the number of the process would cost a system call for every call
+    os.register_at_fork(after_in_child=_forks.add)
+
+
+@dataclass(slots=True, eq=False)
+class RunState:
+    """What one guarded function knows about one run."""
+
+    run: Run
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    until: float | None = None  # when the period of the budget that stopped the run ends
+    progress: NoProgress | None = None  # None: loops are not compared by results
+    prompts: GrowingPrompts = field(default_factory=GrowingPrompts)
+
+
+class Caller(Controls):
+    """One guarded function, or the limits of one ``run``: its guard, its state in each run, and its calls."""
+
+    def __init__(self, name: str, settings: GuardSettings) -> None:
+        self.name, self.settings = name[:_NAME_CHARS], settings
+        self.guard = Guard(settings.policy, breaker_runs=1, advice=_ADVICE)
+        self.guard.check_store()
+        self.is_off = settings.policy.mode == "off"
+        self.enforces = settings.policy.mode == "enforce"
+        self.is_lazy = False  # an async generator does nothing before its first piece
+        self.costs = Costs(self.name, settings, self.guard.accounts.pricing, self.guard.clock)
+        self.queue = CallQueue(lambda: self.costs.width, settings.policy.hold_seconds)
+        self.context: RunContext | None = None  # for the limits of a run: that run, also in a run inside it
+        # nothing has to be awaited to open a call: neither a breaker nor a store
+        self.opens_at_once = not settings.breaker and not self.guard.shares_store
+        self._reads_request = settings.in_usd or settings.in_tokens or settings.context
+        self._problems: set[str] = set()  # with answers, already logged
+        self._logged_queueing = False
+        self._lock = threading.Lock()
+        self._own: RunState | None = None
+        self._forks = _forks.count
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def state(self) -> RunState:
+        """Return the current run: that of ``with runguard.run(...)``, or the one that began with this function."""
+        context = self.context or SURROUNDINGS.get().run
+        while context is not None and context.ended:
+            context = context.outer
+        if context is None:
+            own = self._own
+            if own is None or self._forks != _forks.count:  # after a fork, the child's calls are a run of their own
+                with self._lock:
+                    own = self._own if self._forks == _forks.count else None
+                    if own is None:
+                        own = self._own = self._begin(RunContext())
+                    self._forks = _forks.count
+            return own
+        known = context.states.get(self)
+        if known is None:
+            with self._lock:
+                known = context.states.get(self) or self._begin(context)
+                context.states[self] = known
+            context.bill(self.guard, known.run)
+        return known
+
+    def _begin(self, context: RunContext) -> RunState:
+        app, now = context.app or self.name, self.guard.clock()
+        info = RunInfo(context.id, app, context.user, context.session, "", now, labels=context.labels)
+        state, policy = RunState(self.guard.start(info)), self.settings.policy
+        if self.settings.loop and self.settings.by == "result":
+            assert policy.cycle_repeats is not None
+            state.progress = NoProgress(policy.cycle_repeats, policy.max_cycle_len or 1)
+        return state
+
+    def reset(self) -> None:
+        """Begin a new run, with new limits and an empty memory.
+
+        Inside ``with runguard.run(...)``, for this function in that block.
+        """
+        context = self.context or SURROUNDINGS.get().run
+        with self._lock:
+            if context is not None and not context.ended:
+                old = context.states.pop(self, None)
+            else:
+                old, self._own = self._own, None
+        if old is not None:
+            self.guard.end(old.run.info.run)
+
+    def extend(
+        self, scope: str | None = None, *, usd: Any = None, tokens: Any = None, calls: Any = None
+    ) -> list[BudgetStatus]:
+        """Raise or lower the caps of a scope, or of the current run. Runs that these caps stopped may go on."""
+        moved = self.guard.accounts.extend(scope or scopes_of(self.state().run.info)[0], usd, tokens, calls)
+        scopes = {status.scope for status in moved}
+        for run in list(self.guard.runs.values()):
+            trip = run.stopped
+            if trip is not None and trip.rule == "budget" and trip.scope_id in scopes:
+                run.lift()
+        return moved
+
+    def flush(self, seconds: float = 2.0) -> bool:
+        """Wait, at most this long, until everything handed over has left and dropped streams are booked."""
+        return FINALIZED.flush(seconds) and super().flush(seconds)
+
+    # ---- a request --------------------------------------------------------------------------------------------------
+
+    def request(self, state: RunState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
+        """Return what the arguments of a call say about it."""
+        if state.progress is not None and state.run.stopped is None:
+            try:
+                self._check_progress(state, state.progress, args, kwargs)
+            except Exception as error:
+                self.fault(error)
+        try:
+            if self._reads_request and (args or kwargs):
+                return read_request(args, kwargs, state.prompts.measure)
+        except Exception as error:
+            self.fault(error)
+        return Request()
+
+    def _check_progress(
+        self, state: RunState, progress: NoProgress, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Look at the results of the tools that the last answer has asked for."""
+        run = state.run
+        results = newest_results(args, kwargs) if progress.waits_for_results else []
+        mark = None if results else request_mark(args, kwargs)
+        with state.lock:
+            finding = progress.next_request(run.info.run, self.name, self.guard.clock(), results, mark)
+            if finding is not None:
+                self.stop_run(state, finding)
+
+    async def counted(self, request: Request, args: tuple[Any, ...], kwargs: dict[str, Any], no_loop: bool) -> Request:
+        """Return the request with the user's own token count.
+
+        A count of 0 for a prompt that has text is ignored, because it would reserve nothing.
+        """
+        assert self.settings.tokens is not None
+        try:
+            tokens = self.settings.tokens(*args, **kwargs)
+            if not no_loop and inspect.isawaitable(tokens):
+                tokens = await tokens
+            if type(tokens) is int and (tokens > 0 or (tokens == 0 and not request.input_tokens)):
+                return replace(request, input_tokens=tokens)
+            what = f"gave {shown(tokens)}"
+        except Exception as error:
+            what = f"raised {type(error).__name__}"
+        _log.warning("runguard.tokens_failed: tokens %s for '%s'; using an estimate of the prompt", what, self.name)
+        return request
+
+    # ---- the queue of calls whose cost is unknown -------------------------------------------------------------------
+
+    def take_place(self, call: "GuardedCall", no_loop: bool, owners: tuple[Charge, ...]) -> None:
+        """Give a call its place among the calls whose cost is known only afterwards.
+
+        ``owners``: the charges around it.
+        """
+        try:
+            if not self.enforces or None not in self.costs.bound(call.request):
+                return
+            # A call made inside a call of the same function, or of any that others wait for: waiting might never end.
+            if any(charge.home is self.guard.accounts for charge in owners):
+                call.alongside = True
+                return
+            around = frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR)
+            call.ticket = self.queue.ask(around, no_loop)
+            call.alongside = call.ticket is None
+            if call.ticket is not None and not call.ticket.done() and not self._logged_queueing:
+                self._logged_queueing = True
+                _log.info(
+                    "runguard.unknown_cost: the cost of a call of '%s' is known only afterwards, so the first calls "
+                    "run one at a time; set cost=, or a price and an output limit, to run them at once",
+                    self.name,
+                )
+        except Exception as error:
+            self.fault(error)
+
+    def give_back(self, ticket: Ticket | None) -> None:
+        """Let the next call in the queue start: this one has ended, or was not made."""
+        if ticket is not None:
+            _WAITED_FOR.pop(id(ticket.charge), None)
+            self.queue.give_back(ticket)
+
+    # ---- stops and faults -------------------------------------------------------------------------------------------
+
+    def stop_run(self, state: RunState, finding: Finding) -> Trip | None:
+        """Stop a run for a reason that was found here."""
+        run = state.run
+        if run.stopped is not None:
+            return run.stopped
+        return self.guard.stop(run, ModelCall(run.info.run, ROOT_LANE, self.name, self.guard.clock()), finding)
+
+    def fault(self, error: Exception, run: Run | None = None) -> None:
+        """Count an internal error before a call. Raise where the policy says that it stops the run."""
+        trip = self.guard.give_up("functions", error, run.info.run if run is not None else "", self.name)
+        if trip is not None:
+            raise RunStoppedError.of(trip)
+
+    def give_up_call(self, error: Exception) -> None:
+        """Count an internal error that leaves a call without a run. Raise where the call would get past a budget."""
+        trip = self.guard.give_up_call("functions", error, "", self.name)
+        if trip is not None:
+            raise RunStoppedError.of(trip)
+
+    def log_problems(self, problems: tuple[str, ...]) -> None:
+        """Log each reason once why an answer was booked as an estimate."""
+        for problem in problems:
+            if problem not in self._problems and len(self._problems) < _PROBLEMS_KEPT:
+                self._problems.add(problem)
+                _log.info("runguard.unreadable: the answer of '%s': %s", self.name, problem)
+
+
+@dataclass(slots=True)
+class GuardedCall:
+    """One call at one layer, from its reservation to its bill."""
+
+    caller: Caller
+    state: RunState
+    request: Request
+    stacked: bool = False  # the function is itself guarded: when that guard refuses, no call was made
+    charge: Charge | None = None
+    ticket: Ticket | None = None  # its cost is not known beforehand: others wait for it
+    alongside: bool = False  # its cost is not known beforehand, and it cannot wait for the others
+    permit: Permit | None = None
+    over: bool = False
+
+
+# Calls with tickets, by the identity of their charge. A call inside one of them must not wait for another.
+_WAITED_FOR: Final[dict[int, Charge]] = {}
+
+# ---- Before a call: permission from every layer, the outermost first.
+
+Opened = tuple[list[GuardedCall], tuple[Charge, ...]]  # a call at each layer, and the charges of all of them
+
+
+def is_inner_call(caller: Caller) -> bool:
+    """Return whether the guard around makes this call. Another attempt of a retry between the two is one more call."""
+    inner = SURROUNDINGS.get().inner
+    return inner is not None and caller in inner and inner.pop() is caller
+
+
+def _layers(caller: Caller) -> tuple[Caller, ...]:
+    """Return the runs with limits around a call, the outermost first, and then the function itself."""
+    layers = [caller]
+    context = SURROUNDINGS.get().run
+    while context is not None:
+        if context.caller is not None and not context.ended and not context.caller.is_off:
+            layers.append(context.caller)
+        context = context.outer
+    return tuple(reversed(layers))
+
+
+async def open_calls(
+    caller: Caller,
+    stacked: bool,
+    is_inner: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    no_loop: bool = False,
+) -> Opened:
+    """Get permission for one call from every layer, or raise the error that says why not.
+
+    ``stacked``: the function is itself guarded. ``is_inner``: the guard around has already asked the runs. ``no_loop``:
+    a synchronous caller drives this. Each call is in the list before it holds anything, so that an error takes back all
+    of them.
     """
-    if not caller.opens_at_once:
-        return None
-    guard, counted = caller.guard, ""
-    run: Run | None = None
+    owners = OWNERS.get()
+    if owners:
+        owners = open_ones(owners)
+    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
+    calls: list[GuardedCall] = []
+    try:
+        for layer in layers:
+            state = layer.state()
+            request = layer.request(state, args, kwargs)
+            if layer.settings.tokens is not None:
+                request = await layer.counted(request, args, kwargs, no_loop)
+            call = GuardedCall(layer, state, request, stacked)
+            calls.append(call)
+            if not _open_now(call, owners):
+                await _open_in_turn(call, owners, no_loop)
+            if call.charge is not None:
+                owners = (*owners, call.charge)
+    except BaseException:
+        release_all(calls)
+        raise
+    return calls, owners
+
+
+def open_calls_now(
+    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Opened:
+    """Drive ``open_calls`` for a synchronous caller."""
+    job = open_calls(caller, stacked, is_inner, args, kwargs, no_loop=True)
+    try:
+        job.send(None)
+    except StopIteration as done:  # it had nothing to wait for
+        return done.value  # type: ignore[no-any-return]
+    return HELPERS.finish(lambda: job, lambda opened: release_all(opened[0]))
+
+
+async def recover_calls(caller: Caller, error: Exception) -> list[GuardedCall]:
+    """Open a call at each layer after a fault: on its ledger alone. Raise where one of them must not be made."""
+    calls: list[GuardedCall] = []
+    try:
+        for layer in _layers(caller):
+            try:
+                call = GuardedCall(layer, layer.state(), Request())
+            except Exception as second:
+                layer.give_up_call(second)
+            else:
+                calls.append(call)
+                await _recover(call, error)
+    except (RunStoppedError, PolicyError):
+        release_all(calls)
+        raise
+    except Exception as second:
+        release_all(calls)
+        caller.give_up_call(second)
+        return []
+    except BaseException:
+        release_all(calls)
+        raise
+    return calls
+
+
+def recover_calls_now(caller: Caller, error: Exception) -> list[GuardedCall]:
+    """Drive ``recover_calls`` for a synchronous caller."""
+    try:
+        return drive(partial(recover_calls, caller, error), True, release_all)
+    except (RunStoppedError, PolicyError):
+        raise
+    except Exception as second:
+        caller.give_up_call(second)
+        return []
+
+
+def _open_now(call: GuardedCall, owners: tuple[Charge, ...]) -> bool:
+    """Open a call where nothing has to be awaited, which is the common case. Return False where that is not possible.
+
+    ``owners``: the charges around it. After False nothing has happened.
+    """
+    caller, run = call.caller, call.state.run
+    if not caller.opens_at_once or run.stopped is not None:
+        return False
+    guard, is_counted = caller.guard, False
     event: ModelCall | None = None
     try:
-        bound, state = caller.costs.bound(request), caller.state()
-        run = state.run
-        if None in bound:  # the most that its model can cost may fit: then no call has to wait
-            bound = caller.costs.of_model(request) or bound
-            if None in bound:
-                return None
-        if run.stopped is not None:
-            return None
-        event = _event(caller, run, request, owners)
+        bound: tuple[int | None, int | None] | None = caller.costs.bound(call.request)
+        if bound is None or None in bound:  # the most that its model can cost may fit: then no call has to wait
+            bound = caller.costs.of_model(call.request)
+            if bound is None:
+                return False
+        event = _event(call, owners)
         event.bound = bound
-        with state.lock:
+        with call.state.lock:
             decision = guard.check(event)
         if decision is not ALLOW:
-            _obey(state, decision)
-        counted = event.run
+            _obey(call.state, decision)
+        is_counted = True
         if guard.reserve_now(event):
-            return GuardedCall(caller, state, event.charge, request)
+            call.charge = event.charge
+            return True
     except RunStoppedError:
         raise
     except Exception as error:
         if event is not None and event.charge is not None:
             guard.release(event.charge)
         # otherwise the run has ended meanwhile, and the call belongs to the next one
-        if run is None or run.info.run in guard.runs:
+        if run.info.run in guard.runs:
             caller.fault(error, run)
-    if counted:
-        guard.unspent(counted)
-    return None
+    if is_counted:
+        guard.unspent(run.info.run)
+    return False
 
 
-def _event(caller: Caller, run: Run, request: Request, owners: tuple[Charge, ...]) -> ModelCall:
-    event = ModelCall(
-        run.info.run,
-        ROOT_LANE,
-        caller.name,
-        caller.guard.clock(),
-        request.model,
-        request.input_tokens or 0,
-        request.audio_tokens,
-        request.max_output_tokens,
-    )
+def _event(call: GuardedCall, owners: tuple[Charge, ...]) -> ModelCall:
+    caller, request = call.caller, call.request
+    event = _model_call(call, caller.guard.clock())
     event.around = owners  # not a context variable: what has to wait goes on in another thread
     if caller.settings.context:
         event.projected_tokens = request.input_tokens
@@ -95,100 +448,78 @@ def _event(caller: Caller, run: Run, request: Request, owners: tuple[Charge, ...
     return event
 
 
-async def open_call(
-    caller: Caller,
-    request: Request,
-    admission: Admission,
-    ticket: Ticket | None,
-    no_loop: bool,
-    no_wait: bool,
-    owners: tuple[Charge, ...],
-) -> GuardedCall:
-    """Open a call, or raise the error that says why not.
+def _model_call(call: GuardedCall, at: float) -> ModelCall:
+    request = call.request
+    sized = (request.model, request.input_tokens or 0, request.audio_tokens, request.max_output_tokens)
+    return ModelCall(call.state.run.info.run, ROOT_LANE, call.caller.name, at, *sized)
 
-    ``no_wait``: the caller blocks an event loop, and with it the calls that it would wait for. ``owners``: the charges
-    around it.
-    """
-    try:
-        call = GuardedCall(caller, caller.state(), None, request, ticket, admission is Admission.ALONGSIDE)
-        while True:
-            try:
-                await _open(call, no_loop, no_wait, owners)
-                break
-            except (RunStoppedError, PolicyError):
-                raise
-            except Exception as error:  # an internal error: the policy says what follows
-                if call.state.run.info.run in caller.guard.runs:
-                    caller.give_back(ticket)
-                    await _recover(call, error)
-                    break
-                call.state = caller.state()  # its run has ended meanwhile: it belongs to the next one
-    except BaseException:
-        caller.give_back(ticket)
-        raise
-    if ticket is not None and call.charge is not None:
-        ticket.charge = WAITED_FOR[id(call.charge)] = call.charge
+
+async def _open_in_turn(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool) -> None:
+    """Open a call after those whose cost must be known first, or raise the error that says why not."""
+    caller = call.caller
+    no_wait = no_loop and asyncio._get_running_loop() is not None  # it blocks that loop, and the calls on it
+    caller.take_place(call, no_loop, owners)
+    if call.ticket is not None and not call.ticket.done():
+        if no_loop and not no_wait:
+            await StepOut()
+        if no_wait or not await may_start(call.ticket, caller.settings.policy.hold_seconds):
+            caller.give_back(call.ticket)  # the ledger knows what the others have reserved
+            call.ticket, call.alongside = None, no_wait
+    if no_loop and caller.guard.shares_store:
+        await StepOut()
+    while True:
         try:
-            ticket.known = caller.guard.faults.attempt("functions", _least_of, caller, request) or (0, 0)
-        except BaseException:
-            never_left(call)
+            await _open(call, owners, no_loop, no_wait)
+            break
+        except (RunStoppedError, PolicyError):
             raise
-    return call
-
-
-async def recover_calls(layers: Iterable[Caller], error: Exception) -> list[GuardedCall]:
-    """Open a call at each layer after a fault: on its ledger alone. Raises where that is refused or fails."""
-    calls: list[GuardedCall] = []
-    try:
-        for layer in layers:
-            try:
-                calls.append(GuardedCall(layer, layer.state(), None, NO_REQUEST))
-            except Exception as second:
-                layer.give_up_call(second)
-            else:
-                await _recover(calls[-1], error)
-    except BaseException:
-        for call in calls:
-            never_left(call)
-        raise
-    return calls
+        except Exception as error:  # an internal error: the policy says what follows
+            if call.state.run.info.run in caller.guard.runs:
+                caller.give_back(call.ticket)
+                await _recover(call, error)
+                break
+            call.state = caller.state()  # its run has ended meanwhile: it belongs to the next one
+    if call.ticket is not None and call.charge is not None:
+        call.ticket.charge = _WAITED_FOR[id(call.charge)] = call.charge
+        call.ticket.known = caller.guard.faults.attempt("functions", caller.costs.least, call.request) or (0, 0)
 
 
 async def _recover(call: GuardedCall, error: Exception) -> None:
-    caller, run, request = call.caller, call.state.run, call.request
+    """Reserve a call on its ledger alone, after a fault of the guard."""
+    caller = call.caller
 
     def describe(at: float) -> ModelCall:
-        sized = (request.model, request.input_tokens or 0, request.audio_tokens, request.max_output_tokens)
-        event = ModelCall(run.info.run, ROOT_LANE, caller.name, at, *sized)
+        event = _model_call(call, at)
         # a cost that cannot be worked out is unknown: the call takes what is left
-        event.bound = caller.guard.faults.attempt("functions", caller.costs.expected, request) or (None, None)
+        event.bound = caller.guard.faults.attempt("functions", caller.costs.expected, call.request) or (None, None)
         usd, tokens = caller.costs.highest
         event.least = usd or 0, tokens or 0
         return event
 
-    decision, event = await caller.guard.recover("functions", error, run.info.run, caller.name, describe)
+    decision, event = await caller.guard.recover("functions", error, call.state.run.info.run, caller.name, describe)
     if decision.action is Action.STOP and decision.enforced and decision.trip is not None:
         raise RunStoppedError.of(decision.trip)
     if event is not None:
         call.charge = event.charge
 
 
-async def _open(call: GuardedCall, no_loop: bool, no_wait: bool, owners: tuple[Charge, ...]) -> None:
+async def _open(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool, no_wait: bool) -> None:
+    """Ask the breaker, the rules and the budgets of one layer.
+
+    ``no_wait``: the caller blocks an event loop, and with it the calls that it would wait for.
+    """
     caller, state, request = call.caller, call.state, call.request
-    guard, run = caller.guard, state.run
+    guard, run, costs = caller.guard, state.run, caller.costs
     if run.stopped is not None:
         await _lift(caller, state)
         if run.stopped is not None:
             raise RunStoppedError.of(run.stopped)
     if caller.settings.breaker:
         call.permit = await _admit(caller, state)
-    event = _event(caller, run, request, owners)
-    event.no_loop, event.no_wait = no_loop, no_wait
+    event = _event(call, owners)
+    event.no_loop, event.no_wait, event.least = no_loop, no_wait, costs.least(request)
     is_alone = call.ticket is not None and call.ticket.is_alone
-    bound, expected = caller.costs.bound(request), caller.costs.expected(request)
-    event.bound, event.least = bound if is_alone else expected, _least_of(caller, request)
-    if call.alongside:
-        event.bound = event.least
+    event.bound = event.least if call.alongside else costs.bound(request) if is_alone else costs.expected(request)
     try:
         with state.lock:
             decision = guard.check(event)
@@ -206,11 +537,6 @@ async def _open(call: GuardedCall, no_loop: bool, no_wait: bool, owners: tuple[C
             guard.faults.attempt("functions", guard.breakers.release, caller.name, permit)
         raise
     call.charge = event.charge
-
-
-def _least_of(caller: Caller, request: Request) -> tuple[int, int]:
-    usd, tokens = caller.costs.expected(request)
-    return usd or 0, tokens or 0
 
 
 async def _make_room(caller: Caller) -> None:
@@ -235,6 +561,7 @@ async def _make_room(caller: Caller) -> None:
 
 
 def _obey(state: RunState, decision: Decision) -> None:
+    """Raise the error that a decision demands, and remember when its reason will be gone."""
     if decision.action < Action.BLOCK or not decision.enforced or decision.trip is None:
         return
     if decision.finding is not None:  # otherwise an earlier stop, for which ``until`` is already set
@@ -246,7 +573,7 @@ def _obey(state: RunState, decision: Decision) -> None:
 
 
 def _only_held(finding: Finding) -> bool:
-    """Whether only the reservations of other calls were in the way. Then the budget is not used up."""
+    """Return whether only the reservations of other calls were in the way. Then the budget is not used up."""
     evidence = finding.evidence[0] if finding.evidence else {}
     if "reserved" not in evidence:
         return False
@@ -276,7 +603,7 @@ async def _lift(caller: Caller, state: RunState) -> None:
 
 
 def _was_extended(caller: Caller, trip: Trip) -> bool:
-    """Whether another process has raised the cap that stopped the run."""
+    """Return whether another process has raised the cap that stopped the run."""
     try:
         return any(
             status.unit == trip.unit and status.limit > trip.limit
@@ -310,13 +637,12 @@ async def _admit(caller: Caller, state: RunState) -> Permit | None:
 
 # ---- After a call: book it, whatever happened to it, and tell the breaker how it ended.
 
-_PROBLEMS_KEPT: Final = 32
 # A bad request says nothing about the health of the provider.
 _BAD_REQUEST: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
-def done(call: GuardedCall, result: Any, reading: Reading | None = None, received: int | None = None) -> None:
-    """Book a call that returned.
+def settle(call: GuardedCall, result: Any, reading: Reading | None = None, received: int | None = None) -> None:
+    """Book a call that returned, and look for loops.
 
     ``received``: the bytes of a stream that was left, or that ended, before it reported all of them. The call is then
     booked as an estimate.
@@ -324,17 +650,19 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
     if call.over:
         return
     call.over, caller = True, call.caller
+    settings = caller.settings
     try:
-        answer = read(result, said=caller.settings.loop) if reading is None else reading
+        answer = read(result, said=settings.loop) if reading is None else reading
         if reading is None and call.request.rounds > 1:
-            _leave_out_rounds(call.request, answer)
-        _book(call, answer, result, received)
+            answer = _without_known_rounds(call.request, answer)
+        if call.charge is not None:
+            _book(call, call.charge, answer, result, received)
         if answer.problems:
-            _log_problems(caller, answer.problems)
-        if caller.settings.breaker:
+            caller.log_problems(answer.problems)
+        if settings.breaker:
             _report(call, True)
-        if caller.settings.loop:
-            _watch_loops(call, answer, result)
+        if settings.loop:
+            watch_loops(call, answer, result)
     except BaseException as error:  # an internal error must not cost the caller the result
         drop(call, error)
         if not isinstance(error, Exception):
@@ -344,7 +672,7 @@ def done(call: GuardedCall, result: Any, reading: Reading | None = None, receive
             caller.give_back(call.ticket)
 
 
-def failed(
+def fail(
     call: GuardedCall,
     error: BaseException | None,
     size: int = 0,
@@ -358,7 +686,7 @@ def failed(
     ``size``: the bytes that came. ``last``: the last piece.
     """
     if call.stacked and isinstance(error, RunStoppedError) and not size:
-        never_left(call)
+        release(call)
     if call.over:
         return
     call.over = True
@@ -368,7 +696,7 @@ def failed(
         _report(call, None if spared else False)
         if call.charge is not None:
             call.caller.guard.settling.failed(call.charge, error)
-            _book_failure(call, error, size, streaming, reading, last)
+            _book_failure(call, call.charge, error, size, streaming, reading, last)
     except BaseException as fault:
         drop(call, fault)
         if not isinstance(fault, Exception):
@@ -381,7 +709,7 @@ def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
     """Book a call that raised, in each of its layers."""
     for call in calls:
         try:
-            failed(call, error)
+            fail(call, error)
         except Exception as fault:
             drop(call, fault)
         except BaseException as leaving:
@@ -389,8 +717,8 @@ def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
             raise
 
 
-def never_left(call: GuardedCall) -> None:
-    """Give back what a call holds that was admitted and then not made."""
+def release(call: GuardedCall) -> None:
+    """Give back what a call holds that was allowed and then not made."""
     if call.over:
         return
     call.over = True
@@ -402,6 +730,12 @@ def never_left(call: GuardedCall) -> None:
     if call.permit is not None:
         attempt("functions", guard.breakers.release, caller.name, call.permit)
     attempt("functions", caller.give_back, call.ticket)
+
+
+def release_all(calls: list[GuardedCall]) -> None:
+    """Release a call in each of its layers."""
+    for call in calls:
+        release(call)
 
 
 def drop(call: GuardedCall, error: BaseException) -> None:
@@ -433,14 +767,14 @@ def drop_all(calls: list[GuardedCall], error: BaseException) -> None:
 
 
 def _is_priced(call: GuardedCall) -> bool:
-    """Whether the price of the model gives the cost, and not a function or a figure of the user."""
+    """Return whether the price of the model gives the cost, and not a function or a figure of the user."""
     settings, charge = call.caller.settings, call.charge
     is_own = settings.cost_of_result is not None or settings.fixed_cost is not None
     return charge is not None and isinstance(charge.rates, Rates) and not is_own
 
 
 def _report(call: GuardedCall, ok: bool | None) -> None:
-    """Tell the breaker how the call ended. None: it says nothing for or against the callable."""
+    """Tell the breaker how the call ended. None: it says nothing for or against the function."""
     caller, guard = call.caller, call.caller.guard
     if ok is None and call.permit is not None:
         guard.breakers.release(caller.name, call.permit)
@@ -449,121 +783,110 @@ def _report(call: GuardedCall, ok: bool | None) -> None:
         guard.breakers.report(caller.name, permit, ok, guard.clock(), call.state.run.info.run)
 
 
-def _log_problems(caller: Caller, problems: tuple[str, ...]) -> None:
-    """Log each reason once why an answer was booked as an estimate."""
-    for problem in problems:
-        if problem not in caller.problems and len(caller.problems) < _PROBLEMS_KEPT:
-            caller.problems.add(problem)
-            _log.info("runguard.unreadable: the answer of '%s': %s", caller.name, problem)
+# ---- What a call cost.
 
 
-# ---- what a call cost -----------------------------------------------------------------------------------------------
-
-
-def _leave_out_rounds(request: Request, reading: Reading) -> None:
-    """Correct the requests that the client made before the last one, by what is known of its call."""
+def _without_known_rounds(request: Request, answer: Reading) -> Reading:
+    """Return the answer with the requests that the client made for this call alone, as far as is known."""
     if request.hides_rounds:
-        reading.earlier = (Usage(),) * (request.rounds - 1)
-    elif request.answered:  # rounds that were in the prompt
-        reading.earlier = reading.earlier[: -request.answered]
+        return replace(answer, earlier=(Usage(),) * (request.rounds - 1))
+    # rounds that were in the prompt
+    return replace(answer, earlier=answer.earlier[: -request.answered]) if request.answered else answer
 
 
-def _book(call: GuardedCall, answer: Reading, result: Any, received: int | None) -> None:
-    charge, caller, settings = call.charge, call.caller, call.caller.settings
-    if charge is None:
-        return
-    request, usage, guessed = call.request, answer.usage, False
-    unknown: tuple[str, ...] = ()
-    if received and usage is not None:
-        usage = replace(usage, output=max(usage.output, tokens_in(received)))
+def _book(call: GuardedCall, charge: Charge, answer: Reading, result: Any, received: int | None) -> None:
+    caller, request, usage = call.caller, call.request, answer.usage
+    settings, costs = caller.settings, caller.costs
+    expectations = caller.guard.accounts.expectations
+    model, guessed = answer.model or request.model, False
     if usage is not None:
+        if received:
+            usage = replace(usage, output=max(usage.output, tokens_in(received)))
         if not usage.input:
             usage, guessed = _with_input(usage, answer, request)
     elif request.input_tokens is not None or answer.size:
         output = tokens_in(answer.size) if answer.size else 0
         if not output and settings.cost_of_result is None and settings.fixed_cost is None:
             # an answer that cannot be read is not a short one
-            output = caller.guard.accounts.expectations.typical(charge.model, request.max_output_tokens)
+            output = expectations.typical(charge.model, request.max_output_tokens)
         usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
-    costs, model = caller.costs, answer.model or request.model
     nano = costs.of(answer, usage, result)
-    has_rates = isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
-    if usage is None and nano is None and has_rates and answer.problems:  # what it stated cannot be right
-        output = caller.guard.accounts.expectations.typical(charge.model, request.max_output_tokens)
-        usage, guessed = Usage(output=output), True
-    priced = nano is not None or (usage is not None and has_rates)
-    estimated = guessed and (nano is None or settings.in_tokens)
-    if usage is None or not priced:
+    has_rates = nano is None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
+    if usage is None and has_rates and answer.problems:  # what it stated cannot be right
+        usage, guessed = Usage(output=expectations.typical(charge.model, request.max_output_tokens)), True
+    is_priced = nano is not None or (usage is not None and has_rates)
+    is_estimated = guessed and (nano is None or settings.in_tokens)
+    unknown: tuple[str, ...] = ()
+    if usage is None or not is_priced:
         highest_usd, highest_tokens = costs.highest
         if usage is None and settings.in_tokens:
             if highest_tokens:
-                usage, estimated = Usage(input=highest_tokens), True
+                usage, is_estimated = Usage(input=highest_tokens), True
             else:
                 unknown = ("tokens",)
-        if not priced and settings.in_usd:
+        if not is_priced and settings.in_usd:
             if highest_usd:
-                nano, estimated = highest_usd, True
+                nano, is_estimated = highest_usd, True
             elif settings.policy.on_unpriced == "refuse":
                 unknown = (*unknown, "usd")
-    estimate = estimated or received is not None
-    if answer.earlier:
-        _settle_rounds(call, answer, usage or Usage(), nano, estimate)
-    else:
-        caller.guard.settle(charge, usage or Usage(), model, nano=nano, estimated=estimate)
+    _settle(call, charge, answer, usage or Usage(), nano, is_estimated or received is not None)
     for unit in unknown:
         _stop_unknown(call, unit, model)
     booked = charge.booked
-    if booked is not None and not estimated and costs.learns:
-        costs.learn(booked.nano if priced else None, booked.input + booked.output)
+    if booked is not None and not is_estimated and costs.learns:
+        costs.learn(booked.nano if is_priced else None, booked.input + booked.output)
 
 
 def _book_failure(
-    call: GuardedCall, error: BaseException | None, size: int, streaming: bool, reading: Reading | None, last: Any
+    call: GuardedCall,
+    charge: Charge,
+    error: BaseException | None,
+    size: int,
+    streaming: bool,
+    reading: Reading | None,
+    last: Any,
 ) -> None:
-    charge, caller, settings, guard = call.charge, call.caller, call.caller.settings, call.caller.guard
-    assert charge is not None
+    caller, settings, guard, request = call.caller, call.caller.settings, call.caller.guard, call.request
     received = tokens_in(size)
     # The client made several requests, and the last one reported nothing.
-    lacks_last = reading is not None and reading.earlier and reading.usage is None
+    lacks_last = reading is not None and bool(reading.earlier) and reading.usage is None
     if reading is not None and lacks_last:
         reading = replace(reading, usage=Usage(input=max(usage.input for usage in reading.earlier)))
     if reading is not None and reading.usage is not None:  # what was reported before it broke is the least it cost
         more = received > reading.usage.output  # a stream may report its prompt first and its output only at the end
         usage = replace(reading.usage, output=received) if more else reading.usage
-        usage, guessed = _with_input(usage, reading, call.request)
+        usage, guessed = _with_input(usage, reading, request)
         nano = caller.costs.of(reading, usage, last)
-        estimate = more or guessed or bool(lacks_last)
-        if reading.earlier:
-            _settle_rounds(call, reading, usage, nano, estimate)
-        else:
-            guard.settle(charge, usage, reading.model or call.request.model, nano=nano, estimated=estimate)
-    elif not size and call.request.rounds == 1 and was_unbilled(error):
+        _settle(call, charge, reading, usage, nano, more or guessed or lacks_last)
+    elif not size and request.rounds == 1 and was_unbilled(error):
         # with several rounds, requests before the refused one may have been answered
         guard.settle(charge, Usage(), free=True)
     elif _is_priced(call):
         guard.abandon(charge, received, streaming=streaming)
     else:
-        usage = Usage(input=call.request.input_tokens or 0, output=received)
         nano = settings.fixed_cost if settings.fixed_cost is not None else caller.costs.highest[0]
         # pieces came, so the provider has billed something
         if not nano and streaming and size and settings.in_usd and settings.policy.on_unpriced == "refuse":
             _stop_unknown(call, "usd")
-        guard.settle(charge, usage, nano=nano or None, estimated=True)
+        guard.settle(charge, Usage(request.input_tokens or 0, received), nano=nano or None, estimated=True)
 
 
-def _settle_rounds(call: GuardedCall, answer: Reading, usage: Usage, nano: int | None, estimated: bool) -> None:
-    """Several requests for one call: their sum is booked at once, and then the number of them."""
-    charge, caller, guard = call.charge, call.caller, call.caller.guard
-    assert charge is not None
-    model = answer.model or call.request.model
+def _settle(
+    call: GuardedCall, charge: Charge, answer: Reading, usage: Usage, nano: int | None, is_estimated: bool
+) -> None:
+    """Book the usage of a call. Where it made several requests, book their sum at once, and then their number."""
+    caller, guard, model = call.caller, call.caller.guard, answer.model or call.request.model
+    if not answer.earlier:
+        guard.settle(charge, usage, model, nano=nano, estimated=is_estimated)
+        return
     requests = [usage, *(_completed(one, usage, call.request.max_output_tokens) for one in answer.earlier)]
     whole = Usage(*(sum(getattr(one, part.name) for one in requests) for part in dataclass_fields(Usage)))
     if nano is not None and caller.settings.cost_of_tokens is not None:
         nano = caller.costs.ask(caller.settings.cost_of_tokens, whole.input, whole.output)
     elif nano is None and isinstance(rates := guard.accounts.rates_of(charge, model), Rates):
-        nano, estimated = sum(rates.cost(one) for one in requests), estimated or rates.estimated
-    estimated = estimated or any(not one.input for one in answer.earlier)
-    guard.settle(charge, whole, model, nano=nano, estimated=estimated)
+        nano, is_estimated = sum(rates.cost(one) for one in requests), is_estimated or rates.estimated
+    is_estimated = is_estimated or any(not one.input for one in answer.earlier)
+    guard.settle(charge, whole, model, nano=nano, estimated=is_estimated)
     for _ in answer.earlier:
         counted = copy(charge)
         counted.hold, counted.held, counted.booked, counted.over, counted.number = None, 0, None, False, 0
@@ -571,7 +894,7 @@ def _settle_rounds(call: GuardedCall, answer: Reading, usage: Usage, nano: int |
 
 
 def _stop_unknown(call: GuardedCall, unit: str, model: str = "") -> None:
-    """There is a limit, and nothing says what the call cost. Unknown is not zero, so this was the last call."""
+    """Stop the run: there is a limit, and nothing says what the call cost. Unknown is not zero."""
     caller = call.caller
     if not caller.enforces:
         return
@@ -586,14 +909,14 @@ def _stop_unknown(call: GuardedCall, unit: str, model: str = "") -> None:
 
 
 def _with_input(usage: Usage, answer: Reading, request: Request) -> tuple[Usage, bool]:
-    """A usage that reports output and no input, with the input estimated; and whether it was."""
+    """Estimate the input of a usage that reports output alone. Return the usage, and whether it was estimated."""
     if not answer.lacks_input or request.input_tokens == 0:  # the user's own counter says so too
         return usage, False
     return replace(usage, input=request.input_tokens or 0, audio=request.audio_tokens), True
 
 
 def _completed(one: Usage, last: Usage, most: int | None) -> Usage:
-    """The usage of a request before the last one.
+    """Return the usage of a request before the last one.
 
     Where its input was not reported: the last prompt was the longest, and none of it need have been cached.
     """
@@ -603,91 +926,3 @@ def _completed(one: Usage, last: Usage, most: int | None) -> Usage:
     if most is not None:
         output = min(output, max(most, last.output))
     return Usage(input=last.input, output=output, audio=last.audio)
-
-
-# ---- After a call: look for loops.
-
-_PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
-# Why a model stopped, as OpenAI, Anthropic and Gemini say it. As a signature it says nothing about the step.
-_STOP_REASONS: Final = frozenset(
-    {
-        *("stop", "end_turn", "completed", "stop_sequence", "pause_turn", "eos", "eos_token", "refusal", "safety"),
-        *("length", "max_tokens", "max_output_tokens", "incomplete", "content_filter"),
-        *("tool_use", "tool_calls", "function_call"),
-    }
-)
-_turns: Final = count()  # answers in words: none equals another
-
-
-def _watch_loops(call: GuardedCall, reading: Reading, result: Any) -> None:
-    """Show the loop rules what a call did."""
-    caller, run = call.caller, call.state.run
-    now = caller.guard.clock()
-    signature, is_known = _signature(caller, reading, result)
-    if not is_known:
-        return
-    # the user's signature is the whole identity of a step
-    progress = call.state.progress if signature is None else None
-    with call.state.lock:
-        answers = _answers(call, reading, signature)
-        if answers:
-            caller.guard.after(ToolResults(run.info.run, ROOT_LANE, caller.name, now, "", answers))
-        if progress is None or run.stopped is not None:
-            return
-        if not reading.results:
-            progress.answered(reading.calls)
-            return
-        results = [(ToolResult(tool, value), args) for tool, args, value in reading.results]
-        finding = progress.observe(run.info.run, caller.name, now, results)
-        if finding is not None:
-            caller.stop_run(call.state, finding)
-
-
-def _signature(caller: Caller, reading: Reading, result: Any) -> tuple[Any, bool]:
-    """The caller's own name of a step, None where it gives none; and whether the step is to be checked at all."""
-    signature = reading.sig
-    if caller.settings.signature is not None:
-        try:
-            signature = caller.settings.signature(result)
-        except Exception:
-            _log.warning(
-                "runguard.signature_failed: signature raised for '%s'; the call is not checked for loops",
-                caller.name,
-                exc_info=True,
-            )
-            return None, False
-        if signature is None:
-            return None, False
-    is_reason = type(signature) is str and signature.lower() in _STOP_REASONS
-    if is_reason and all(name != signature for name, _ in reading.calls):  # a tool may have this name
-        return None, True
-    return signature, True
-
-
-def _answers(call: GuardedCall, reading: Reading, signature: Any) -> list[Answer]:
-    """What the call did, as the loop rule sees it: its signature, or the tools that the model asks for."""
-    caller = call.caller
-    if signature is not None:
-        if signature == TRANSFER:  # the agents are the steps
-            signature = next((step_name(*one) for one in reading.calls if one[0] == TRANSFER), signature)
-        made = call_fingerprint("", {"sig": signature})
-        # Anything but a plain name may be content, which must not appear in a trip, a log or an alert.
-        plain = signature if isinstance(signature, str) and _PLAIN_NAME.fullmatch(signature) else ""
-        return [Answer(plain or f"{caller.name}#{made.hex()[:8]}", made, reading.result)]
-    if reading.results:
-        return [
-            Answer(step_name(tool, args), _call_id(caller, tool, args), value, args=args)
-            for tool, args, value in reading.results
-        ]
-    if reading.calls:
-        return [Answer(step_name(tool, args), _call_id(caller, tool, args)) for tool, args in reading.calls]
-    if reading.sig is None and caller.settings.signature is None:
-        return []
-    # Beside steps with signatures an answer in words is a step too. It is news, unless the same request got the same.
-    mark = call.state.progress.mark if call.state.progress is not None else None
-    said = [mark, reading.text] if mark is not None and reading.text else next(_turns)
-    return [Answer(f"{caller.name}#words", call_fingerprint("", {"words": said}))]
-
-
-def _call_id(caller: Caller, tool: str, args: Any) -> bytes:
-    return call_fingerprint(step_name(tool, args), {} if caller.settings.by == "name" else args)

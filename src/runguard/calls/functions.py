@@ -6,50 +6,40 @@ Users call them. The wrapped function returns what it returned before. Its cost,
 that. A refused call raises the error that says why, and so does every later call of the same run.
 """
 
-import asyncio
 import inspect
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial, update_wrapper
-from types import CoroutineType, TracebackType
+from functools import update_wrapper
+from types import CoroutineType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from runguard.background import FINALIZED
 from runguard.calls.function_calls import (
-    done,
-    drop_all,
-    fail_all,
-    failed,
-    never_left,
-    open_call,
-    open_now,
-    recover_calls,
-)
-from runguard.calls.function_state import (
-    SURROUNDINGS,
-    Admission,
     Caller,
     GuardedCall,
-    GuardSettings,
-    RunContext,
-    drive,
-    may_start,
-    open_ones,
-    settings_of,
+    drop_all,
+    fail_all,
+    is_inner_call,
+    open_calls,
+    open_calls_now,
+    recover_calls,
+    recover_calls_now,
+    release_all,
+    settle,
 )
+from runguard.calls.function_settings import GuardSettings, settings_of
+from runguard.calls.streams import WHOLE, AsyncGuardedStream, Pending, in_pieces
+from runguard.calls.surroundings import SURROUNDINGS, RunContext
 from runguard.calls.threads import carry
 from runguard.calls.whom import check_whom
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.core.money import BudgetStatus
-from runguard.engine.charges import OWNERS, Charge
-from runguard.engine.money import StepOut
+from runguard.engine.charges import OWNERS
 from runguard.ledger.ledger import Stop
 from runguard.policy.settings import FunctionSettings, Policy
-from runguard.providers.messages import Reading, Request, earlier_in, read
-from runguard.providers.streams import StreamReading
+from runguard.providers.messages import Reading, earlier_in, read
 
 _P = ParamSpec("_P")
 _Rest = ParamSpec("_Rest")
@@ -98,8 +88,6 @@ class GuardedFunction(Protocol[_P, _R_co]):
 # ---- ``guard``, ``guard_async`` and ``run``.
 
 _CONTROLS: Final = ("spend", "budgets", "extend", "stop", "resume", "stops", "snapshot", "flush", "reset")
-_TYPES_KEPT: Final = 512
-_WHOLE: Final[set[type]] = {dict}  # types of results that are whole answers: not streams, coroutines or managers
 _OWN: Final = ("budget", "loop", "context", "breaker", "tokens", "signature", "cost")
 
 
@@ -250,25 +238,6 @@ def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
     return reading
 
 
-def _in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False, is_async: bool = False) -> Any:
-    """The stream or the manager around what the call returned: it books the call when it ends. None: a whole answer.
-
-    A stream of LiteLLM can be read with ``for`` and with ``async for``. ``is_async``: the second is meant.
-    """
-    kind = type(result)
-    if isinstance(result, AsyncIterator):
-        if not isinstance(result, Iterator):
-            return AsyncGuardedStream(result, calls)
-        return _AlsoSyncStream(result, calls) if is_async else _AlsoAsyncStream(result, calls)
-    if isinstance(result, Iterator):
-        return GuardedStream(result, calls, lazy=lazy)
-    if is_manager(result):
-        return manage(result, calls)
-    if result.__class__ is kind and not hasattr(kind, "__await__") and len(_WHOLE) < _TYPES_KEPT:
-        _WHOLE.add(kind)
-    return None
-
-
 def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise PolicyError(f"'{caller.name}' is async: use guard_async")
@@ -281,11 +250,11 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
             is_inner = around.inner is not None and is_inner_call(caller)
-            calls, owners = open_layers_now(caller, inner is not None, is_inner, args, kwargs)
+            calls, owners = open_calls_now(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
-            calls = _recovered_now(caller, fault)
+            calls = recover_calls_now(caller, fault)
         token = OWNERS.set(owners)
         if inner is not None or around.inner:  # what is guarded itself need not ask the runs again
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
@@ -298,17 +267,17 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             if mark is not None:
                 SURROUNDINGS.reset(mark)
             OWNERS.reset(token)
-        is_whole = type(result) in _WHOLE
+        is_whole = type(result) in WHOLE
         if not is_whole and isinstance(result, Coroutine):
             result.close()
-            take_back(calls)
+            release_all(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
         try:
-            if not is_whole and (handed := _in_pieces(result, calls, lazy=lazy)) is not None:
+            if not is_whole and (handed := in_pieces(result, calls, lazy=lazy)) is not None:
                 return handed
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
-                done(call, result, reading)
+                settle(call, result, reading)
         except BaseException as fault:
             drop_all(calls, fault)
             if not isinstance(fault, Exception):
@@ -334,11 +303,11 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
         try:
             is_inner = around.inner is not None and is_inner_call(caller)
-            calls, owners = await open_layers(caller, inner is not None, is_inner, args, kwargs)
+            calls, owners = await open_calls(caller, inner is not None, is_inner, args, kwargs)
         except (RunStoppedError, PolicyError):
             raise
         except Exception as fault:
-            calls = await _recovered(caller, fault)
+            calls = await recover_calls(caller, fault)
         token = OWNERS.set(owners)
         if inner is not None or around.inner:
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
@@ -357,11 +326,11 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             except ValueError:  # a coroutine that is thrown away ends in another context: there is nothing to restore
                 pass
         try:
-            if type(result) not in _WHOLE and (handed := _in_pieces(result, calls, is_async=True)) is not None:
+            if type(result) not in WHOLE and (handed := in_pieces(result, calls, is_async=True)) is not None:
                 return handed
             reading = None if history is None else _chat_reading(result, history)
             for call in calls:
-                done(call, result, reading)
+                settle(call, result, reading)
         except BaseException as fault:
             drop_all(calls, fault)
             if not isinstance(fault, Exception):
@@ -394,7 +363,7 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
                 SURROUNDINGS.reset(mark)
 
         async def opened() -> list[GuardedCall]:
-            return (await open_layers(caller, inner is not None, is_inner, args, kwargs))[0]
+            return (await open_calls(caller, inner is not None, is_inner, args, kwargs))[0]
 
         try:
             return AsyncGuardedStream(pieces, caller=caller, opener=opened)
@@ -403,513 +372,3 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
             return pieces
 
     return streaming
-
-
-# ---- Open a call at every layer that limits it: the runs around it, the outermost first, then the callable.
-
-
-def is_inner_call(caller: Caller) -> bool:
-    """Whether this is the call that the guard around makes. Another attempt of a retry between is one more call."""
-    inner = SURROUNDINGS.get().inner
-    return inner is not None and caller in inner and inner.pop() is caller
-
-
-def _layers(caller: Caller) -> tuple[Caller, ...]:
-    """The runs with limits around a call, the outermost first, then the callable itself."""
-    layers = [caller]
-    context = SURROUNDINGS.get().run
-    while context is not None:
-        if context.caller is not None and not context.ended and not context.caller.is_off:
-            layers.append(context.caller)
-        context = context.outer
-    return tuple(reversed(layers))
-
-
-Opened = tuple[list[GuardedCall], tuple[Charge, ...]]  # a call at each layer, and the charges of all of them
-
-
-async def open_layers(
-    caller: Caller,
-    stacked: bool,
-    is_inner: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    no_loop: bool = False,
-) -> Opened:
-    """Get permission for one call from every layer.
-
-    ``stacked``: the callable is itself guarded. ``is_inner``: the guard around has already asked the runs. ``no_loop``:
-    a synchronous caller drives this. Each call is in the list before anything else can fail, so that an error takes all
-    of them back.
-    """
-    owners = open_ones(OWNERS.get())
-    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
-    calls: list[GuardedCall] = []
-    try:
-        for layer in layers:
-            request = layer.request(args, kwargs)
-            if layer.settings.tokens is not None:
-                counted = _count(layer, args, kwargs)
-                if not no_loop and inspect.isawaitable(counted):
-                    counted = await _result_of(counted)
-                request = layer.counted(request, counted)
-            call = open_now(layer, request, owners) or await _open_in_turn(layer, request, owners, no_loop)
-            calls.append(call)
-            if stacked:
-                call.stacked = True
-            if call.charge is not None:
-                owners = (*owners, call.charge)
-    except BaseException:
-        take_back(calls)
-        raise
-    return calls, owners
-
-
-def open_layers_now(
-    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Opened:
-    """``open_layers`` for synchronous callers."""
-    make = partial(open_layers, caller, stacked, is_inner, args, kwargs, no_loop=True)
-    return drive(make, False, lambda opened: take_back(opened[0]))
-
-
-async def _recovered(caller: Caller, fault: Exception) -> list[GuardedCall]:
-    """The calls of all layers after a fault of ours. Raises where one of them must not be made."""
-    try:
-        return await recover_calls(_layers(caller), fault)
-    except (RunStoppedError, PolicyError):
-        raise
-    except Exception as second:
-        caller.give_up_call(second)
-        return []
-
-
-def _recovered_now(caller: Caller, fault: Exception) -> list[GuardedCall]:
-    """``_recovered`` for callers without an event loop."""
-    try:
-        return drive(partial(_recovered, caller, fault), True, take_back)
-    except (RunStoppedError, PolicyError):
-        raise
-    except Exception as second:
-        caller.give_up_call(second)
-        return []
-
-
-def take_back(calls: list[GuardedCall]) -> None:
-    """The call is not made after all."""
-    for call in calls:
-        never_left(call)
-
-
-async def _open_in_turn(layer: Caller, request: Request, owners: tuple[Charge, ...], no_loop: bool) -> GuardedCall:
-    """Open a call, after those whose cost must be known first."""
-    on_loop = no_loop and asyncio._get_running_loop() is not None  # it blocks everything on that loop
-    admission, ticket = layer.admission(request, no_loop, owners)
-    try:
-        if admission is Admission.QUEUED and ticket is not None and not ticket.done():
-            if no_loop and not on_loop:
-                await StepOut()
-            if on_loop or not await may_start(ticket, layer.settings.policy.hold_seconds):
-                layer.give_back(ticket)  # the ledger knows what the others have reserved
-                admission, ticket = Admission.ALONGSIDE if on_loop else Admission.NOW, None
-        if no_loop and layer.guard.shares_store:
-            await StepOut()
-        return await open_call(layer, request, admission, ticket, no_loop, on_loop, owners)
-    except BaseException:
-        layer.give_back(ticket)
-        raise
-
-
-def _count(layer: Caller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What ``tokens`` gives, or the exception that it raises."""
-    assert layer.settings.tokens is not None
-    try:
-        return layer.settings.tokens(*args, **kwargs)
-    except Exception as error:
-        return error
-
-
-async def _result_of(counted: Any) -> Any:
-    try:
-        return await counted
-    except Exception as error:
-        return error
-
-
-# ---- An answer that comes in pieces.
-
-# What the streams of Anthropic's and OpenAI's libraries have put together so far. Both fail before the first piece.
-_SNAPSHOTS: Final = ("current_message_snapshot", "current_completion_snapshot")
-
-
-def _reads_rest(name: str) -> bool:
-    """Whether a method of such streams reads the whole rest by itself."""
-    return name == "until_done" or name.startswith("get_final_")
-
-
-def fault_in(calls: list[GuardedCall], error: Exception) -> None:
-    """Count an internal error in a stream that goes on."""
-    for call in calls:
-        call.caller.guard.fault("stream", error, call.state.run.info.run)
-
-
-class GuardedObject(ABC):
-    """Wraps an object of the provider's library: everything else that it can do still works.
-
-    No method here lets an error of RunGuard out: the provider's answer must not fail because of it.
-    """
-
-    def __init__(self, inner: Any, calls: list[GuardedCall]) -> None:
-        self._inner, self._calls = inner, calls
-        FINALIZED.ready()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":  # not set yet
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Run code of the provider's library. It belongs to these calls; an exception of it ends them."""
-        owners = OWNERS.get()
-        try:
-            owners = (*open_ones(owners), *(call.charge for call in self._calls if call.charge is not None))
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        token = OWNERS.set(owners)
-        try:
-            yield
-        except BaseException as error:
-            self._end(error)
-            raise
-        finally:
-            OWNERS.reset(token)
-
-    def _end(self, error: BaseException | None = None) -> None:
-        try:
-            self._finish(error)
-        except BaseException as fault:
-            drop_all(self._calls, fault)
-            if not isinstance(fault, Exception):
-                raise
-
-    @abstractmethod
-    def _finish(self, error: BaseException | None) -> None: ...
-
-
-class _Pieces(GuardedObject):
-    """What sync and async streams share: reading the pieces and booking the call.
-
-    Each piece is passed on at once. The call is booked when the stream ends, fails or is closed early.
-    """
-
-    def __init__(self, inner: Any, calls: list[GuardedCall], lazy: bool) -> None:
-        super().__init__(inner, calls)
-        self._reading = StreamReading()
-        self._last: Any = None  # the last piece
-        self._begun = not lazy  # a generator does nothing before its first piece
-
-    def _taken(self, piece: Any) -> Any:
-        try:
-            self._last = piece
-            self._reading.feed(piece)
-        except Exception as fault:
-            fault_in(self._calls, fault)
-        return piece
-
-    def _finish(self, error: BaseException | None) -> None:
-        """Book the last reported usage: the stream ended, failed, or was left (None).
-
-        It is flagged as an estimate unless the provider's report was final.
-        """
-        if isinstance(error, StopIteration | StopAsyncIteration):
-            unreported = self._reading.received if self._reading.ends_unreported else None
-            for call in self._calls:
-                done(call, self._last, self._reading.reading(), unreported)
-            return
-        for call in self._calls:
-            if call.over:
-                continue
-            if not self._begun:
-                never_left(call)
-                continue
-            self._read_snapshot()
-            so_far, reading = self._reading, self._reading.reading()
-            if error is None and (reading.usage is not None or reading.usd is not None):
-                done(call, self._last, reading, None if so_far.is_final else so_far.received)
-            else:
-                failed(call, error, so_far.received, streaming=True, reading=reading, last=self._last)
-
-    def _read_snapshot(self) -> None:
-        """Read what the provider's stream has put together.
-
-        Somebody may have read that stream directly, as with Anthropic's ``text_stream``. Then it knows more.
-        """
-        for name in () if self._reading.is_final else _SNAPSHOTS:
-            try:
-                snapshot = getattr(self._inner, name, None)
-            except Exception:
-                continue
-            if snapshot is not None:
-                self._reading = StreamReading()
-                self._reading.take_whole(snapshot)
-                self._last = snapshot
-                return
-
-    def __del__(self) -> None:
-        if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without being closed
-            FINALIZED.put(self._end)
-
-
-class GuardedStream(_Pieces, Iterator[Any]):
-    def __init__(self, inner: Any, calls: list[GuardedCall], *, lazy: bool = False) -> None:
-        super().__init__(inner, calls, lazy)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        if name in ("send", "throw"):  # of a generator
-            return partial(self.__next__, found)
-        return partial(self._rest, found) if _reads_rest(name) else found
-
-    def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for _ in self:
-            pass
-        result = then(*args, **kwargs)
-        return self if result is self._inner else result
-
-    def __next__(self, ask: Callable[..., Any] | None = None, *args: Any) -> Any:
-        """The next piece. ``ask``: the method that gives it, where that is not ``next``."""
-        self._begun = True
-        with self._asking():
-            piece = next(self._inner) if ask is None else ask(*args)
-        return self._taken(piece)
-
-    def close(self) -> None:
-        try:
-            close = getattr(self._inner, "close", None)
-            if close is not None:
-                close()
-        finally:
-            self._end()
-
-    def __enter__(self) -> Self:
-        enter = getattr(self._inner, "__enter__", None)
-        if enter is not None:
-            entered = enter()
-            self._inner = entered if isinstance(entered, Iterator) else self._inner
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        leave = getattr(self._inner, "__exit__", None)
-        try:
-            if leave is not None:
-                leave(kind, error, trace)
-        finally:
-            self.close()
-
-
-class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
-    """``opener``: opens the call of an async generator at its first piece. The generator does nothing before."""
-
-    def __init__(
-        self,
-        inner: Any,
-        calls: list[GuardedCall] | None = None,
-        *,
-        opener: Callable[[], Awaitable[list[GuardedCall]]] | None = None,
-        caller: Caller | None = None,
-    ) -> None:
-        super().__init__(inner, calls or [], lazy=opener is not None)
-        self._opener, self._opening, self._caller = opener, False, caller
-
-    def __aiter__(self) -> Self:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        found = super().__getattr__(name)
-        return partial(self._rest, found) if _reads_rest(name) else found
-
-    async def _rest(self, then: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        async for _ in self:
-            pass
-        result = await then(*args, **kwargs)
-        return self if result is self._inner else result
-
-    async def __anext__(self) -> Any:
-        if self._opener is not None:  # a refused call is opened again with the next piece
-            if self._opening:
-                raise RuntimeError("another task already waits for a piece of this stream")
-            self._opening = True
-            try:
-                self._calls = await self._opener()
-            except (RunStoppedError, PolicyError):
-                raise
-            except Exception as fault:
-                if self._caller is not None:
-                    self._calls = await _recovered(self._caller, fault)
-            finally:
-                self._opening = False
-            self._opener = None
-        self._begun = True
-        with self._asking():
-            piece = await anext(self._inner)
-        return self._taken(piece)
-
-    async def aclose(self) -> None:
-        self._opener = None
-        try:
-            close = getattr(self._inner, "aclose", None) or getattr(self._inner, "close", None)
-            if close is not None:
-                result = close()
-                if hasattr(result, "__await__"):
-                    await result
-        finally:
-            self._end()
-
-    close = aclose  # the name in OpenAI's and Anthropic's libraries
-
-    async def __aenter__(self) -> Self:
-        enter = getattr(self._inner, "__aenter__", None)
-        if enter is not None:
-            entered = await enter()
-            self._inner = entered if isinstance(entered, AsyncIterator) else self._inner
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        leave = getattr(self._inner, "__aexit__", None)
-        try:
-            if leave is not None:
-                await leave(kind, error, trace)
-        finally:
-            await self.aclose()
-
-
-class _AlsoAsyncStream(GuardedStream):
-    """Can be read with ``async for``, too."""
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Any:
-        self._begun = True
-        with self._asking():
-            piece = await anext(self._inner)
-        return self._taken(piece)
-
-
-class _AlsoSyncStream(AsyncGuardedStream):
-    """Can be read with ``for``, too."""
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        self._begun = True
-        with self._asking():
-            piece = next(self._inner)
-        return self._taken(piece)
-
-
-# ---- Streams that have to be entered: ``with client.messages.stream(...) as stream``.
-
-_ENTERED_ONCE: Final = "a stream can be entered only once; make another call"
-
-
-def is_manager(result: Any) -> bool:
-    """Whether a call returned an object that has to be entered. Anthropic's and OpenAI's ask the provider only then."""
-    kind = type(result)
-    return kind.__name__.endswith("StreamManager") and (hasattr(kind, "__enter__") or hasattr(kind, "__aenter__"))
-
-
-def manage(inner: Any, calls: list[GuardedCall]) -> "_StreamManager":
-    return AsyncStreamManager(inner, calls) if hasattr(type(inner), "__aenter__") else StreamManager(inner, calls)
-
-
-class _StreamManager(GuardedObject):
-    """What both managers share. Entering makes the call. A manager that is dropped before has made none."""
-
-    _stream: Any = None  # set when it is entered
-
-    def _entered(self, entered: Any, kind: type[GuardedStream | AsyncGuardedStream]) -> Any:
-        try:
-            self._stream = kind(entered, self._calls)
-        except Exception as fault:
-            drop_all(self._calls, fault)
-            return entered
-        return self._stream
-
-    def _finish(self, error: BaseException | None) -> None:
-        if error is not None:
-            fail_all(self._calls, error)
-        elif self._stream is not None:
-            self._stream._finish(None)
-
-    def __del__(self) -> None:
-        if self._stream is None:
-            for call in self.__dict__.get("_calls", ()):
-                FINALIZED.put(partial(never_left, call))
-
-
-class StreamManager(_StreamManager):
-    def __enter__(self) -> Any:
-        if self._stream is not None or any(call.over for call in self._calls):
-            raise RuntimeError(_ENTERED_ONCE)
-        with self._asking():
-            entered = self._inner.__enter__()
-        return self._entered(entered, GuardedStream)
-
-    def __exit__(self, *error: object) -> Any:
-        try:
-            return self._inner.__exit__(*error)
-        finally:
-            self._end()
-
-
-class AsyncStreamManager(_StreamManager):
-    async def __aenter__(self) -> Any:
-        if self._stream is not None or any(call.over for call in self._calls):
-            raise RuntimeError(_ENTERED_ONCE)
-        with self._asking():
-            entered = await self._inner.__aenter__()
-        return self._entered(entered, AsyncGuardedStream)
-
-    async def __aexit__(self, *error: object) -> Any:
-        try:
-            return await self._inner.__aexit__(*error)
-        finally:
-            self._end()
-
-
-class Pending(Coroutine[Any, Any, Any]):
-    """A call that can be awaited, or entered at once as in ``async with client.messages.stream(...)``."""
-
-    def __init__(self, job: Coroutine[Any, Any, Any]) -> None:
-        self._job, self._manager = job, None
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._job.__await__()
-
-    def send(self, value: Any) -> Any:
-        return self._job.send(value)
-
-    def throw(self, *error: Any) -> Any:
-        return self._job.throw(*error)
-
-    def close(self) -> None:
-        self._job.close()
-
-    async def __aenter__(self) -> Any:
-        self._manager = manager = await self._job
-        return await manager.__aenter__()
-
-    async def __aexit__(self, *error: object) -> Any:
-        manager: Any = self._manager
-        return await manager.__aexit__(*error)

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 from runguard.background import FINALIZED
 from runguard.calls.ending import EndingConditions, error_of, fitting
-from runguard.calls.function_state import AgentsState, RunContext, drive
 from runguard.calls.model_calls import (
     ModelRequest,
     Permission,
@@ -39,6 +38,7 @@ from runguard.calls.model_calls import (
     dearest,
     last_permission,
 )
+from runguard.calls.surroundings import AgentsState, RunContext, drive
 from runguard.calls.threads import carry
 from runguard.calls.tool_calls import (
     OUTERMOST,

@@ -14,7 +14,7 @@ from contextvars import Context, ContextVar
 from functools import wraps
 from typing import Any, Final
 
-from runguard.calls.function_state import SURROUNDINGS
+from runguard.calls.surroundings import SURROUNDINGS
 from runguard.engine.charges import OWNERS
 
 _Values = tuple[object, ...]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from runguard.calls.ending import EndingConditions
-from runguard.calls.function_state import SURROUNDINGS, drive
+from runguard.calls.surroundings import SURROUNDINGS, drive
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model
 from runguard.core.events import Answer, Outcome, ToolCall
 from runguard.core.identity import size_of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from runguard.calls.function_state import SURROUNDINGS, RunContext
+from runguard.calls.surroundings import SURROUNDINGS, RunContext
 from runguard.calls.tool_calls import OUTERMOST, current_place
 from runguard.core.errors import PolicyError
 from runguard.core.identity import input_fingerprint

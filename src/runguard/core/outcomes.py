@@ -2,7 +2,7 @@
 
 A tool that answers ``{"status": "partial_parse_error"}`` has failed for every purpose but Python's. The recognition is
 deliberately narrow: a field must *say* failure (a status word, a non-empty ``error``, ``isError``), or a text must
-*start* like an error. ``engine/tools``, ``calls/function_state`` and ``replay/sources`` classify answers with it.
+*start* like an error. ``engine/tools``, ``calls/function_loops`` and ``replay/sources`` classify answers with it.
 """
 
 import re

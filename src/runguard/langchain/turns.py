@@ -21,8 +21,8 @@ from langgraph.types import Command
 
 from runguard.background import FINALIZED
 from runguard.calls import threads
-from runguard.calls.function_state import RunContext
 from runguard.calls.run import AgentRun, Spent, Whom, input_of
+from runguard.calls.surroundings import RunContext
 from runguard.calls.whom import live_blocks
 from runguard.engine.guard import Guard
 from runguard.termination.conditions import TerminationCondition

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from agents import Agent, RunContextWrapper
 from agents.exceptions import ModelBehaviorError
 
-from runguard.calls.function_state import SURROUNDINGS
 from runguard.calls.run import AgentRun, Spent, input_of
+from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome
 from runguard.providers.messages import arguments

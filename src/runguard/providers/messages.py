@@ -1,6 +1,6 @@
 """What a request and an answer say: prompts, answers and tool results of any provider, read by their shape.
 
-``calls/function_state`` and ``calls/function_calls`` read the requests and answers of guarded functions,
+``calls/function_calls`` reads the requests and answers of guarded functions,
 ``providers/streams`` the pieces of an answer. The adapters take ``arguments`` and the names of ADK's own tools.
 """
 

@@ -1,6 +1,6 @@
 """Reads an answer that comes in pieces: which kind of piece each provider sends, and what it says.
 
-``calls/functions`` feeds a ``StreamReading`` with the pieces that a guarded function streams. Usage in a stream is
+``calls/streams`` feeds a ``StreamReading`` with the pieces that a guarded function streams. Usage in a stream is
 cumulative with every provider: figures only grow, and they are not added up.
 """
 

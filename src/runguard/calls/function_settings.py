@@ -1,0 +1,515 @@
+"""The settings of a guarded function, what its calls may cost, and which of them may start.
+
+``calls/functions`` reads the keywords of ``guard`` with ``settings_of``. ``calls/function_calls`` asks ``Costs`` for
+the most that a call can take, and ``CallQueue`` when a call of unknown cost may start.
+"""
+
+import asyncio
+import inspect
+import logging
+import os
+import re
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+from runguard.core.errors import PolicyError, nearest
+from runguard.core.money import Budget, shown, stated_nano
+from runguard.engine.charges import Charge
+from runguard.policy.settings import RULES, Policy
+from runguard.pricing.book import Pricing
+from runguard.pricing.rates import Rates, Usage
+from runguard.providers.messages import Reading, Request
+
+_log: Final = logging.getLogger("runguard")
+
+# ---- Settings: the keywords of ``guard``, ``guard_async`` and ``run``.
+
+
+_AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
+_WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}
+# Settings of the policy that have their own place here.
+_PLACES: Final = {
+    "cycle_repeats": "loop.repeats",
+    "max_cycle_len": "loop.max_cycle_len",
+    "max_context_tokens": "context.max_context_tokens",
+    "context_headroom": "context.headroom",
+    "max_tool_failures": "breaker.failures",
+    "half_open_reset_seconds": "breaker.reset_seconds",
+}
+_CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_NOT_HERE: Final = frozenset(
+    {
+        "rules",
+        "max_tool_calls",
+        "max_reentries",
+        "max_delegation_depth",
+        "remote_agents",
+        "trust_remote_budget",
+        "final_answer",
+        "budget_notice",
+    }
+)
+LOOP_BY: Final = ("result", "call", "name")
+_REPEATS, _LENGTH, _FAILURES, _RESET_S = 3, 4, 5, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """The settings of one wrapped callable."""
+
+    policy: Policy
+    loop: bool
+    by: str  # what makes two steps of a loop equal: one of LOOP_BY
+    context: bool
+    breaker: bool
+    tokens: Callable[..., Any] | None
+    signature: Callable[[Any], Any] | None
+    fixed_cost: int | None  # nano-USD of every call
+    cost_of_tokens: Callable[[int, int], Any] | None
+    cost_of_result: Callable[[Any], Any] | None
+    in_usd: bool  # some budget counts dollars
+    in_tokens: bool
+
+
+def settings_of(
+    *,
+    budget: Mapping[str, Any] | Budget | Sequence[Budget] | None,
+    loop: Mapping[str, Any] | bool | None,
+    context: Mapping[str, Any] | None,
+    breaker: Mapping[str, Any] | bool | None,
+    tokens: Callable[..., Any] | None,
+    signature: Callable[[Any], Any] | None,
+    cost: Any,
+    policy: Mapping[str, Any],
+) -> GuardSettings:
+    """Build the settings from keywords. Raise ``PolicyError`` for invalid ones, before the first call."""
+    for name in policy:
+        if name in _PLACES:
+            section, _, setting = _PLACES[name].partition(".")
+            raise PolicyError(f"{name}: use {section}={{{setting!r}: …}}")
+        if name in _NOT_HERE:
+            raise PolicyError(
+                f"{name}: applies to agents and their tools, which a guarded function does not see; use loop=, "
+                "context= or breaker="
+            )
+    keywords: dict[str, Any] = {**policy, "max_tool_calls": None, "max_delegation_depth": None}
+    by: Any = LOOP_BY[0]
+    watches_loops = loop is not None and loop is not False
+    if watches_loops:
+        values = _read("loop", {} if loop is True else loop, ("repeats", "max_cycle_len", "by"))
+        by = values.get("by", by)
+        if by not in LOOP_BY:
+            raise PolicyError(f"loop.by = {by!r}: give one of {', '.join(repr(known) for known in LOOP_BY)}")
+        keywords["cycle_repeats"] = values.get("repeats", _REPEATS)
+        keywords["max_cycle_len"] = values.get("max_cycle_len", _LENGTH)
+    if context is not None:
+        values = _read("context", context, ("max_context_tokens", "headroom"))
+        keywords["max_context_tokens"] = values.get("max_context_tokens")
+        keywords["context_headroom"] = values.get("headroom")
+    has_breaker = breaker is not None and breaker is not False
+    if has_breaker:
+        values = _read("breaker", {} if breaker is True else breaker, ("failures", "reset_seconds"))
+        keywords["max_tool_failures"] = values.get("failures", _FAILURES)
+        keywords["half_open_reset_seconds"] = values.get("reset_seconds", _RESET_S)
+    if budget is not None:
+        keywords["budgets"] = _budgets(budget)
+    # The rules about tools need answers that a plain callable does not have. Only cycles of signatures can be seen.
+    keywords["rules"] = {
+        rule: False for rule in RULES if rule not in ("cycle", "context") or (rule == "context" and context is None)
+    }
+    for name, function in (("tokens", tokens), ("signature", signature)):
+        if function is not None and not callable(function):
+            raise PolicyError(f"{name} = {function!r}: give a function")
+    try:
+        built = Policy.build(**keywords)
+    except PolicyError as error:  # name the settings as the user wrote them
+        raise PolicyError(
+            re.sub(r"\b(?:" + "|".join(_PLACES) + r")\b", lambda found: _PLACES[found[0]], str(error))
+        ) from None
+    usd, counted = _counted(built)
+    return GuardSettings(
+        built, watches_loops, by, context is not None, has_breaker, tokens, signature, *_costs(cost), usd, counted
+    )
+
+
+def _counted(policy: Policy) -> tuple[bool, bool]:
+    """Return whether dollars, and whether tokens are limited by anything."""
+    budgets = policy.budgets
+    return (
+        policy.max_usd is not None or any(b.usd is not None for b in budgets),
+        policy.max_tokens is not None or any(b.tokens is not None for b in budgets),
+    )
+
+
+def _budgets(given: object) -> list[Budget]:
+    if isinstance(given, Budget):
+        return [given]
+    if not isinstance(given, Mapping):
+        if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, Budget) for one in given):
+            return list(given)
+        raise PolicyError(f"budget = {given!r}: give {{'max_usd': 2.0}}, or a Budget, or a list of them")
+    values = _read("budget", given, (*_AMOUNTS, *_WINDOWS))
+    budgets = []
+    flat = {_AMOUNTS[key]: value for key, value in values.items() if key in _AMOUNTS and value is not None}
+    if flat:
+        budgets.append(_budget("budget", flat, per="run"))
+    for key, window in _WINDOWS.items():
+        value = values.get(key)
+        if value is None:
+            continue
+        amounts = _read(f"budget.{key}", value, _AMOUNTS) if isinstance(value, Mapping) else {"max_usd": value}
+        limits = {_AMOUNTS[name]: amount for name, amount in amounts.items() if amount is not None}
+        if not limits:
+            raise PolicyError(f"budget.{key} = {value!r}: limits nothing; give {', '.join(_AMOUNTS)}")
+        budgets.append(_budget(f"budget.{key}", limits, per="app", window=window))
+    return budgets
+
+
+def _budget(where: str, amounts: dict[str, Any], **more: Any) -> Budget:
+    try:
+        return Budget(**amounts, **more)
+    except PolicyError as error:  # name the setting as the user wrote it
+        unit, _, fault = str(error).partition(" = ")
+        name = next((name for name, known in _AMOUNTS.items() if known == unit), None)
+        raise PolicyError(f"{where}.{name} = {fault}" if name is not None else f"{where}: {error}") from None
+
+
+def _costs(cost: Any) -> tuple[int | None, Callable[[int, int], Any] | None, Callable[[Any], Any] | None]:
+    """Read ``cost=``: a number for every call, a function of input and output tokens, or one of the result."""
+    if cost is None:
+        return None, None, None
+    if not callable(cost):
+        fixed = stated_nano(cost)
+        if fixed is None:
+            raise PolicyError(
+                f"cost = {cost!r}: give dollars per call, a function of the result, or one of input and output tokens"
+            )
+        return fixed, None, None
+    try:
+        needed = [
+            p
+            for p in inspect.signature(cost).parameters.values()
+            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):  # a built-in without a signature
+        return None, None, cost
+    if len(needed) == 2:
+        return None, cost, None
+    if len(needed) > 2:
+        raise PolicyError(
+            f"cost takes {len(needed)} arguments: give a number, a function of the result, or one of input and "
+            "output tokens"
+        )
+    return None, None, cost
+
+
+def _read(where: str, given: object, known: Iterable[str]) -> dict[str, Any]:
+    """Read a mapping with known keys, in snake or camel case."""
+    names = list(known)
+    if not isinstance(given, Mapping):
+        raise PolicyError(f"{where} = {given!r}: give a mapping with {', '.join(names)}")
+    values = {}
+    for key, value in given.items():
+        name = _CAMEL.sub("_", key).lower() if isinstance(key, str) else key
+        if name not in names:
+            raise PolicyError(f"{where}.{key}: no such setting; {nearest(str(name), names)}")
+        if name in values:
+            raise PolicyError(f"{where}.{key}: given twice")
+        values[name] = value
+    return values
+
+
+# ---- Costs.
+
+_MOST_ROUNDS: Final = 100  # requests of one call for which a bound is computed
+ENOUGH_SEEN: Final = 64  # calls after which the highest cost so far counts as the most that one costs
+_LONGEST: Final = 10**9  # tokens, beyond every prompt and answer
+_FAR_HIGHER: Final = 2  # times the highest cost so far: then the count of known costs starts again
+
+
+class Costs:
+    """What calls of one callable may cost, did cost, and the highest cost so far.
+
+    The figures come from its keywords, the price list and its own calls.
+    """
+
+    def __init__(self, name: str, settings: GuardSettings, pricing: Pricing, clock: Callable[[], float]) -> None:
+        self._name, self._settings, self._pricing, self._clock = name, settings, pricing, clock
+        # nano-USD, tokens
+        self._unknown: tuple[int | None, int | None] = (
+            None if settings.in_usd else 0,
+            None if settings.in_tokens else 0,
+        )
+        # the highest cost so far; and the same once there were enough calls to rely on it
+        self.highest = self._relied_on = self._unknown
+        # whether what calls cost says anything new: not where the user has fixed it
+        self.learns = settings.in_tokens or (settings.in_usd and settings.fixed_cost is None)
+        self._seen = 0  # calls with a known cost, since one was far more expensive than all before
+        self._lock = threading.Lock()
+
+    @property
+    def width(self) -> int:
+        """The number of calls of unknown cost that may run at once: half as many as have reported their cost."""
+        return max(self._seen // 2, 1)
+
+    def bound(
+        self, request: Request, otherwise: tuple[int | None, int | None] | None = None
+    ) -> tuple[int | None, int | None]:
+        """Return the most that a call can take, nano-USD and tokens; None: unknown.
+
+        ``otherwise``: the figures for units without a bound, by default the highest cost of many calls.
+        """
+        settings, known, most = self._settings, request.input_tokens, request.max_output_tokens
+        usd, tokens = otherwise or self._relied_on
+        if request.rounds > 1:
+            return self._of_rounds(request, (usd, tokens))
+        if settings.in_tokens and known is not None and most is not None:
+            tokens = known + most
+        if not settings.in_usd:
+            return usd, tokens
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost, tokens
+        if known is not None and most is not None:
+            if settings.cost_of_tokens is not None:
+                nano = self.ask(settings.cost_of_tokens, known, most)
+                return (usd if nano is None else nano), tokens
+            rates = self._pricing.rates(request.model, self._clock()) if request.model else None
+            if isinstance(rates, Rates) and settings.cost_of_result is None:
+                return rates.worst(known, most, request.audio_tokens), tokens
+        return usd, tokens
+
+    def expected(self, request: Request) -> tuple[int | None, int | None]:
+        """Return the most that a call can take, or else the highest cost so far; None before the first call."""
+        return self.bound(request, self.highest)
+
+    def least(self, request: Request) -> tuple[int, int]:
+        """Return what must be left for a call."""
+        usd, tokens = self.expected(request)
+        return usd or 0, tokens or 0
+
+    def of_model(self, request: Request) -> tuple[int, int] | None:
+        """Return the most that any call of the request's model can take; None: unknown.
+
+        That is its longest answer to this prompt, or to the longest prompt that it accepts.
+        """
+        settings = self._settings
+        if (
+            not request.model
+            or request.rounds > 1
+            or settings.fixed_cost is not None
+            or settings.cost_of_tokens is not None
+            or settings.cost_of_result is not None
+        ):
+            return None
+        rates = self._pricing.rates(request.model, self._clock())
+        if settings.in_usd and not isinstance(rates, Rates):
+            return None
+        if isinstance(rates, Rates) and not settings.in_tokens and not rates.worst(_LONGEST, _LONGEST, _LONGEST):
+            return 0, 0  # it is free, however long
+        window, most = self._pricing.limits(request.model)
+        prompt = window if request.input_tokens is None else request.input_tokens
+        most = most if request.max_output_tokens is None else request.max_output_tokens
+        if prompt is None or most is None:
+            return None
+        audio = prompt if request.input_tokens is None else request.audio_tokens
+        return (rates.worst(prompt, most, audio) if isinstance(rates, Rates) else 0), prompt + most
+
+    def _of_rounds(self, request: Request, otherwise: tuple[int | None, int | None]) -> tuple[int | None, int | None]:
+        """Return the most that a call can take when the client may make several requests for it.
+
+        Each prompt holds the answers before it and what functions returned. The length of a function's result is
+        unknown: it is assumed to be as long as the longest answer.
+        """
+        settings, (usd, tokens), (highest, longest) = self._settings, otherwise, self.highest
+        known, most, rounds = request.input_tokens, request.max_output_tokens, request.rounds
+        if settings.fixed_cost is not None:
+            usd = settings.fixed_cost if settings.in_usd else usd
+        if known is None or most is None or rounds > _MOST_ROUNDS:
+            return usd, tokens
+        prompts = [known + 2 * most * before for before in range(rounds)]
+        if settings.in_tokens:
+            tokens = max(longest or 0, sum(prompts) + most * rounds)
+        if not settings.in_usd or settings.fixed_cost is not None or settings.cost_of_result is not None:
+            return usd, tokens
+        bound: int | None = None
+        if settings.cost_of_tokens is not None:
+            bound = self.ask(settings.cost_of_tokens, sum(prompts), most * rounds)
+        elif isinstance(rates := self._pricing.rates(request.model, self._clock()) if request.model else None, Rates):
+            bound = sum(rates.worst(prompt, most, request.audio_tokens) for prompt in prompts)
+        return (usd if bound is None else max(highest or 0, bound)), tokens
+
+    def of(self, reading: Reading, usage: Usage | None, result: Any) -> int | None:
+        settings = self._settings
+        if settings.fixed_cost is not None:
+            return settings.fixed_cost
+        if settings.cost_of_result is not None:
+            return self.ask(settings.cost_of_result, result)
+        if settings.cost_of_tokens is not None and usage is not None:
+            return self.ask(settings.cost_of_tokens, usage.input, usage.output)
+        return stated_nano(reading.usd)
+
+    def ask(self, cost: Callable[..., Any], *facts: Any) -> int | None:
+        try:
+            nano = stated_nano(value := cost(*facts))
+        except Exception:
+            _log.warning("runguard.cost_failed: cost raised for '%s'", self._name, exc_info=True)
+            return None
+        if nano is None:
+            _log.warning(
+                "runguard.cost_failed: cost gave %s for '%s', which is not an amount in dollars",
+                shown(value),
+                self._name,
+            )
+        return nano
+
+    def learn(self, nano: int | None, tokens: int) -> None:
+        """Remember what a call has cost. ``nano`` None: unknown in dollars."""
+        cost = (nano if self._settings.in_usd else 0), (tokens if self._settings.in_tokens else 0)
+        dearest, longest = self.highest
+        if (
+            self._relied_on is self.highest
+            and cost[0] is not None
+            and dearest is not None
+            and longest is not None
+            and cost[0] <= dearest
+            and cost[1] <= longest
+        ):
+            return  # not higher
+        with self._lock:
+            if any(
+                one is not None and before is not None and one > before * _FAR_HIGHER
+                for one, before in zip(cost, self.highest, strict=True)
+            ):
+                self._seen = 0
+            usd, most = (
+                before if one is None else max(before or 0, one) for one, before in zip(cost, self.highest, strict=True)
+            )
+            self.highest = usd, most
+            if usd is not None and most is not None:
+                self._seen += 1
+            # Calls that cost nothing say nothing about those that do.
+            is_enough = (
+                self._seen >= ENOUGH_SEEN
+                and (usd or not self._settings.in_usd)
+                and (most or not self._settings.in_tokens)
+            )
+            self._relied_on = self.highest if is_enough else self._unknown
+
+
+# ---- The queue of calls whose cost is known only afterwards.
+
+
+class Ticket(Future[None]):
+    """One call's place. Done when the call may start; given back when it has ended."""
+
+    def __init__(self, around: frozenset[int]) -> None:
+        super().__init__()
+        self.pid, self.thread, self.loop = os.getpid(), threading.get_ident(), asyncio._get_running_loop()
+        # weak: a task that is thrown away gives its ticket back
+        self._task = None if (task := _task()) is None else weakref.ref(task)
+        self.around = around  # calls with tickets of other callables that this call is inside of
+        self.charge: Charge | None = None
+        self.is_alone = False  # nothing else is running: it holds the whole remainder
+        self.known = (0, 0)  # nano-USD and tokens that it must hold at least
+        self.since = 0.0
+
+    def is_stuck_with(self, no_loop: bool) -> bool:
+        """Return whether this call cannot end while the caller waits.
+
+        That is so if the same thread or task made it and still reads its answer.
+        """
+        if self.thread != threading.get_ident():
+            return False
+        return no_loop or self._task is None or self._task() is _task()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the call can never end: it belongs to a parent process, or its event loop is closed."""
+        return self.pid != os.getpid() or (self.loop is not None and self.loop.is_closed())
+
+
+class CallQueue:
+    """The running and the waiting calls of one callable. Safe to use from many threads and event loops.
+
+    The first calls run one at a time. As calls return and show what one costs, more and more run at once. The others
+    wait, first come, first served.
+    """
+
+    def __init__(self, width: Callable[[], int], most_seconds: float) -> None:
+        """``width``: how many calls may run at once.
+
+        ``most_seconds``: after this time nothing waits for a call that never ended.
+        """
+        self._width, self._most_seconds = width, most_seconds
+        self._lock = threading.RLock()  # the collector may throw a task away, and give its ticket back, at any time
+        self.running: dict[Ticket, None] = {}
+        self.waiting: deque[Ticket] = deque()
+
+    def ask(self, around: frozenset[int], no_loop: bool) -> Ticket | None:
+        """Return a place, which is done when the call may start. None: start at once, beside the running calls.
+
+        ``around``: calls with tickets of other functions that the call is inside of.
+        """
+        ticket = Ticket(around)
+        with self._lock:
+            if self.waiting or len(self.running) >= self._width():
+                self._drop_lost_locked()
+            if not self.waiting and len(self.running) < self._width():
+                self._start_locked(ticket)
+                return ticket
+            # a running call may be waiting for the call that this one is inside of
+            apart = bool(around) and any(not around & other.around for other in self.running)
+            if apart or all(other.is_stuck_with(no_loop) for other in self.running):  # it cannot wait for them
+                return None
+            self.waiting.append(ticket)
+            return ticket
+
+    def give_back(self, ticket: Ticket) -> None:
+        """Start the next calls: this one has ended, or will not be made."""
+        with self._lock:
+            self.running.pop(ticket, None)
+            if ticket in self.waiting:
+                self.waiting.remove(ticket)
+            while self.waiting:
+                self._drop_lost_locked()
+                if not self.waiting or len(self.running) >= self._width():
+                    break
+                self._start_locked(self.waiting.popleft())
+
+    def alone(self) -> Ticket | None:
+        """Return the call that holds the whole remainder, if there is one."""
+        with self._lock:
+            return next((ticket for ticket in self.running if ticket.is_alone), None)
+
+    def _start_locked(self, ticket: Ticket) -> None:
+        ticket.is_alone, ticket.since = self._width() == 1, time.monotonic()
+        self.running[ticket] = None
+        ticket.set_result(None)
+
+    def _drop_lost_locked(self) -> None:
+        """Forget calls that can never end, and calls that have run for too long to be waited for."""
+        longest = time.monotonic() - self._most_seconds
+        for ticket in [ticket for ticket in self.running if ticket.since < longest or ticket.is_lost]:
+            self.running.pop(ticket, None)
+        while self.waiting and self.waiting[0].is_lost:
+            self.waiting.popleft()
+
+
+def _task() -> "asyncio.Task[Any] | None":
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+async def may_start(ticket: Ticket, seconds: float) -> bool:
+    """Wait in the queue, at most this long. Giving up does not disturb others."""
+    if not ticket.done():
+        await asyncio.wait((asyncio.wrap_future(ticket),), timeout=seconds)
+    return ticket.done()

@@ -1,0 +1,228 @@
+"""What surrounds a guarded call: the block of ``runguard.run()``, the guard around, and the thread that it runs on.
+
+``calls/functions`` opens blocks, and all adapters join them. ``drive`` runs a coroutine for callers without an event
+loop, and ``calls/threads`` takes the surroundings along into threads.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
+
+from runguard.background import start_thread
+from runguard.core.decision import Trip
+from runguard.engine.charges import OWNERS, Charge
+from runguard.engine.guard import Guard
+from runguard.engine.runs import Run
+
+if TYPE_CHECKING:
+    from runguard.calls.function_calls import Caller, RunState
+
+# ---- Blocks of ``runguard.run()``.
+
+
+class RunContext:
+    """``with runguard.run(...)``: the owner of the run, and what the callers know about it until it ends."""
+
+    def __init__(
+        self,
+        app: str = "",
+        user: str = "",
+        session: str = "",
+        labels: Mapping[str, str] | None = None,
+        caller: "Caller | None" = None,
+    ) -> None:
+        self.id = secrets.token_hex(8)
+        self.app, self.user, self.session, self.labels, self.caller = app, user, session, labels, caller
+        self.outer: RunContext | None = None
+        self.states: dict[Caller, RunState] = {}
+        self.agents: dict[Guard, AgentsState] = {}
+        self.kept: dict[str, Kept] = {}  # by adapter: what it keeps from call to call in this block
+        self.lock = threading.RLock()
+        self.ended = False
+        # every run that began here and is no part of another one here, for the bill
+        self._billed: list[tuple[Guard, Run]] = []
+
+    def bill(self, guard: Guard, run: Run) -> None:
+        """Put a run on the bill of this block. Calls inside a call that is on it are there already."""
+        is_inside = any(not (charge.over or charge.is_tool) for charge in OWNERS.get())
+        if not is_inside and all(known is not run for _, known in self._billed):
+            self._billed.append((guard, run))
+
+    def end(self) -> None:
+        with self.lock:
+            self.ended = True
+        for kept in list(self.kept.values()):
+            kept.end()
+        self.kept.clear()
+        for caller, state in list(self.states.items()):
+            caller.guard.faults.attempt("end of run", caller.guard.end, state.run.info.run)
+        self.states.clear()
+        for guard, agents in list(self.agents.items()):
+            guard.faults.attempt("end of run", agents.end, guard)
+        self.agents.clear()
+
+    @property
+    def _runs(self) -> "list[tuple[Guard, Run]]":
+        """The runs whose figures add up. Limits of the block itself count every call in it."""
+        own = self.caller.guard if self.caller is not None else None
+        return [one for one in self._billed if one[0] is own] or self._billed
+
+    @property
+    def usd(self) -> Decimal | None:
+        """What the calls in the block have cost so far, in dollars; None where no price is known."""
+        costs = [run.run_costs.spent_usd for _, run in self._runs]
+        known = [usd for usd in costs if usd is not None]
+        return sum(known, Decimal()) if known or not costs else None
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of these calls, input and output."""
+        return self._total("tokens")
+
+    @property
+    def calls(self) -> int:
+        """The model calls that were sent."""
+        return self._total("calls")
+
+    def _total(self, figure: str) -> int:
+        return sum(guard.accounts.spending.of_run(run.run_costs)[figure] for guard, run in self._runs)
+
+    @property
+    def trips(self) -> list[Trip]:
+        """What RunGuard stopped here, oldest first."""
+        found = {trip.id: trip for _, run in self._billed for trip in run.trips}
+        return sorted(found.values(), key=lambda trip: trip.at)
+
+
+class Kept(Protocol):
+    """What an adapter keeps for a block of ``runguard.run()``."""
+
+    def end(self) -> None:
+        """End what is kept: the block ends."""
+
+
+@dataclass(slots=True, eq=False)
+class AgentsState:
+    """The run of all agents of one guard in one block, and under which keys it will be kept when the block ends."""
+
+    run: Run
+    lanes: Iterator[int] = field(default_factory=lambda: count(1))
+    keys: tuple[str, ...] = ()
+    waits: bool = False
+
+    def end(self, guard: Guard) -> None:
+        if guard.runs.get(self.run.info.run) is not self.run:
+            return
+        if self.keys:
+            guard.pauses.keep(self.run.info.run, waits=self.waits, keys=self.keys)
+        else:
+            guard.end(self.run.info.run)
+
+
+class Surroundings(NamedTuple):
+    """What surrounds a guarded call."""
+
+    run: RunContext | None = None
+    # The guard directly inside the one that calls now. It is removed when it is called: the runs around both have
+    # already admitted that call, but not a second attempt of a retry between the two.
+    inner: "list[Caller] | None" = None
+    place: object = None  # the tool call of a guarded agent around it: a ``runguard.calls.model_calls.Place``
+
+
+_NONE: Final = Surroundings()
+SURROUNDINGS: Final[ContextVar[Surroundings]] = ContextVar("runguard_surroundings", default=_NONE)
+
+
+def open_ones(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
+    """Return the charges around a call without those of finished calls, which a task that began inside may outlive."""
+    return tuple([charge for charge in charges if not charge.over]) if charges else charges
+
+
+# ---- Coroutines for callers without an event loop.
+
+_T = TypeVar("_T")
+_IDLE_HELPERS: Final = 8
+
+
+class _Helper:
+    """A thread with an event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = start_thread("runguard-waiting", self._work)
+
+    def _work(self) -> None:
+        self.loop.run_forever()  # which a SystemExit in a job ends: then it is run again
+        self.loop.close()
+
+    def retire(self) -> None:
+        """End the thread once it has nothing to do."""
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class _Helpers:
+    """Runs coroutines for callers that have to wait and have no event loop to do it on.
+
+    A helper works for one caller at a time. So user code in a coroutine, such as a termination condition or a cap
+    function, keeps no other caller waiting, and may itself make guarded calls.
+    """
+
+    def __init__(self) -> None:
+        self._idle: deque[_Helper] = deque()
+
+    def finish(self, make: Callable[[], Coroutine[Any, Any, _T]], lost: Callable[[_T], None]) -> _T:
+        helper = self._take()
+        future = asyncio.run_coroutine_threadsafe(make(), helper.loop)
+        try:
+            result = future.result()
+        except BaseException:
+            is_done = future.done()
+            if not future.cancel() and not future.cancelled() and future.exception() is None:
+                lost(future.result())  # interrupted in the moment in which it came
+            self._give_back(helper, is_done=is_done)
+            raise
+        self._give_back(helper, is_done=True)
+        return result
+
+    def _take(self) -> _Helper:
+        while True:
+            try:
+                helper = self._idle.pop()
+            except IndexError:
+                return _Helper()
+            if helper.thread.is_alive():  # a fork takes no threads along
+                return helper
+
+    def _give_back(self, helper: _Helper, *, is_done: bool) -> None:
+        if is_done and len(self._idle) < _IDLE_HELPERS:
+            self._idle.append(helper)
+        else:
+            helper.retire()
+
+
+HELPERS: Final = _Helpers()
+
+
+def drive(make: Callable[[], Coroutine[Any, Any, _T]], is_shared: bool, lost: Callable[[_T], None]) -> _T:
+    """Run a coroutine for a caller without an event loop: here while it need not wait, else on a helper's loop.
+
+    ``make`` makes the coroutine when it can be run at once, because one that is never run would be warned about.
+    ``is_shared``: it certainly waits. ``lost`` gets a result that came when its caller had been interrupted.
+    """
+    if is_shared:
+        return HELPERS.finish(make, lost)
+    job = make()
+    try:
+        job.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]
+    return HELPERS.finish(lambda: job, lost)
