@@ -290,6 +290,7 @@ async def guarded_stream(
             for event in last:
                 yield event
     finally:
+        here.is_open = False
         HERE.set(HERE.get()._replace(stream=outer))
         for event in ended if not nested else ():  # a session in memory keeps these objects; no loop sees them any more
             event.actions.escalate = True

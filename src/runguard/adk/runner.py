@@ -327,7 +327,7 @@ def _wrap_run_live(original: Any) -> Any:
         except Exception as error:
             registry, fault = _guard_in_spite_of(error, self), error
         events: AsyncGenerator[Event, None] = original(self, *args, **kwargs)
-        if registry is None:
+        if registry is None and not IN_USE.is_anything():
             return events
         user, session = str(kwargs.get("user_id", "")), kwargs.get("session")
         session_id = str(kwargs.get("session_id") or getattr(session, "id", ""))

@@ -355,7 +355,7 @@ class RunnerStream:
     app: str = ""
     user: str = ""
     session: str = ""
-    guarded: dict[Any, Any] = field(default_factory=dict)  # what each guarded model knows of this run
+    guarded: dict[Any, Any] = field(default_factory=dict)  # what each guarded model and budget knows of this run
     ends: list[tuple[Guard, str, Callable[[], None]]] = field(default_factory=list)  # runs that end with it, and how
     fault: Exception | None = None  # a failure of RunGuard before the run started
     invocation_ids: list[str] = field(default_factory=list)
@@ -363,6 +363,7 @@ class RunnerStream:
     number: int = field(default_factory=itertools.count(1).__next__)
     context: Any = None  # ADK's context of the invocation, where this version of ADK offers it
     agent: str = ""  # the Runner's root agent
+    is_open: bool = True  # a task that a tool left running may outlive it
 
 
 @dataclass(slots=True)
