@@ -64,11 +64,11 @@ test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
 	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 
 # The conformance kit on the newest release of each framework: some adapters depend on what a framework does not promise. It runs once a week.
-KIT := $(addprefix tests/frameworks/test_, adk.py langchain.py openai_agents.py pydantic_ai.py strands.py)
+KIT := $(addprefix tests/frameworks/test_, adk.py langchain.py openai_agents.py pydantic_ai.py strands.py agent_framework.py)
 .PHONY: test-newest-frameworks
 test-newest-frameworks: $(FRAMEWORKS)/.ready
 	@$(NEW)/bin/uv pip install --quiet --upgrade --python $(FRAMEWORKS)/bin/python --editable . --group frameworks
-	@$(NEW)/bin/uv pip list --python $(FRAMEWORKS)/bin/python | grep -E "^(google-adk|langchain|langgraph|openai-agents|pydantic-ai|strands)"
+	@$(NEW)/bin/uv pip list --python $(FRAMEWORKS)/bin/python | grep -E "^(google-adk|langchain|langgraph|openai-agents|pydantic-ai|strands|agent-framework)"
 	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) $(KIT)
 
 # Branch coverage of core, engine and ledger. Fails under 95 %.

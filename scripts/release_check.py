@@ -39,6 +39,8 @@ MODULES = {  # of each extra: what it is for
     "openai-agents": "runguard.openai_agents",
     "pydantic-ai": "runguard.pydantic_ai",
     "strands": "runguard.strands",
+    "agent-framework": "runguard.agent_framework",
+    "agent-hooks": "runguard.agent_hooks",
     "gateway": "runguard.gateway",
     "dashboard": "uvicorn",
 }

@@ -8,6 +8,7 @@ sys.path.insert(0, str(ROOT))
 
 from runguard.testing.conformance import matrix  # noqa: E402
 from tests.frameworks.adk_harness import AdkHarness  # noqa: E402
+from tests.frameworks.agent_framework_harness import AgentFrameworkHarness  # noqa: E402
 from tests.frameworks.langchain_harness import LangChainHarness  # noqa: E402
 from tests.frameworks.openai_harness import OpenAIAgentsHarness  # noqa: E402
 from tests.frameworks.pydantic_harness import PydanticAIHarness  # noqa: E402
@@ -25,7 +26,7 @@ A script writes this table from the tests.
 
 def text() -> str:
     columns = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness(), StrandsHarness()]
-    return HEAD + matrix(columns) + "\n"
+    return HEAD + matrix([*columns, AgentFrameworkHarness()]) + "\n"
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ PUBLIC = tuple(
         ".view",
     )
 )
-ADAPTERS = ("langchain", "openai_agents", "pydantic_ai", "strands")  # not installed where the documentation is built
+# not installed where the documentation is built
+ADAPTERS = ("agent_framework", "agent_hooks", "langchain", "openai_agents", "pydantic_ai", "strands")
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
 

@@ -397,6 +397,8 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
         counts = _chat(given, problems)
     elif type(get("input_tokens")) in _NUMBERS or type(get("output_tokens")) in _NUMBERS:
         counts = _split(get, problems)
+    elif type(get("input_token_count")) in _NUMBERS or type(get("output_token_count")) in _NUMBERS:
+        counts = _microsoft(given, problems)
     elif _has_counts(get, _CAMEL):
         counts = _gemini(get, _CAMEL, problems)
     elif type(get("input")) in _NUMBERS or type(get("output")) in _NUMBERS:
@@ -484,6 +486,20 @@ def _split(get: Any, problems: list[str]) -> Counts | None:
     _parts(counts, details, _OF_INPUT, problems)
     if (details := get("output_tokens_details")) is not None:
         _parts(counts, details, _OF_OUTPUT, problems)
+    return counts
+
+
+def _microsoft(given: Any, problems: list[str]) -> Counts | None:
+    """Read a report of Microsoft's Agent Framework. It passes on Anthropic's input, which leaves out the caches."""
+    before, get = len(problems), given.get
+    counts = Counts(_count(get, "input_token_count", problems), _count(get, "output_token_count", problems))
+    if len(problems) > before:
+        return None
+    counts.cached = _count(get, "cache_read_input_token_count", problems)
+    counts.cache_write = _count(get, "cache_creation_input_token_count", problems)
+    counts.thinking = _count(get, "reasoning_output_token_count", problems)
+    if any(str(name).startswith("anthropic.") for name in given):
+        counts.input += counts.cached + counts.cache_write
     return counts
 
 

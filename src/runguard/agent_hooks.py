@@ -1,0 +1,140 @@
+"""RunGuard as an interceptor of the AGENT-HOOKS contract: for every host that speaks it.
+
+A host calls ``intercept`` at each point of an agent's life: before and after model calls and tool calls, and at the
+beginning and the end of a session, which is one run here. The answer is a verdict that the host carries out.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Final, Unpack
+
+if find_spec("agent_hooks") is None:
+    raise ImportError("runguard.agent_hooks needs agent-hooks-sdk: pip install 'runguard-agents[agent-hooks]'")
+
+from agent_hooks import ALLOW, Decision, Transform, Verdict
+
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.calls.run import AgentRun, Whom
+from runguard.calls.tool_calls import ToolUse
+from runguard.core.decision import Trip
+from runguard.core.events import Outcome
+from runguard.core.identity import Newest
+from runguard.engine.guard import Controls, Guard
+from runguard.policy.settings import Policy, PolicySettings
+from runguard.providers.usage import read_usage, size_of
+
+__all__ = ["RunGuardInterceptor"]
+
+_SESSIONS_KEPT: Final = 10_000  # a session that its host never ends is ended when so many newer ones have begun
+
+
+class RunGuardInterceptor(Controls):
+    """An interceptor: ``create_agent_hooks_middleware([RunGuardInterceptor(max_usd=2)])``, or ``emitter.register(…)``.
+
+    The keywords are those of ``RunGuardPlugin``. A stop is a ``deny`` with the reason ``runguard:RULE``, for which the
+    host raises its own error. A model call that failed has no point after it, so it is booked as an estimate.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str = "",
+        app: str = "",
+        user: str | Callable[[Any], str] = "",
+        **policy: Unpack[PolicySettings],
+    ) -> None:
+        """``model``: the name to price calls by, for hosts that do not say it.
+
+        ``app`` and ``user``: whom budgets per app and per user are for. ``user`` may be a function of the context.
+        """
+        self.guard = Guard(Policy.build(**policy))
+        self.guard.check_store()
+        self._model, self._whom = model, Whom(app, user)
+        self._sessions = Newest[str, _Session](_SESSIONS_KEPT)
+
+    def intercept(self, context: dict[str, Any], /) -> Any:
+        """Return the verdict on one point of a session, to be awaited. The contract's type knows only the verdict."""
+        return self._intercept(context)
+
+    async def _intercept(self, context: dict[str, Any]) -> Verdict:
+        if self.guard.policy.mode == "off":
+            return ALLOW
+        point, name = context["interception_point"], context["session"]["id"]
+        session = self._sessions.get(name)
+        if session is None:
+            agent = context["agent"]
+            whom = self._whom.of(self.guard, context, session=name)
+            run = AgentRun.start(self.guard, agent.get("name") or agent["id"], **whom)
+            run.enter()
+            session = self._sessions[name] = _Session(run, self._model)
+        if point == "pre_model_call":
+            return await session.ask(context)
+        if point == "post_model_call":
+            session.settle(context)
+        elif point == "pre_tool_call":
+            refusal = await session.run.tools.check(_use(context["tool_call"]))
+            return ALLOW if refusal is None else Verdict.deny(reason="runguard:tool", message=refusal)
+        elif point == "post_tool_call":
+            return session.answered(context)
+        elif point == "agent_shutdown":
+            del self._sessions[name]
+            session.end()
+        return ALLOW
+
+
+class _Session:
+    """One session of a host: a run, and the model calls that have no answer yet."""
+
+    def __init__(self, run: AgentRun, model: str) -> None:
+        self.run, self._model = run, model
+        self._open: dict[str, Permission] = {}  # by the id of the request, where the host gives one
+
+    async def ask(self, context: dict[str, Any]) -> Verdict:
+        messages, request = context["messages"], context.get("request_id") or ""
+        if (failed := self._open.pop(request, None)) is not None:
+            failed.fail(None)
+        model = self._model or str(context["model"]["id"])
+        reply = await self.run.ask(lambda: _described(model, context))
+        if not isinstance(reply, Permission):
+            rule = reply.rule if isinstance(reply, Trip) else "termination"
+            return Verdict.deny(reason=f"runguard:{rule}", message=str(reply))
+        self._open[request] = reply
+        if not reply.notice:
+            return ALLOW
+        told = [*messages, {"role": "user", "content": reply.notice}]
+        return Verdict(Decision.TRANSFORM, transform=Transform("$target", told))
+
+    def settle(self, context: dict[str, Any]) -> None:
+        permission = self._open.pop(context.get("request_id") or "", None)
+        if permission is None:
+            return
+        response, content = context["response"], context["response"]["content"]
+        counts = read_usage(context.get("usage") or {}, [])
+        permission.settle(
+            counts.usage() if counts is not None else None,
+            model=self._model or str(context["model"]["id"]),
+            calls=[_use(call) for call in response["tool_calls"]],
+            text=content if isinstance(content, str) else "",
+            size=size_of([content, response["tool_calls"]]),
+        )
+
+    def answered(self, context: dict[str, Any]) -> Verdict:
+        result = context["tool_result"]
+        outcome = Outcome.ERROR if result["is_error"] else None
+        note = self.run.tools.answered(_use(context["tool_call"]), result["value"], outcome)
+        return ALLOW if note is None else Verdict(Decision.TRANSFORM, transform=Transform("$target", note))
+
+    def end(self) -> None:
+        for permission in self._open.values():
+            permission.fail(None)
+        self.run.end()
+
+
+def _described(model: str, context: dict[str, Any]) -> ModelRequest:
+    request = ModelRequest.of(model, [context["messages"], context.get("tools")], counts=context)
+    request.fixed_output = True  # a host has no place for a lower output limit
+    return request
+
+
+def _use(call: dict[str, Any]) -> ToolUse:
+    return ToolUse(call["id"], call["name"], call["args"])
