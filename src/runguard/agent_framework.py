@@ -34,7 +34,7 @@ from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.providers.usage import LIKELY, measure, read_usage, size_of
@@ -80,7 +80,7 @@ class RunGuard(Controls, _Bundle):
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._condition = fitting(termination_condition, "Agent Framework", has_hand_offs=False)
-        self._stored = Newest[str, int](_STORED_KEPT)  # tokens of the conversations that providers keep
+        self._stored = LruDict[str, int](_STORED_KEPT)  # tokens of the conversations that providers keep
         is_off = self.guard.policy.mode == "off"
         _Bundle.__init__(self, [] if is_off else [self._turn, self._model_call, self._tool_call])
 

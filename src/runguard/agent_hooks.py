@@ -18,7 +18,7 @@ from runguard.calls.run import AgentRun, Whom
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import Outcome
-from runguard.core.identity import Newest
+from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.settings import Policy, PolicySettings
 from runguard.providers.usage import read_usage, size_of
@@ -50,7 +50,7 @@ class RunGuardInterceptor(Controls):
         self.guard = Guard(Policy.build(**policy))
         self.guard.check_store()
         self._model, self._whom = model, Whom(app, user)
-        self._sessions = Newest[str, _Session](_SESSIONS_KEPT)
+        self._sessions = LruDict[str, _Session](_SESSIONS_KEPT)
 
     def intercept(self, context: dict[str, Any], /) -> Any:
         """Return the verdict on one point of a session, to be awaited. The contract's type knows only the verdict."""
