@@ -39,7 +39,7 @@ from google.genai import types
 import runguard
 from runguard import testing
 from runguard.adk import RunGuardPlugin
-from runguard.policy.settings import PolicySettings
+from runguard.policy.keywords import PolicySettings
 
 TARGETS = {"model": 10.0, "tool": 18.0}
 CALLS_GOAL = 120  # Python calls of RunGuard in the hooks of a model and tool step

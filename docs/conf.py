@@ -64,7 +64,7 @@ def link_outside(app: Any, name: str, source: list[str]) -> None:
 
 
 def link_public_name(app: Any, env: Any, node: Any, contents: Any) -> Any:
-    """A type is linked by the name under which it is documented, not by the file that it is written in."""
+    """Link a type by the name under which it is documented, not by the file that it is written in."""
     public = _public_names().get(node.get("reftarget", ""))
     if public is None:
         return None
@@ -73,7 +73,7 @@ def link_public_name(app: Any, env: Any, node: Any, contents: Any) -> Any:
 
 @cache
 def _public_names() -> dict[str, str]:
-    """Where a name is written -> where it is documented: in the first module that offers it."""
+    """Return where each name is documented: in the first module that offers it."""
     found: dict[str, str] = {}
     for module in MODULES:
         home = importlib.import_module(module)
@@ -85,7 +85,7 @@ def _public_names() -> dict[str, str]:
 def shorten(
     app: Any, what: str, name: str, value: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """A pydantic class takes its fields: they stand in a table, and their validators would fill the page."""
+    """Shorten the signature of a pydantic class: its fields stand in a table, their validators would fill the page."""
     return ("(**settings)", returns) if what == "class" and issubclass(value, BaseModel) else None
 
 

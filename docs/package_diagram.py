@@ -30,7 +30,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path) -> set[str]:
-    """The packages and root modules of this project that a file imports."""
+    """Return the packages and root modules of this project that a file imports."""
     found: set[str] = set()
     for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom):
@@ -41,7 +41,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 def packages() -> dict[str, set[str]]:
-    """Each package and each public module of the root, with those that it imports."""
+    """Return each package and each public module of the root, with those that it imports."""
     graph: dict[str, set[str]] = {}
     for entry in sorted(SOURCE.iterdir()):
         files = [*entry.rglob("*.py"), *([entry] if entry.suffix == ".py" else [])]
@@ -51,7 +51,9 @@ def packages() -> dict[str, set[str]]:
 
 
 def levels() -> list[list[str]]:
-    """Packages by level: one that imports nothing is at the bottom, each other one stands above all that it imports."""
+    """Return packages by level: one that imports nothing is at the bottom, each other one stands above all that it
+    imports.
+    """
     graph, level = packages(), dict[str, int]()
     while len(level) < len(graph):
         ready = {name for name, used in graph.items() if name not in level and used <= set(level)}
@@ -69,14 +71,14 @@ def architecture() -> str:
 
 
 def summary(path: Path) -> str:
-    """The first sentence of a file's docstring, and the second one where the first is short."""
+    """Return the first sentence of a file's docstring, and the second one where the first is short."""
     paragraph = " ".join((ast.get_docstring(parsed(path)) or "").partition("\n\n")[0].split())
     sentences = re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph.replace("``", "`"))
     return " ".join(sentences[: 2 if len(sentences[0]) < SHORT else 1])
 
 
 def files() -> str:
-    """The page of all files. A package's ``__init__`` stands under its heading."""
+    """Return the page of all files. A package's ``__init__`` stands under its heading."""
     lines = [HEAD]
     order = [name for names in reversed(levels()) for name in names]
     folders = [SOURCE, *(path.parent for name in order for path in sorted((SOURCE / name).rglob("__init__.py")))]

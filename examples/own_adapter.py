@@ -22,7 +22,7 @@ OUTPUT = 200  # tokens
 
 
 async def call_model(messages: list[str], max_output_tokens: int) -> dict[str, Any]:
-    """What a provider would send: a model that searches for the same thing again and again."""
+    """Answer as a provider would: with a model that searches for the same thing again and again."""
     return {"tokens": (480, 60), "tool": "search", "args": {"query": "refund"}}
 
 
@@ -31,7 +31,7 @@ def search(query: str) -> str:
 
 
 async def agent(guard: Guard, question: str) -> None:
-    """The loop of a framework. The lines with ``run`` are the adapter."""
+    """Run the loop of a framework. The lines with ``run`` are the adapter."""
     messages = [question]
     run = AgentRun.start(guard, "clerk", app="shop", user="ann")
     try:

@@ -13,7 +13,7 @@ import runguard
 
 
 def scripted(messages: list[dict[str, str]], **_: Any) -> dict[str, Any]:
-    """What a provider would send: an agent that looks for the same thing again and again."""
+    """Answer as a provider would: with an agent that looks for the same thing again and again."""
     return {
         "model": "gpt-4o-mini",
         "usage": {"prompt_tokens": 400 + 80 * len(messages), "completion_tokens": 40},

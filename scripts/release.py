@@ -50,7 +50,7 @@ def close(changelog: str, version: str, day: str) -> str:
 
 
 def _allows_breaks(last: str, version: str) -> bool:
-    """In 0.x a new minor version may break; from 1.0 on only a new major version."""
+    """Return whether a version may break: in 0.x a new minor version, from 1.0 on only a new major one."""
     before, after = order(last), order(version)
     return after[0] > before[0] or (after[0] == 0 and after[1] > before[1])
 

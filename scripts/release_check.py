@@ -143,7 +143,7 @@ def check_install(package: Path, extras: Sequence[str], python: str, uv: str, *,
 
 
 def check_old_python(uv: str) -> None:
-    """An installation from the clone with pip on a Python that is too old must say so within a minute."""
+    """Check that pip on a Python that is too old refuses an installation from the clone within a minute."""
     old = find_python("3.10", uv)
     if old is None:
         print("skipped  no Python 3.10 here")

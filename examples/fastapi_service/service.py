@@ -78,7 +78,10 @@ async def ask(asked: Question) -> JSONResponse:
 
 @api.get("/users/{user}/budget")
 def budget(user: str) -> dict[str, Any]:
-    """What is left of the user's day, whichever worker is asked. A plain function: the store is asked on a thread."""
+    """Return what is left of the user's day, whichever worker is asked.
+
+    It is a plain function: the store is asked on a thread.
+    """
     guard.flush()  # what this worker has settled has reached the store
     for status in guard.budgets(f"user:{APP}/{user}"):
         return {

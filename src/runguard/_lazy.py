@@ -6,7 +6,10 @@ from typing import Any
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package. ``homes`` maps each public name to the module that defines it."""
+    """Return ``__getattr__`` and ``__dir__`` of a package.
+
+    ``homes`` maps each public name to the module that defines it.
+    """
 
     def load(name: str) -> Any:
         home = homes.get(name)

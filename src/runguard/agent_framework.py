@@ -36,7 +36,8 @@ from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
 from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.providers.usage import LIKELY, measure, read_usage, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 

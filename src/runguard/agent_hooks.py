@@ -20,7 +20,8 @@ from runguard.core.decision import Trip
 from runguard.core.events import Outcome
 from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.providers.usage import read_usage, size_of
 
 __all__ = ["RunGuardInterceptor"]

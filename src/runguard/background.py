@@ -108,7 +108,10 @@ class BackgroundQueue(ABC, Generic[_T]):
         QUEUES.add(self)
 
     def restart(self) -> None:
-        """As new, also in a forked child: the thread and the items are the parent's, and a lock may have been held."""
+        """Start as new, also in a forked child.
+
+        There the thread and the items are the parent's, and a lock may have been held.
+        """
         self._changed = threading.Condition()
         self._waiting: deque[_T] = deque()
         self._thread: threading.Thread | None = None
@@ -288,7 +291,7 @@ def _text(write: Any, value: object) -> str:
 
 
 def _traceback(error: BaseException | None) -> str:
-    """As Python writes it, with the text of each exception on one line."""
+    """Return a traceback as Python writes it, with the text of each exception on one line."""
     parts: list[str] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(parts) < _CAUSES_SHOWN:

@@ -22,7 +22,8 @@ from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of
 from runguard.termination.conditions import Ended, TerminationCondition

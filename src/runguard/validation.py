@@ -58,7 +58,7 @@ class SettingsModel(_Base):
 
 
 def faults_of(error: ValidationError, model: type[SettingsModel]) -> list[str]:
-    """One line per fault: where it is, what was given, what would be right."""
+    """Return one line per fault: where it is, what was given, what would be right."""
     lines: dict[str, str] = {}  # what was given where -> what would be right
     faults = [(_path(fault), fault) for fault in error.errors(include_url=False)]
     unknown = {path.rpartition(".")[0] for path, fault in faults if fault["type"] in _UNKNOWN}
@@ -117,6 +117,6 @@ def _path(fault: Any) -> str:
 
 
 def summary(lines: Sequence[str], source: str) -> str:
-    """All mistakes in one message. ``source``: where the settings come from."""
+    """Return all mistakes in one message. ``source``: where the settings come from."""
     head = f"the policy ({source}) is not valid:" if source else "the policy is not valid:"
     return f"{head} {lines[0]}" if len(lines) == 1 else "\n  ".join((head, *lines))

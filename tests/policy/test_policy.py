@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from runguard.core.decision import Rungs
 from runguard.errors import PolicyError
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy import Policy, ToolRule, tool
+from runguard.policy import Policy, ToolRule, find_policy_file, load_policy_file, tool
 from runguard.policy.settings import (
     _MEANT,
     RULES,
     PolicyFile,
     declared_rule,
-    find_policy_file,
-    load_policy_file,
     policy_schema,
 )
 from tests.kit.optional import present

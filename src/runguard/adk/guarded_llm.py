@@ -30,7 +30,8 @@ from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, Answer, HandOff, RunInfo, ToolResults
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.runs import Run
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.providers.messages import TRANSFER
 
 _UNNAMED: Final = "(model)"

@@ -59,7 +59,8 @@ from runguard.core.identity import words_name
 from runguard.engine.downgrade import Downgrades, PromptParts
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.runs import Lane, Run
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.pricing.book import preload
 
 _log: Final = logging.getLogger("runguard")

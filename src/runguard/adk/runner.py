@@ -29,7 +29,8 @@ from runguard.adk.termination import LOOP_TERMINATION, until_terminated
 from runguard.core.errors import InstallError, PolicyError, RunStoppedError
 from runguard.engine.guard import Guard
 from runguard.engine.resume import retire
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.termination.conditions import checked
 
 _log: Final = logging.getLogger("runguard")

@@ -34,7 +34,7 @@ _log: Final = logging.getLogger("runguard")
 _AMOUNTS: Final = {"max_usd": "usd", "max_tokens": "tokens", "max_calls": "calls"}
 _WINDOWS: Final = {"per_minute": "1m", "per_hour": "1h", "per_day": "1d", "per_week": "1w", "per_month": "month"}
 # Settings of the policy that have their own place here.
-_PLACES: Final = {
+ELSEWHERE: Final = {
     "cycle_repeats": "loop.repeats",
     "max_cycle_len": "loop.max_cycle_len",
     "max_context_tokens": "context.max_context_tokens",
@@ -43,7 +43,7 @@ _PLACES: Final = {
     "half_open_reset_seconds": "breaker.reset_seconds",
 }
 _CAMEL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_NOT_HERE: Final = frozenset(
+ONLY_AGENTS: Final = frozenset(
     {
         "rules",
         "max_tool_calls",
@@ -90,10 +90,10 @@ def settings_of(
 ) -> GuardSettings:
     """Build the settings from keywords. Raise ``PolicyError`` for invalid ones, before the first call."""
     for name in policy:
-        if name in _PLACES:
-            section, _, setting = _PLACES[name].partition(".")
+        if name in ELSEWHERE:
+            section, _, setting = ELSEWHERE[name].partition(".")
             raise PolicyError(f"{name}: use {section}={{{setting!r}: …}}")
-        if name in _NOT_HERE:
+        if name in ONLY_AGENTS:
             raise PolicyError(
                 f"{name}: applies to agents and their tools, which a guarded function does not see; use loop=, "
                 "context= or breaker="
@@ -130,7 +130,7 @@ def settings_of(
         built = Policy.build(**keywords)
     except PolicyError as error:  # name the settings as the user wrote them
         raise PolicyError(
-            re.sub(r"\b(?:" + "|".join(_PLACES) + r")\b", lambda found: _PLACES[found[0]], str(error))
+            re.sub(r"\b(?:" + "|".join(ELSEWHERE) + r")\b", lambda found: ELSEWHERE[found[0]], str(error))
         ) from None
     usd, counted = _counted(built)
     return GuardSettings(

@@ -38,7 +38,8 @@ from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.core.money import BudgetStatus
 from runguard.engine.charges import OWNERS
 from runguard.ledger.ledger import Stop
-from runguard.policy.settings import FunctionSettings, Policy
+from runguard.policy.keywords import FunctionSettings
+from runguard.policy.settings import Policy
 from runguard.providers.messages import Reading, earlier_in, read
 
 _P = ParamSpec("_P")

@@ -35,7 +35,8 @@ from runguard.cli.screens import (
 from runguard.core.errors import PolicyError, RunGuardError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy.settings import Policy, find_policy_file
+from runguard.policy.files import find_policy_file
+from runguard.policy.settings import Policy
 from runguard.pricing.book import prices_per_token, updated_table
 from runguard.view.store import StoreView
 

@@ -68,7 +68,8 @@ def _policy(file: Path | None, on_stop: str, **more: Any) -> "Policy":
 
     ``more`` wins over the file, and the environment over all; budgets are added to those of the file.
     """
-    from runguard.policy.settings import Policy, find_policy_file, load_policy_file
+    from runguard.policy.files import find_policy_file, load_policy_file
+    from runguard.policy.settings import Policy
 
     path = file or find_policy_file()
     values = load_policy_file(path) if path is not None else {}

@@ -44,7 +44,8 @@ from runguard.langchain.messages import (
     was_refused,
 )
 from runguard.langchain.turns import Found, Runs, Scope, scope_here
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _log: Final = logging.getLogger("runguard")

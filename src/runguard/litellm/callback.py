@@ -19,7 +19,8 @@ from runguard.gateway.access import PAYERS_KEY_CHARS, agent_named
 from runguard.gateway.answers import AnswerReader
 from runguard.gateway.conversations import IDLE_S, Asked, Conversations, Payer, Strand
 from runguard.gateway.formats import Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.providers.messages import read
 from runguard.termination.conditions import Ended
 

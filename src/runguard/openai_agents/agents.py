@@ -20,7 +20,8 @@ from runguard.openai_agents import runner
 from runguard.openai_agents.models import guarded_model
 from runguard.openai_agents.tools import guarded_tools
 from runguard.openai_agents.turns import TURN, Bill
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.termination.conditions import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")

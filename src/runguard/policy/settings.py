@@ -8,16 +8,12 @@ which setting wins.
 import json
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import blake2b
-from pathlib import Path
-from stat import S_ISDIR, S_ISLNK, S_ISREG
-from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypedDict, TypeVar
-from urllib.parse import quote
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -37,6 +33,7 @@ from runguard.core.decision import Rungs, Trip
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
 from runguard.ledger.memory import check_store
+from runguard.policy.files import values_from_file
 from runguard.pricing.book import ModelLimits, Price, PricesSource, Pricing, missing_source
 from runguard.pricing.rates import Rates, Unpriced, Usage
 from runguard.reporting.alerts import SCHEMA as ALERTS_SCHEMA
@@ -65,7 +62,7 @@ Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
 
 
 def _tool_price(value: object) -> object:
-    """Dollars, 0 included, or a function."""
+    """Validate dollars, 0 included, or a function."""
     if callable(value):
         return value
     if fault := fault_of_dollars(value, 0):
@@ -161,8 +158,9 @@ LEAST_HELD: Final = 1  # what shows that something is left
 
 
 def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
-    """The nano-USD and tokens to reserve for a call. None: all that is left. Without a figure, as little as shows that
-    something is left.
+    """Return the nano-USD and tokens to reserve for a call; None is all that is left.
+
+    Without a figure it is as little as shows that something is left.
     """
     least = None if rule.send_budget else LEAST_HELD
     return (
@@ -238,7 +236,7 @@ class ToolRule(SettingsModel):
 
 
 def declared_rule(**options: Any) -> ToolRule:
-    """A ToolRule from the keywords of ``@runguard.tool(...)``."""
+    """Make a ToolRule from the keywords of ``@runguard.tool(...)``."""
     try:
         return ToolRule.model_validate(options)
     except ValidationError as error:
@@ -537,7 +535,7 @@ class PolicyFile(SettingsModel):
 
 
 def policy_schema() -> dict[str, Any]:
-    """JSON Schema of ``runguard.toml``, for editors and checks."""
+    """Return the JSON Schema of ``runguard.toml``, for editors and checks."""
     return PolicyFile.model_json_schema(mode="validation")
 
 
@@ -559,10 +557,7 @@ class Policy(PolicyFile):
         default=None, description="Called with each decision that is not allow, off the path of the run."
     )
     stop_text: StopText | dict[str, StopText] | Callable[[Trip], str] | None = Field(  # type: ignore[assignment]
-        default=None,
-        description=(
-            "What the end user reads after a stop: a text, texts by rule with a default, or a function of the trip."
-        ),
+        default=None, description=PolicyFile.model_fields["stop_text"].description
     )
     tokens: Callable[..., Any] | None = Field(
         default=None,
@@ -574,7 +569,7 @@ class Policy(PolicyFile):
 
     @classmethod
     def build(cls, **keywords: Any) -> Self:
-        """Keywords over the policy file over the defaults, environment over all; raises PolicyError.
+        """Take keywords over the policy file over the defaults, and the environment over all. Raise PolicyError.
 
         The environment is ``RUNGUARD_MODE`` and ``RUNGUARD_STORE``. ``find_policy_file`` says which file applies.
         """
@@ -602,7 +597,7 @@ class Policy(PolicyFile):
 
     @cached_property
     def digest(self) -> str:
-        """Names this policy in trips: equal policies give equal digests, functions aside."""
+        """The name of this policy in trips: equal policies have equal digests, functions aside."""
         left_out: dict[str, Any] = _CODE_ONLY | {"tools": {"__all__": {"failed"}}}
         if callable(self.stop_text):
             left_out["stop_text"] = True
@@ -610,43 +605,41 @@ class Policy(PolicyFile):
         return blake2b(data.encode(), digest_size=6).hexdigest()
 
     def tool_rule(self, tool: str) -> ToolRule | None:
-        """The rule for a tool: its exact name, or else the first glob that fits."""
+        """Return the rule for a tool, by its exact name, or else by the first glob that fits."""
         return _by_name(self.tools, tool)
 
     def remote_agent(self, name: str) -> RemoteAgent:
-        """What is known of a remote agent: by its exact name, or else by the first glob that fits."""
+        """Return what is known of a remote agent, by its exact name, or else by the first glob that fits."""
         return _by_name(self.remote_agents, name) or RemoteAgent()
 
     def rungs(self, rule: str) -> Rungs | None:
-        """The rungs in force: explicit ones as they are, defaults where they still can fire; None: the rule is off."""
-        given = self.rules.get(rule)
-        if given is False:
+        """Return the rungs in force, or None if the rule is off.
+
+        Explicit rungs are taken as they are, defaults only where they can still fire beside them.
+        """
+        if self.rules.get(rule) is False:
             return None
-        explicit = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule)
+        explicit = self._explicit(rule)
         return merge_rungs(RULES[rule][0], explicit) if explicit else RULES[rule][0]
 
-    def _from_keyword(self, rule: str) -> dict[str, float]:
-        if rule in ("stall", "repetition") and self.max_identical_tool_results is not None:
-            return {"stop": self.max_identical_tool_results}
-        if rule == "tool_failures" and self.max_tool_failures is not None:
-            return {"block": self.max_tool_failures + 1}
-        if rule == "handoff" and self.max_handoff_repeats is not None:
-            return {"stop": self.max_handoff_repeats}
-        if rule == "cycle" and self.cycle_repeats is not None:
-            return {"stop": self.cycle_repeats}
-        if rule == "resubmission" and self.max_resubmissions is not None:
-            return {"stop": self.max_resubmissions + 2}  # the first submission and the allowed ones, then the refused
-        if rule == "growth" and self.max_event_cost_ratio is not None:
-            return {"stop": self.max_event_cost_ratio}
-        return {}
+    def _explicit(self, rule: str) -> dict[str, float]:
+        """Return the rungs that the policy sets, under ``rules`` or by a keyword of its own."""
+        given = self.rules.get(rule)
+        if isinstance(given, Mapping):
+            return dict(given)
+        if rule not in _SHORTHANDS:
+            return {}
+        keyword, rung, more = _SHORTHANDS[rule]
+        number = getattr(self, keyword)
+        return {} if number is None else {rung: number + more}
 
     def is_explicit(self, rule: str) -> bool:
-        """Whether a refusal or a stop was asked for as early as by default: it is obeyed exactly, without the
-        allowances that the defaults make.
+        """Return whether the policy sets a refusal or a stop as early as the default, or earlier.
+
+        Such a rung is obeyed exactly, without the allowances that the defaults make.
         """
-        given = self.rules.get(rule)
-        explicit, default = dict(given) if isinstance(given, Mapping) else self._from_keyword(rule), RULES[rule][0]
-        return bool(explicit) and any(
+        explicit, default = self._explicit(rule), RULES[rule][0]
+        return any(
             explicit[name] <= (getattr(default, name) or explicit[name])
             for name in ("block", "stop")
             if name in explicit
@@ -654,7 +647,9 @@ class Policy(PolicyFile):
 
     @property
     def fan_out(self) -> int | None:
-        """Branches of one node; who sets the number in flight has decided about fan-out and is not second-guessed."""
+        """The most branches of one node. Setting the number in flight also decides about fan-out, so there is no
+        default then.
+        """
         if self.max_fan_out is not None:
             return self.max_fan_out
         return 100 if self.max_concurrent_agents is None else None
@@ -692,13 +687,16 @@ def _by_name(rules: Mapping[str, _T], name: str) -> _T | None:
     return next((rule for glob, rule in rules.items() if fnmatchcase(name, glob)), None)
 
 
-_CODE_ONLY: Final = {
-    "tool_result_normalizer": True,
-    "on_trip": True,
-    "on_decision": True,
-    "tokens": True,
-    "clock": True,
+_SHORTHANDS: Final = {  # rule: the keyword that sets one of its rungs, and what is added to the number
+    "repetition": ("max_identical_tool_results", "stop", 0),
+    "stall": ("max_identical_tool_results", "stop", 0),
+    "tool_failures": ("max_tool_failures", "block", 1),
+    "handoff": ("max_handoff_repeats", "stop", 0),
+    "cycle": ("cycle_repeats", "stop", 0),
+    "resubmission": ("max_resubmissions", "stop", 2),  # the first submission and the allowed ones, then the refused
+    "growth": ("max_event_cost_ratio", "stop", 0),
 }
+_CODE_ONLY: Final = dict.fromkeys(Policy.model_fields.keys() - PolicyFile.model_fields.keys(), True)
 _NOTICE_SHARES: Final = (0.5, 0.8, 0.95)
 _NONE_MEANS_OFF: Final = frozenset({"max_tool_calls", "max_delegation_depth"})
 
@@ -790,7 +788,7 @@ def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
 
 
 def merge_rungs(default: Rungs, explicit: Mapping[str, float]) -> Rungs:
-    """Explicit rungs are obeyed exactly; a default stays only where it can still fire beside them."""
+    """Combine rungs: explicit ones are obeyed exactly, a default stays only where it can still fire beside them."""
     merged: dict[str, float | None] = dict.fromkeys(_LADDER)
     for position, name in enumerate(_LADDER):
         if name in explicit:
@@ -815,12 +813,12 @@ _LATEST: Final = math.inf  # the newest price
 
 
 def switching(budgets: Iterable[Budget]) -> list[tuple[Budget, Threshold]]:
-    """The thresholds that switch models, with their budgets."""
+    """Return the thresholds that switch models, with their budgets."""
     return [(budget, one) for budget in budgets for one in budget.thresholds if one.model is not None]
 
 
 def fault_of_switches(budgets: Iterable[Budget], prices: Mapping[str, Any], models: Any, source: Any) -> str:
-    """What is wrong with the models that thresholds switch to; nothing where all is fine."""
+    """Return what is wrong with the models that thresholds switch to, or an empty text."""
     found = switching(budgets)
     if not found:
         return ""
@@ -847,319 +845,10 @@ def _fault(budget: Budget, threshold: Threshold, pricing: Pricing) -> str:
 
 
 def _dearer_than(budget: Budget, threshold: Threshold) -> Iterable[str]:
-    """Models that a switch at this threshold replaces, as far as the budget says."""
+    """Yield the models that a switch at this threshold replaces, as far as the budget names them."""
     for kind, name in Per.parse(budget.per).parts:
         if kind == "model" and not any(sign in name for sign in "*?["):
             yield name
     for other in budget.thresholds:
         if other.model is not None and other.percent < threshold.percent and other.agents == threshold.agents:
             yield other.model
-
-
-# ---- The file: finding and reading ``runguard.toml``, or ``[tool.runguard]`` in a ``pyproject.toml``.
-
-FILE_NAME: Final = "runguard.toml"
-
-
-def find_policy_file(start: Path | None = None) -> Path | None:
-    """Return the file that applies: the one named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml``, or
-    ``pyproject.toml`` with ``[tool.runguard]``, found upward from the working directory.
-    """
-    named = os.environ.get("RUNGUARD_POLICY")
-    if named:
-        return Path(named)
-    try:
-        here = (start or Path.cwd()).resolve()
-    except OSError as error:
-        raise PolicyError(
-            f"the working directory cannot be read: {error}; start from another one, or name the policy file "
-            "in RUNGUARD_POLICY"
-        ) from None
-    for folder in (here, *here.parents):
-        if _is_there(folder / FILE_NAME):
-            return folder / FILE_NAME
-        project = folder / "pyproject.toml"
-        if project.is_file() and _mentions_us(project) and load_policy_file(project):
-            return project
-    return None
-
-
-def _is_there(path: Path) -> bool:
-    """Also a folder or a link to nothing: reading it reports the mistake, and skipping it would drop every
-    limit.
-    """
-    try:
-        mode = path.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise PolicyError(
-            f"{path}: cannot be looked for: {error.strerror}; start from another folder, or name the policy "
-            "file in RUNGUARD_POLICY"
-        ) from None
-    return S_ISREG(mode) or S_ISDIR(mode) or S_ISLNK(mode)  # reading a pipe could block
-
-
-def _mentions_us(project: Path) -> bool:
-    try:
-        return b"runguard" in project.read_bytes()
-    except OSError as error:
-        raise PolicyError(f"{project}: cannot be read: {error}") from None
-
-
-def values_from_file() -> tuple[dict[str, Any], str]:
-    path = find_policy_file()
-    if path is None:
-        return {}, ""
-    return load_policy_file(path), str(path)
-
-
-_RELATIVE_FILE: Final = re.compile(r"sqlite:///(?!/|:memory:)([^?]+)(.*)$")
-
-
-def load_policy_file(path: Path) -> dict[str, Any]:
-    """The raw values of a policy file; PolicyError when it cannot be read."""
-    import tomllib  # most programs have no policy file
-
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # editors of Windows write a byte order mark
-    except FileNotFoundError:
-        named = " (named by RUNGUARD_POLICY)" if Path(os.environ.get("RUNGUARD_POLICY") or os.devnull) == path else ""
-        raise PolicyError(
-            f"{path}: no such policy file{': it is a link to nothing' if path.is_symlink() else ''}{named}"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise PolicyError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
-    except OSError as error:
-        raise PolicyError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise PolicyError(f"{path}: not valid TOML: {error}") from None
-    if path.name == "pyproject.toml":
-        tool = data.get("tool", {})
-        data = tool.get("runguard", {}) if isinstance(tool, dict) else {}
-        prefix = "tool.runguard."
-    else:
-        prefix = ""
-    if not isinstance(data, dict):
-        raise PolicyError(f"{path}: tool.runguard must be a table, not a {type(data).__name__}")
-    if fault := _misplaced(data, path.name, prefix):
-        raise PolicyError(f"{path}: {fault}")
-    store = data.get("store")
-    if isinstance(store, str) and (relative := _RELATIVE_FILE.match(store)):
-        # The file is found from any folder below: one policy must not become a store in each of them.
-        data = {**data, "store": f"sqlite:///{quote(str(path.parent.absolute()))}/{relative[1]}{relative[2]}"}
-    return data
-
-
-def _misplaced(data: Mapping[str, Any], file: str, prefix: str) -> str:
-    """Return what is wrong with the headings of the tables; nothing where all is fine."""
-    for heading, outer in (("runguard", data), ("tool.runguard", data.get("tool"))):
-        if isinstance(outer, dict) and isinstance(outer.get("runguard"), dict):
-            where = f"in [{prefix.rstrip('.')}]" if prefix else "at the top level"
-            return f"[{prefix}{heading}]: settings stand {where} of {file}; move them there and remove this heading"
-    for name in ("budgets", "budget"):
-        value = data.get(name)
-        if isinstance(value, dict) or (name == "budget" and isinstance(value, list)):
-            return (
-                f"[{prefix}{name}]: write [[{prefix}budgets]], with two brackets, because there may be several budgets"
-            )
-    return ""
-
-
-# ---- The keywords of the adapters and of guarded functions, for editors and type checkers.
-# ``Policy`` checks the values; a test keeps names and descriptions equal to it.
-
-Dollars = int | float | str | Decimal
-PriceOf = Price | Mapping[str, Any]
-Alerts = str | Callable[..., Any] | Mapping[str, Any] | Sequence[str | Callable[..., Any] | Mapping[str, Any]]
-
-
-class CommonSettings(TypedDict, total=False):
-    """Settings of every guard. None of them is required."""
-
-    mode: Literal["enforce", "shadow", "off"]
-    """enforce acts, shadow only records what it would have done, off does nothing."""
-    on_stop: Literal["stop", "raise"]
-    """stop ends the run with a final event; raise does that and then raises RunStoppedError to the caller."""
-    on_guard_error: Literal["allow", "block"]
-    """What a fault of the guard means. Under a budget, allow makes only reserved calls. Stores follow on_outage."""
-    journal: bool
-    """With a durable store, keep each run's journal in it: names, numbers and digests, for replay and the dashboard."""
-    telemetry: bool
-    """Report to OpenTelemetry, where its API is installed."""
-    alerts: Alerts
-    """Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions."""
-    stop_text: str | Mapping[str, str] | Callable[[Trip], str] | None
-    """What the end user reads after a stop: a text, texts by rule with a default, or a function of the trip."""
-    max_model_calls: int | None
-    """Model calls of the run tree. None: the framework's own limit (ADK: 500), held for the tree."""
-    max_seconds: float | None
-    """Wall clock of the run."""
-    max_usd: Dollars | None
-    """Dollars of the run tree."""
-    max_tokens: int | None
-    """Tokens of the run tree, input and output."""
-    budgets: Sequence[Budget | Mapping[str, Any]]
-    """Limits per session, user, app, agent, model, tool or label, with windows."""
-    prices: Mapping[str, PriceOf | Sequence[PriceOf]]
-    """USD per million tokens, by model id or glob: adds to and overrides the price list."""
-    models: Mapping[str, ModelLimits | Mapping[str, Any]]
-    """Context window and output limit, by model id or glob, where they are not known or differ."""
-    on_unpriced: Literal["refuse", "tokens"] | PriceOf
-    """A dollar limit and a model without a price: refuse the call, count tokens only, or take this price."""
-    prices_source: Literal["table", "genai-prices"]
-    """The price list: the newest table, or the installed genai-prices package with its own updates."""
-    min_output_tokens: int
-    """When the rest of a budget cannot pay for a full answer, the answer is capped, down to this."""
-    store: str
-    """Where accounts are kept: memory, sqlite:///path, redis://..., postgresql://... ."""
-    store_timeout: float
-    """Seconds that one call of the store may take."""
-    on_outage: Literal["closed", "open"]
-    """The store is away or damaged: closed makes no paid call without an account, open goes on and books later."""
-    hold_seconds: float
-    """After this time the reservation of a worker that never came back is charged."""
-    retention_days: float
-    """How long a store keeps records, ended runs and past periods."""
-    max_wait_seconds: float
-    """How long a call may wait: for other calls' reservations, a budget that waits, or the provider."""
-    on_rate_limit: Literal["wait", "pass"] | None
-    """After a 429 or 503 with Retry-After, calls to that model wait or pass. None: as budgets do."""
-    max_identical_tool_results: int | None
-    """Stop at this many equal answers of one tool in a row, whatever it was asked. Acknowledgements are free."""
-    max_handoff_repeats: int | None
-    """Stop at this many equal hand-offs without news."""
-    max_resubmissions: int | None
-    """Refuse an input that was submitted again this often within an hour, after runs that ended in the same way."""
-    max_event_cost_ratio: float | None
-    """Stop when an agent's prompts have grown to this many times its first ones in the session."""
-    cost_baseline_events: int
-    """How many first and last model calls the growth ratio compares."""
-    max_concurrent_agents: int | None
-    """Model calls in flight at once. None: 20, surplus waits."""
-    on_surplus: Literal["queue", "refuse"] | None
-    """What surplus model calls do: queue, or refuse (the default once max_concurrent_agents is set)."""
-    max_fan_out: int | None
-    """Branches one node may start at once. None: 100, or unlimited once max_concurrent_agents is set."""
-    max_tool_result_chars: int | None
-    """Larger tool answers are kept out of the history."""
-    max_nudges: int
-    """Nudges in one run."""
-    tools: Mapping[str, ToolRule | Mapping[str, Any]]
-    """Rules per tool name or glob."""
-    tool_result_normalizer: Mapping[str, Callable[[Any], Any]]
-    """Per tool: what of an answer counts for its identity."""
-    on_trip: Callable[..., Any] | None
-    """Called with each Trip, off the path of the run."""
-    on_decision: Callable[..., Any] | None
-    """Called with each decision that is not allow, off the path of the run."""
-    clock: Callable[[], float] | None
-    """Seconds; for tests and replay. None: the system's clock."""
-
-
-class PolicySettings(CommonSettings, total=False):
-    """Settings of a guard that sees agents and their tools."""
-
-    max_tool_calls: int | None
-    """Tool calls of the run tree."""
-    final_answer: bool | str
-    """Let a stopped agent answer once, without tools; the price is held from the start. Or the instruction."""
-    max_context_tokens: int | None
-    """Largest prompt of one model call. None: the model's context window, where it is known."""
-    context_headroom: int | None
-    """Tokens of the context to keep free."""
-    budget_notice: bool | Sequence[float]
-    """Tell the model what is left when 50, 80 and 95 % of a limit are spent; or other shares."""
-    max_tool_failures: int | None
-    """Failures in a row that a tool may have in one run, and across runs before its breaker opens."""
-    max_reentries: int | None
-    """Stop at this many re-entries of an agent into its own chain of delegations. 1 stops A→B→A."""
-    max_delegation_depth: int | None
-    """Delegations made by a model, one inside the other."""
-    max_cycle_len: int | None
-    """Longest circle of calls or hand-offs that cycle_repeats looks for."""
-    cycle_repeats: int | None
-    """Stop at this many rounds of one circle of calls, or of hand-offs between agents."""
-    half_open_reset_seconds: float
-    """How long an open breaker waits before its one probe."""
-    rules: Mapping[str, Mapping[str, float] | Literal[False]]
-    """Rungs per rule, or false to switch a rule off."""
-    remote_agents: Mapping[str, RemoteAgent | Mapping[str, Any]]
-    """Model and budget of remote A2A agents, by name or glob."""
-    trust_remote_budget: bool
-    """Let the budget in an A2A request lower the limits of its run. It never raises them."""
-    tokens: Callable[..., Any] | None
-    """Counts the tokens of a request, now or awaited. None: estimated, exact after the first call."""
-
-
-class BudgetSettings(TypedDict, total=False):
-    """``budget=`` of a guarded function."""
-
-    max_usd: Dollars
-    """Dollars of one run."""
-    max_tokens: int
-    """Tokens of one run, input and output."""
-    max_calls: int
-    """Calls of one run."""
-    per_minute: Dollars | Mapping[str, Dollars]
-    """Dollars in any minute over all runs, or a mapping of ``max_usd``, ``max_tokens`` and ``max_calls``."""
-    per_hour: Dollars | Mapping[str, Dollars]
-    """The same for an hour."""
-    per_day: Dollars | Mapping[str, Dollars]
-    """The same for a day."""
-    per_week: Dollars | Mapping[str, Dollars]
-    """The same for a week."""
-    per_month: Dollars | Mapping[str, Dollars]
-    """The same for a calendar month."""
-
-
-class LoopSettings(TypedDict, total=False):
-    """``loop=`` of a guarded function."""
-
-    repeats: int
-    """Rounds of one cycle of calls at which the function stops. Default: 3."""
-    max_cycle_len: int
-    """The longest cycle to look for, in calls. Default: 4."""
-    by: Literal["result", "call", "name"]
-    """What makes two calls equal. Default:
-    ``"result"``, the same call, or the same tool with nothing new in its results.
-    """
-
-
-class ContextSettings(TypedDict, total=False):
-    """``context=`` of a guarded function."""
-
-    max_context_tokens: int
-    """Largest prompt of one call."""
-    headroom: int
-    """Tokens of the context to keep free."""
-
-
-class BreakerSettings(TypedDict, total=False):
-    """``breaker=`` of a guarded function."""
-
-    failures: int
-    """Failures in a row after which calls are refused. Default: 5."""
-    reset_seconds: float
-    """Seconds until one call may probe. Default: 60."""
-
-
-class FunctionSettings(CommonSettings, total=False):
-    """Settings of ``guard``, ``guard_async`` and ``run``."""
-
-    name: str
-    """The name in trips and figures. Default: the function's own."""
-    budget: BudgetSettings | Mapping[str, Any] | Budget | Sequence[Budget]
-    """Limits on dollars, tokens and calls."""
-    loop: LoopSettings | Mapping[str, Any] | bool
-    """Stop when the same calls come again and again."""
-    context: ContextSettings | Mapping[str, Any]
-    """Stop before a prompt that is too large."""
-    breaker: BreakerSettings | Mapping[str, Any] | bool
-    """Refuse calls for a while after failures in a row."""
-    tokens: Callable[..., Any]
-    """Counts the prompt's tokens, given the call's arguments. Default: estimated."""
-    signature: Callable[[Any], Any]
-    """What a result did, for ``loop``; None leaves it out."""
-    cost: Dollars | Callable[..., Any]
-    """Dollars of every call, or a function of the result, or one of input and output tokens."""

@@ -43,7 +43,7 @@ class Fields:
     drops_others: bool = False  # values under other names are never received
 
     def received(self, given: Mapping[Any, object]) -> dict[Any, object]:
-        """What arrives of the given values, under the declared names."""
+        """Return the given values that arrive, under the declared names."""
         found: dict[Any, object] = dict(self.defaults)
         taken: set[str] = set()
         for name in self.kinds:
@@ -95,7 +95,10 @@ def once_identity(
 
 
 def _tokens(value: Any, kind: Kind) -> list[str]:
-    """One text per value, each saying where it ends. Not recursive: arguments may be nested as deep as they like."""
+    """Return one text per value, each saying where it ends.
+
+    It is not recursive: arguments may be nested as deep as they like.
+    """
     out: list[str] = []
     inside: set[int] = set()  # containers around the value at hand
     pending: list[tuple[Any, Any]] = [(value, kind)]
@@ -127,7 +130,7 @@ def _tokens(value: Any, kind: Kind) -> list[str]:
 
 
 def _entries(mapping: dict[Any, Any], kind: Kind) -> list[tuple[Any, Any, Kind]]:
-    """Keys, values and what is declared for them, in one order for all processes."""
+    """Return keys, values and what is declared for them, in one order for all processes."""
     if isinstance(kind, Fields):
         kinds = kind.kinds
         mapping = kind.received(mapping)
@@ -139,7 +142,10 @@ def _entries(mapping: dict[Any, Any], kind: Kind) -> list[tuple[Any, Any, Kind]]
 
 
 def _leaf(value: Any) -> str:
-    """The text of a single value, with its type. Methods of the base classes: a subclass may bring code of its own."""
+    """Return the text of a single value, with its type.
+
+    Only methods of the base classes are called: a subclass may bring code of its own.
+    """
     if value is None:
         return "n;"
     if value is True:
@@ -177,10 +183,7 @@ _BOOL: Final = TypeAdapter(bool)
 
 
 def _coerced(value: Any, kind: Any) -> Any:
-    """A value as the declared type, read as pydantic reads it.
-
-    What cannot be read as one, or not exactly, counts as it is.
-    """
+    """Return a value as the declared type, read as pydantic reads it, or as it is if it cannot be read exactly."""
     if kind not in (int, float, bool) or not isinstance(value, _SCALARS):
         return value
     given = _clean(value) if type(value) is str else value
@@ -218,7 +221,7 @@ class Tools:
         self.limited = {name for name, rule in policy.tools.items() if rule.max_calls is not None}
 
     def declare(self, tool: str, rule: ToolRule) -> None:
-        """A rule that was declared beside the tool's code; the policy's own rule for that name wins."""
+        """Keep a rule that was declared beside the tool's code. The policy's own rule for that name wins."""
         if tool not in self._declared and len(self._declared) < _KEPT:
             self._declared[tool] = rule
             self.has_prices = self.has_prices or rule.price is not None
@@ -240,13 +243,14 @@ class Tools:
         return rule is not None and rule.polling
 
     def max_calls(self, tool: str) -> int | None:
-        """Calls of a tool that are allowed in one run."""
+        """Return how many calls of a tool are allowed in one run."""
         rule = self.known[tool] if tool in self.known else self.rule(tool)
         return rule.max_calls if rule is not None else None
 
     def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
-        """The identity of a call for the loop rules. ``received``: the arguments that the tool takes, where it never
-        sees any other; None where that is not known.
+        """Return the identity of a call for the loop rules.
+
+        ``received``: the arguments that the tool takes, where it never sees any other; None where that is not known.
         """
         if received is not None and type(args) is dict and not received.issuperset(args):
             args = {name: value for name, value in args.items() if name in received}
@@ -256,15 +260,16 @@ class Tools:
         return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)
 
     def effect_of(self, call: ToolCall | Answer) -> bytes:
-        """The side effect of a call, known by the call's digest where nothing better was compared; empty for a tool
-        that is not declared ``once``.
+        """Return the side effect of a call, or nothing for a tool that is not declared ``once``.
+
+        The call's digest names it where nothing better was compared.
         """
         tool = call.tool
         rule = self.known[tool] if tool in self.known else self.rule(tool)
         return (call.once or call.call) if rule is not None and rule.once else b""
 
     def once_identity(self, tool: str, args: object, declared: Fields | None = None) -> bytes:
-        """The identity of a side effect by its arguments; empty for a tool that is not declared ``once``."""
+        """Return a side effect's identity by its arguments, or nothing for a tool that is not declared ``once``."""
         rule = self.rule(tool)
         if rule is None or not rule.once:
             return b""

@@ -44,7 +44,8 @@ from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunGuardError, RunStoppedError
 from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
-from runguard.policy.settings import Policy, PolicySettings
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import size_of, tokens_in
 from runguard.termination.conditions import Ended, TerminationCondition

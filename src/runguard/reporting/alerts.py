@@ -332,7 +332,7 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: Secret, where: str, allow_private: bool) -> Self:
-        """PolicyError names the setting, never the value."""
+        """Check a URL. PolicyError names the setting, never the value."""
         text = url.reveal()
         if len(text) > _MAX_URL:
             raise PolicyError(f"{where}: longer than {_MAX_URL} characters")
@@ -517,7 +517,7 @@ class Receiver:
     deadline_s: float = DEADLINE_S
 
     def secrets(self) -> Iterable[str]:
-        """Every text of this receiver that no message or log may contain."""
+        """Yield every text of this receiver that no message or log may contain."""
         if self.endpoint is not None:
             yield self.endpoint.url.reveal()
             yield self.endpoint.path.reveal()
@@ -526,7 +526,7 @@ class Receiver:
                 yield secret.reveal()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data without secrets."""
+        """Return plain data without secrets."""
         data: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,
@@ -566,7 +566,7 @@ class AlertSettings:
         return cls(_with_names(found))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data without secrets, for digests and reports."""
+        """Return plain data without secrets, for digests and reports."""
         return {"receivers": [receiver.to_dict() for receiver in self.receivers]}
 
     def __bool__(self) -> bool:

@@ -103,8 +103,9 @@ class Telemetry:
 
     @classmethod
     def of(cls, guard: ReportingGuard) -> "Telemetry | None":
-        """The guard's telemetry; None where the OpenTelemetry API is not installed. The guard can be collected all the
-        same.
+        """Return the guard's telemetry, or None where the OpenTelemetry API is not installed.
+
+        It does not keep the guard alive.
         """
         try:
             found = _connected()
@@ -142,12 +143,12 @@ class Telemetry:
             meter.create_observable_gauge(name, [self._observer(position)], "", description)
 
     def drop(self, guard: ReportingGuard) -> None:
-        """Another guard reports the budgets of this one from now on."""
+        """Forget a guard: another one reports its budgets from now on."""
         with self._lock:
             self._guards.discard(guard)
 
     def flush(self, seconds: float = _FLUSH_S) -> bool:
-        """Hand over everything reported so far, bounded. What exporters do with it is the SDK's to flush."""
+        """Hand over everything reported so far, within the time. Flushing exporters is left to the SDK."""
         try:
             self.record_durations()
             return self.outbox.flush(seconds)
@@ -156,7 +157,7 @@ class Telemetry:
             return False
 
     def fail(self) -> None:
-        """OpenTelemetry raised. Logged once, because it will go on raising."""
+        """Count a failure of OpenTelemetry. Only the first is logged, because it will go on raising."""
         self.failures += 1
         if self.failures == 1:
             _complain("reporting raised")
@@ -209,7 +210,7 @@ class Telemetry:
     # ---- the guard's own time ---------------------------------------------------------------------------------------
 
     def record_durations(self) -> None:
-        """Everything in the buffer now; what comes meanwhile is for the next time."""
+        """Record everything in the buffer now. What comes meanwhile is for the next time."""
         for _ in range(len(self.durations)):
             try:
                 seconds = self.durations.popleft()
@@ -242,7 +243,7 @@ class Telemetry:
         return observe
 
     def _read(self) -> list[tuple[Facts, Level]]:
-        """How all budgets stand, as known here: those of users, sessions, runs and labels summed per kind."""
+        """Return how all budgets stand, as known here; those of users, sessions, runs and labels summed per kind."""
         with self._lock:
             guards = list(self._guards)
         known: dict[tuple[int, str, str, str | None], BudgetStatus] = {}
@@ -290,8 +291,9 @@ _connecting: Final = threading.Lock()
 
 
 def _connected() -> Telemetry | None:
-    """The process's instruments, made when the first guard asks; None without the API. A provider may be set before or
-    after.
+    """Return the process's instruments, made when the first guard asks, or None without the API.
+
+    A provider may be set before or after.
     """
     global _telemetry
     with _connecting:
@@ -310,10 +312,10 @@ def _connected() -> Telemetry | None:
 
 
 def _emitter(logger: "Logger | None") -> tuple[Callable[..., None] | None, tuple[tuple[str, Any], tuple[str, Any]]]:
-    """How to emit an event, or None; and the severities of a quiet and of a loud one.
+    """Return how to emit an event, or None, and the severities of a quiet and of a loud one.
 
-    Before 1.38 ``emit`` took a record that only an SDK could make: one made from the API broke the export of
-    everybody's records.
+    Before 1.38 ``emit`` took a record that only an SDK could make. One made from the API broke the export of all
+    records.
     """
     nothing = (("INFO", None), ("WARN", None))
     if logger is None or "event_name" not in inspect.signature(logger.emit).parameters:
@@ -324,7 +326,7 @@ def _emitter(logger: "Logger | None") -> tuple[Callable[..., None] | None, tuple
 
 
 def _facts(decision: Decision, info: RunInfo, agent: str, model: str | None) -> Facts:
-    """What an event says: names, numbers and ids; neither the user's id nor texts."""
+    """Return what an event says: names, numbers and ids; neither the user's id nor texts."""
     finding, trip = decision.finding, decision.trip
     facts: Facts = {DECISION: decision.action.word, ENFORCED: decision.enforced}
     found = finding or trip
@@ -414,7 +416,7 @@ class SpanCosts:
 
     @classmethod
     def opted_in(cls) -> "SpanCosts | None":
-        """None without the opt-in, or without the OpenTelemetry API."""
+        """Return what puts costs on spans, or None without the opt-in or the OpenTelemetry API."""
         if _OPT_IN_VALUE not in {word.strip() for word in os.environ.get(_OPT_IN, "").split(",")}:
             return None
         try:
@@ -438,7 +440,7 @@ class SpanCosts:
 
 
 def _is_inference(span: Any) -> bool:
-    """Whether a span is of one model call. The sum of an agent's calls must not look like the cost of one."""
+    """Return whether a span is of one model call. The sum of an agent's calls must not look like the cost of one."""
     return _attributes(span).get(_OPERATION) in _INFERENCE
 
 
