@@ -26,7 +26,6 @@ CLOSED_SAFELY: Final = {
     "adk/runner.py:run": "forgets an entry of a dict",
     "calls/functions.py:run": "leaves a job when it is closed",
     "calls/streams.py:_asking": "one call of the provider's library",
-    "calls/tool_calls.py:paid_around": "resets a variable",
     "calls/model_calls.py:being_made": "resets a variable",
     "calls/model_calls.py:in_flight": "closed by the coroutine that makes the call",
     "langchain/chat_model.py:_making": "resets a variable",

@@ -8,8 +8,8 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from runguard.calls.surroundings import SURROUNDINGS, drive
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_model
 from runguard.core.events import Answer, Outcome, ToolCall
 from runguard.core.identity import size_of
-from runguard.engine.charges import OWNERS
+from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
 from runguard.providers.messages import arguments
@@ -82,18 +82,24 @@ def is_inside_tool() -> bool:
 
 
 class InsideTool:
-    """``with InsideTool(place):`` code in this block runs inside a tool call."""
+    """``with InsideTool(place, held):`` code in this block runs inside a tool call.
 
-    __slots__ = ("_place", "_token")
+    ``held``: what is held for the call itself. Model calls inside do not wait for it.
+    """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    __slots__ = ("_held", "_owners", "_place", "_token")
+
+    def __init__(self, place: Place, held: tuple[Charge, ...]) -> None:
+        self._place, self._held = place, held
 
     def __enter__(self) -> None:
         self._token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=self._place))
+        self._owners = OWNERS.set((*OWNERS.get(), *self._held)) if self._held else None
 
     def __exit__(self, *_: object) -> None:
         SURROUNDINGS.reset(self._token)
+        if self._owners is not None:
+            OWNERS.reset(self._owners)
 
 
 def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
@@ -112,20 +118,6 @@ def notice_kept(layer: Layer) -> str:
         return ""
     notice, lane.notice = lane.notice, ""
     return notice
-
-
-@contextmanager
-def paid_around(block: InsideTool, layers: tuple[Layer, ...], key: str) -> Iterator[None]:
-    """``block``, whose calls do not wait for what is held for the tool call ``key`` itself."""
-    charges = [guard.tool_prices.charge_of(run, key) for guard, run, _ in layers]
-    held = tuple(charge for charge in charges if charge is not None)
-    token = OWNERS.set((*OWNERS.get(), *held)) if held else None
-    try:
-        with block:
-            yield
-    finally:
-        if token is not None:
-            OWNERS.reset(token)
 
 
 # ---- Tool calls, from the check to the answer that the rules see.
@@ -311,13 +303,13 @@ class RunTools:
         """The tool was not executed: something else answered in its place, such as another guard."""
         self._guard.faults.attempt("adapter", lambda: self._not_executed(self._call(use)))
 
-    def inside(self, use: ToolUse) -> AbstractContextManager[None]:
+    def inside(self, use: ToolUse) -> InsideTool:
         """The tool runs in this block. An agent that it starts joins this run."""
-        block = InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all))
-        for _, run, _ in self._layers:
-            if run.bills is not None:
-                return paid_around(block, self._layers, self._call(use).key)
-        return block
+        held = []
+        for guard, run, _ in self._layers:
+            if run.bills is not None and (charge := guard.tool_prices.charge_of(run, self._call(use).key)) is not None:
+                held.append(charge)
+        return InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all), tuple(held))
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 

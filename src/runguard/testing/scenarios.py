@@ -227,6 +227,21 @@ async def nested_agent(harness: Stage) -> None:
     assert session.model_calls == 12, f"{session.model_calls} calls on a limit of 12 for the whole tree"
 
 
+async def paid_agent(harness: Stage) -> None:
+    """An agent in a paid tool belongs to the same run, and does not wait for what is held for the tool."""
+    inner = AgentSpec(_script(lambda n: Reply(calls=[("look", {"n": n})])), "inner", {"look": lambda n: f"page {n}"})
+    outer = AgentSpec(_script(lambda n: Reply(calls=[("inner", {"request": f"task {n}"})])), "outer", agents=[inner])
+    guard = harness.guard(
+        app="paid", budgets=[Budget(usd=1, per="app")], tools={"inner": {"price": "0.95"}}, max_model_calls=4,
+        prices=_PRICES, models=_LIMITS,
+    )  # fmt: skip
+    session = harness.session(outer, guard)
+    await asyncio.wait_for(session.turn("go"), 20)
+    assert session.model_calls <= 4, f"{session.model_calls} calls on a limit of 4 for the whole tree"
+    assert guard.trips, "the run was not stopped"
+    await nothing_left(guard)
+
+
 async def hand_off_cycle(harness: Stage) -> None:
     """Two agents that hand the task to each other are stopped."""
     second = AgentSpec(_script(lambda n: Reply(hand_off="first")), "second")
@@ -600,6 +615,7 @@ SCENARIOS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
         tool_exception,
         structured_output,
         nested_agent,
+        paid_agent,
         hand_off_cycle,
         next_turn,
         shadow_mode,
