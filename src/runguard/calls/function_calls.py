@@ -415,7 +415,7 @@ def _open_now(call: GuardedCall, owners: tuple[Charge, ...]) -> bool:
             bound = caller.costs.of_model(call.request)
             if bound is None:
                 return False
-        event = _event(call, owners)
+        event = _event(call, guard.clock(), owners)
         event.bound = bound
         with call.state.lock:
             decision = guard.check(event)
@@ -438,20 +438,17 @@ def _open_now(call: GuardedCall, owners: tuple[Charge, ...]) -> bool:
     return False
 
 
-def _event(call: GuardedCall, owners: tuple[Charge, ...]) -> ModelCall:
+def _event(call: GuardedCall, at: float, owners: tuple[Charge, ...] | None = None) -> ModelCall:
+    """Describe a call to the guard. ``owners``: the charges around it; None: as the context of the code says."""
     caller, request = call.caller, call.request
-    event = _model_call(call, caller.guard.clock())
-    event.around = owners  # not a context variable: what has to wait goes on in another thread
-    if caller.settings.context:
-        event.projected_tokens = request.input_tokens
-        event.context_limit = caller.guard.context_limit(request.model)
-    return event
-
-
-def _model_call(call: GuardedCall, at: float) -> ModelCall:
-    request = call.request
     sized = (request.model, request.input_tokens or 0, request.audio_tokens, request.max_output_tokens)
-    return ModelCall(call.state.run.info.run, ROOT_LANE, call.caller.name, at, *sized)
+    event = ModelCall(call.state.run.info.run, ROOT_LANE, caller.name, at, *sized)
+    if owners is not None:
+        event.around = owners  # not a context variable: what has to wait goes on in another thread
+        if caller.settings.context:
+            event.projected_tokens = request.input_tokens
+            event.context_limit = caller.guard.context_limit(request.model)
+    return event
 
 
 async def _open_in_turn(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool) -> None:
@@ -489,7 +486,7 @@ async def _recover(call: GuardedCall, error: Exception) -> None:
     caller = call.caller
 
     def describe(at: float) -> ModelCall:
-        event = _model_call(call, at)
+        event = _event(call, at)
         # a cost that cannot be worked out is unknown: the call takes what is left
         event.bound = caller.guard.faults.attempt("functions", caller.costs.expected, call.request) or (None, None)
         usd, tokens = caller.costs.highest
@@ -516,7 +513,7 @@ async def _open(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool, no
             raise RunStoppedError.of(run.stopped)
     if caller.settings.breaker:
         call.permit = await _admit(caller, state)
-    event = _event(call, owners)
+    event = _event(call, guard.clock(), owners)
     event.no_loop, event.no_wait, event.least = no_loop, no_wait, costs.least(request)
     is_alone = call.ticket is not None and call.ticket.is_alone
     event.bound = event.least if call.alongside else costs.bound(request) if is_alone else costs.expected(request)

@@ -10,6 +10,7 @@ import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import update_wrapper
 from types import CoroutineType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
@@ -235,7 +236,7 @@ def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
 def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
     reading = read(result)
     with suppress(Exception):
-        reading.earlier = reading.earlier or earlier_in(history())
+        return reading if reading.earlier else replace(reading, earlier=earlier_in(history()))
     return reading
 
 

@@ -15,6 +15,7 @@ from runguard.core.money import NANO
 
 UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
 PER_MILLION: Final = 1_000_000
+_COUNTS: Final = {int}
 
 
 @dataclass(slots=True)
@@ -34,11 +35,9 @@ class Usage:
     @property
     def is_possible(self) -> bool:
         """Whether every figure is a count. NaN, a negative number, a bool or a text is none."""
-        for name in self.__slots__:
-            figure = getattr(self, name)
-            if type(figure) is not int or figure < 0:
-                return False
-        return True
+        figures = [self.input, self.output, self.cached, self.cache_write, self.audio, self.cached_audio]
+        figures += [self.audio_output, self.thinking, self.searches]
+        return set(map(type, figures)) == _COUNTS and min(figures) >= 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from enum import Enum, auto
@@ -82,7 +82,6 @@ _REQUEST_NAMES: Final[dict[str, _Is]] = {
         _ELSEWHERE,
     ),
 }
-_HISTORIES: Final = frozenset({"messages", "contents", "input"})  # these grow from call to call
 # A lone first text is a model only if it looks like one: "hello" is a prompt.
 _MODEL_NAME: Final = re.compile(
     r"(?:[\w.@-]+/)*(?:gpt|chatgpt|o\d|codex|claude|gemini|gemma|models|llama|mistral|mixtral|magistral|ministral|codestral|deepseek|qwen|grok|command|nova|kimi|glm|phi)"
@@ -116,18 +115,13 @@ def read_request(
 ) -> Request:
     """Return what the arguments of a call ask for. Never raises: unreadable parts count as not reported.
 
-    ``sizes``: measures the messages of the call, where those of earlier calls are known.
+    ``sizes``: measures lists, such as messages of which those of earlier calls are known.
     """
     request = Request()
     try:
-        for name in _HISTORIES:
-            if (messages := kwargs.get(name)) is not None:
-                size, audio = sizes(messages)
-                request.size += size
-                request.audio_tokens += audio
-        _take(request, ((name, value) for name, value in kwargs.items() if name not in _HISTORIES), 0)
+        _take(request, kwargs, sizes, 0)
         for value in args:
-            _take_positional(request, value)
+            _take_positional(request, value, sizes)
     except Exception:
         _log.debug("runguard.unreadable: a part of a request could not be measured", exc_info=True)
         request.unseen = True
@@ -140,12 +134,13 @@ def read_request(
     return request
 
 
-def _take(request: Request, entries: Iterable[tuple[Any, Any]], depth: int) -> None:
-    for name, value in entries:
+def _take(request: Request, held: Mapping[Any, Any], sizes: Callable[[Any], tuple[int, int]], depth: int) -> None:
+    """Take in what has a known name."""
+    for name, value in held.items():
         if value is None or type(name) is not str or (what := _REQUEST_NAMES.get(name)) is None:
             continue
         if what is _PROMPT:
-            size, audio = measure(value)
+            size, audio = sizes(value) if type(value) is list else measure(value)
             request.size += size
             request.audio_tokens += audio
         elif what is _MODEL:
@@ -160,10 +155,10 @@ def _take(request: Request, entries: Iterable[tuple[Any, Any]], depth: int) -> N
         elif what is _ELSEWHERE:
             request.unseen = True
         elif depth < _REQUEST_DEPTH:
-            held = attributes(value)
-            _take(request, held.items(), depth + 1)
-            if held.get("tools"):
-                _take_automatic(request, held)
+            inner = attributes(value)
+            _take(request, inner, sizes, depth + 1)
+            if inner.get("tools"):
+                _take_automatic(request, inner)
 
 
 def _take_automatic(request: Request, config: dict[Any, Any]) -> None:
@@ -181,21 +176,21 @@ def _take_automatic(request: Request, config: dict[Any, Any]) -> None:
         request.hides_rounds = bool(hidden) and rounds > 1
 
 
-def _take_positional(request: Request, value: Any) -> None:
+def _take_positional(request: Request, value: Any, sizes: Callable[[Any], tuple[int, int]]) -> None:
     kind = type(value)
     if kind is str:
         if not request.model and len(value) <= LONGEST_ID and _MODEL_NAME.fullmatch(value):
             request.model = value
-        else:
-            _take(request, (("prompt", value),), 0)
+            return
     elif kind is list or kind is tuple:
-        if value and type(value[0]) not in (int, float, bool):
-            _take(request, (("prompt", value),), 0)
-    elif held := attributes(value):
-        before = request.size
-        _take(request, held.items(), 0)
-        if request.size == before and ("parts" in held or "role" in held):  # one message by itself
-            _take(request, (("prompt", value),), 0)
+        if not value or type(value[0]) in (int, float, bool):
+            return
+    else:
+        held, before = attributes(value), request.size
+        _take(request, held, sizes, 0)
+        if request.size != before or not ("parts" in held or "role" in held):  # not one message by itself
+            return
+    _take(request, {"prompt": value}, sizes, 0)
 
 
 # ---- The newest tool results in a request: what became of the tools that the model's last answer asked for.
@@ -484,6 +479,9 @@ class Reading:
             self.size += size_of(value)
 
 
+_NOTHING_SAID: Final = Reading()  # shared, so nobody may change what ``read`` returns
+
+
 def read(response: object, *, said: bool = True) -> Reading:
     """Read the result of a function. Never raises: unreadable parts count as not reported.
 
@@ -491,7 +489,7 @@ def read(response: object, *, said: bool = True) -> Reading:
     """
     if type(response) is dict:
         if _ANSWER_NAMES.isdisjoint(response):
-            return Reading()
+            return _NOTHING_SAID
         if response.keys() <= _ONLY_OWN:  # nothing else to look for
             problems: list[str] = []
             usd = dollars(response.get("usd"), "usd", problems)
