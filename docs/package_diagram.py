@@ -15,12 +15,10 @@ SOURCE = ROOT / "src" / "runguard"
 ARCHITECTURE = ROOT / "docs" / "contributing" / "architecture.md"
 FILES = ROOT / "docs" / "contributing" / "files.md"
 BEGIN, END = "<!-- packages: begin -->", "<!-- packages: end -->"
-SHORT = 50  # characters of a sentence that says too little alone
-BAR = r"\|"  # a bar in a cell of a table
 HEAD = """# Files
 
-Every file of `src/runguard` with the beginning of its docstring, from the top of [the layers](architecture.md#layers)
-to the bottom. `python docs/package_diagram.py` writes this page.
+Every file of `src/runguard`, from the top of [the layers](architecture.md#layers) to the bottom.
+`python docs/package_diagram.py` writes this page from the docstrings.
 """
 
 
@@ -71,10 +69,9 @@ def architecture() -> str:
 
 
 def summary(path: Path) -> str:
-    """Return the first sentence of a file's docstring, and the second one where the first is short."""
+    """Return the first sentence of a file's docstring."""
     paragraph = " ".join((ast.get_docstring(parsed(path)) or "").partition("\n\n")[0].split())
-    sentences = re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph.replace("``", "`"))
-    return " ".join(sentences[: 2 if len(sentences[0]) < SHORT else 1])
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", paragraph.replace("``", "`"))[0].removesuffix(".")
 
 
 def files() -> str:
@@ -83,11 +80,9 @@ def files() -> str:
     order = [name for names in reversed(levels()) for name in names]
     folders = [SOURCE, *(path.parent for name in order for path in sorted((SOURCE / name).rglob("__init__.py")))]
     for folder in folders:
-        title = str(folder.relative_to(SOURCE.parent))
-        lines += [f"## {title}", "", summary(folder / "__init__.py"), ""]
+        lines += [f"## {folder.relative_to(SOURCE.parent)}", ""]
         members = sorted(path for path in folder.glob("*.py") if path.name != "__init__.py")
-        lines += ["| file | what it is |", "|---|---|"] if members else []
-        lines += [f"| `{path.name}` | {summary(path).replace('|', BAR)} |" for path in members]
+        lines += [f"- `{path.name}`: {summary(path)}" for path in members]
         lines += [""] if members else []
     return "\n".join(lines).rstrip() + "\n"
 

@@ -1,4 +1,4 @@
-"""Writes ``matrix.md`` from the conformance harnesses. Run it with ``.venv-frameworks/bin/python``."""  # noqa: INP001
+"""Write ``matrix.md`` from the conformance harnesses. Run it with ``.venv-frameworks/bin/python``."""  # noqa: INP001
 
 import sys
 from pathlib import Path
@@ -17,9 +17,9 @@ from tests.frameworks.strands_harness import StrandsHarness  # noqa: E402
 PAGE = Path(__file__).with_name("matrix.md")
 HEAD = """# What each framework supports
 
-The same scenarios run on the real package of every framework, with a scripted model.
-`runguard.testing.conformance` has them, so that you can write an adapter of your own and prove it.
-A script writes this table from the tests.
+Does RunGuard do the same on my framework? The same scenarios run on the real package of every framework, with a
+scripted model. "yes" means async, sync, streamed and on a thread, as far as the scenario has them. To prove an adapter
+of your own, run the same scenarios from `runguard.testing.conformance`.
 
 """
 

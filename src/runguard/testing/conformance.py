@@ -58,7 +58,7 @@ async def check(harness: Harness, name: str, mode: str = "async") -> None:
 
 
 def matrix(harnesses: Iterable[Harness]) -> str:
-    """A Markdown table: which framework does what, in which modes, and why not."""
+    """Return a Markdown table: which framework does what, in which modes, and why not."""
     columns = list(harnesses)
     notes: list[str] = []
     rows = []
@@ -72,10 +72,10 @@ def matrix(harnesses: Iterable[Harness]) -> str:
 
 
 def _cell(reasons: Sequence[str | None], modes: Sequence[str], notes: list[str]) -> str:
-    """The modes in which a scenario passes; for the others, the number of the note that says why not."""
+    """Return "yes", or the modes in which a scenario passes and the numbers of the notes that say why not in others."""
     for reason in reasons:
         if reason is not None and reason not in notes:
             notes.append(reason)
     passed = [mode for mode, reason in zip(modes, reasons, strict=True) if reason is None]
     why = sorted({notes.index(reason) + 1 for reason in reasons if reason is not None})
-    return " ".join([", ".join(passed) if passed else "no", *(f"[{number}]" for number in why)])
+    return " ".join([", ".join(passed) if why and passed else "no" if why else "yes", *(f"[{n}]" for n in why)])
