@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
+from unittest.mock import Mock
 
 import pytest
 from google.adk.agents import LlmAgent
@@ -25,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import runguard
 from runguard import ToolRule
-from runguard.adk import RunGuardPlugin
+from runguard.adk import RunGuardPlugin, tool_hooks
 from runguard.testing import ScriptedModel, call, calls, run, text
 from tests.kit.adk_runs import observe, play
 
@@ -259,10 +260,22 @@ async def test_functions_of_every_make(tool: Any) -> None:
     assert await paid(tool, *spelled, {"invoice": "A1", "amount": 6}) == 2
 
 
-def test_an_annotation_that_cannot_be_resolved_hides_no_other() -> None:
-    from runguard.adk.tool_hooks import declared_by
+async def test_a_function_is_read_once_though_adk_makes_a_new_tool_of_it_for_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = Mock(side_effect=tool_hooks.declared_by)
+    monkeypatch.setattr(tool_hooks, "declared_by", read)
 
-    declared = declared_by(FunctionTool(unresolved))
+    def step(n: int) -> dict[str, int]:
+        return {"n": n}
+
+    model = ScriptedModel([*(call("step", n=n) for n in range(4)), text("done")])
+    await play(LlmAgent(name="agent", model=model, tools=[step]), plugins=[RunGuardPlugin()])
+    assert read.call_count == 1
+
+
+def test_an_annotation_that_cannot_be_resolved_hides_no_other() -> None:
+    declared = tool_hooks.declared_by(FunctionTool(unresolved))
     assert declared is not None
     assert (declared.kinds["amount"], declared.kinds["other"], declared.defaults) == (
         int,

@@ -9,12 +9,9 @@ from tests.kit.adk_runs import play
 
 
 async def test_a_fault_before_the_call_begins_does_not_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> bool:
-        raise RuntimeError("a bug")
-
     plugin = RunGuardPlugin()
     agent = LlmAgent(name="writer", model=ScriptedModel(lambda n, request: text("done")))
-    monkeypatch.setattr(model_calls, "is_inside_tool", broken)
+    monkeypatch.setattr(model_calls, "SURROUNDINGS", None)
     recording = await play(agent, plugins=[plugin])
     assert recording.texts == ["done"]
     assert plugin.guard.guard_errors == 1

@@ -33,7 +33,8 @@ from runguard.adk.stops import Halt, refused_response, stop_response, until_done
 from runguard.adk.termination import asked_first
 from runguard.calls.model_calls import ModelRequest, Permission, count_tokens
 from runguard.calls.run import AgentRun
-from runguard.calls.tool_calls import is_inside_tool
+from runguard.calls.surroundings import SURROUNDINGS
+from runguard.calls.tool_calls import Place
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip, text_for_user
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
@@ -109,8 +110,11 @@ class CallAccount:
         is_new = self._usage.add(response)
         self._model = response.model_version or self._model
         if is_new and self._flight is not None and self._invocation is not None:
-            self._flight.usage = self._usage
-            self._invocation.learn_prompt(self._flight, self._usage.prompt or 0)
+            flight, tokens = self._flight, self._usage.prompt or 0
+            flight.usage = self._usage
+            if flight.projection is not None and tokens > 0:
+                flight.projection.tokens = tokens  # the model has counted the prompt
+                self._invocation.prompts[flight.lane, flight.agent] = flight.projection
         if response.partial and not self.charge.over:
             return
         self._settle(self._usage.bill(self.charge.input, self.charge.audio))
@@ -233,13 +237,6 @@ def call_off(accounts: list[CallAccount]) -> None:
             give_up(account, fault)
 
 
-def keep_cap(request: LlmRequest, charge: Charge) -> None:
-    """A callback after ours may have asked for more output than ``charge`` holds."""
-    asked = request.config.max_output_tokens
-    if charge.max_output > 0 and (charge.limited if asked is None else asked > charge.max_output):
-        cap_output(request, charge.max_output)
-
-
 def cap_output(request: LlmRequest, tokens: int) -> None:
     """Cap the output in a copy of the configuration, which may be shared with every later call."""
     config = request.config or types.GenerateContentConfig()
@@ -267,7 +264,7 @@ def wrap_model(original: Any) -> Any:
         guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
         if passing is None:
             try:
-                if is_inside_tool():
+                if isinstance(SURROUNDINGS.get().place, Place):  # in a tool call of another framework
                     guarded = joined(guarded, self, llm_request, stream)
             except Exception as fault:
                 _fault(fault, [])
@@ -438,8 +435,14 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
                 return stop
     for account in announced_accounts(request) if outer is None else ():
         accounts.append(account)
-        if account.charge.hold is not None:
-            keep_cap(request, account.charge)
+        charge, asked = account.charge, request.config.max_output_tokens
+        # a callback after ours may have asked for more output than is held
+        if (
+            charge.hold is not None
+            and charge.max_output > 0
+            and (charge.limited if asked is None else asked > charge.max_output)
+        ):
+            cap_output(request, charge.max_output)
     here = HERE.get()
     if accounts and not here.layers and here.tool is None and here.stream is not None:
         registry = here.stream.registry

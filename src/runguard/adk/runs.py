@@ -123,7 +123,8 @@ class Invocation:
     # lane -> depth of the delegated agent, and models above it in the tree
     delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
     depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
-    prompts: "dict[tuple[str, str], PromptProjection]" = field(default_factory=dict)  # by lane and agent
+    # by lane and agent
+    prompts: "LruDict[tuple[str, str], PromptProjection]" = field(default_factory=lambda: LruDict(_PROMPTS_KEPT))
     context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
@@ -136,15 +137,6 @@ class Invocation:
     entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
     at_end: dict[object, Callable[[], None]] = field(default_factory=dict)  # what to close when it is over
     stop_stored: str = ""  # live: the trip whose stop event is in the session
-
-    def learn_prompt(self, flight: ModelInFlight, tokens: int) -> None:
-        """The model has counted the prompt."""
-        prompt = flight.projection
-        if prompt is not None and tokens > 0:
-            if len(self.prompts) >= _PROMPTS_KEPT:
-                self.prompts.clear()
-            prompt.tokens = tokens
-            self.prompts[flight.lane, flight.agent] = prompt
 
     def remember(self, call_id: str, call: OpenToolCall) -> None:
         self.calls[call_id] = call

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 from types import SimpleNamespace, UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from google.adk.agents import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -37,6 +37,7 @@ from runguard.adk.stops import Stopper, announce, refusal
 from runguard.core.decision import PART_STOPPED, STOPPED, Action, Decision
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import AgentEntered, Outcome, ToolCall
+from runguard.core.identity import LruDict
 from runguard.core.outcomes import says_missing, was_done
 from runguard.engine.charges import OWNERS
 from runguard.engine.guard import Guard
@@ -49,13 +50,20 @@ _ERROR, _TIMEOUT, _UNKNOWN_TOOL = Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOW
 _TOOLS_KEPT: Final = 4_096
 
 
+class KnownTool(NamedTuple):
+    """What was read of a tool."""
+
+    code: Callable[[], object]  # a weak reference to the function of a plain tool, or else to the tool
+    declared: Fields | None  # about its arguments
+    received: frozenset[str] | None  # the arguments that it takes, where it never sees any other
+
+
 class ToolHooks:
     """Tool calls of one plugin."""
 
     def __init__(self, guard: Guard, invocations: Invocations, starter: RunStarter, stopper: Stopper) -> None:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
-        # by name: the tool that was called last, and the arguments that it takes where it never sees any other
-        self._known_tools: dict[str, tuple[Callable[[], BaseTool | None], frozenset[str] | None]] = {}
+        self._known_tools = LruDict[str, KnownTool](_TOOLS_KEPT)  # by name: the tool that was called last
         self._limits_time = False  # some call had a deadline
 
     async def before(
@@ -80,7 +88,7 @@ class ToolHooks:
             if tool.is_long_running:
                 invocation.ask([call_id])
             known_tool = self._known_tools.get(name)
-            if known_tool is None or known_tool[0]() is not tool:
+            if known_tool is None or known_tool.code() is not (tool.func if type(tool) is FunctionTool else tool):
                 known_tool = self._learn_tool(tool)
             depth = depth_of(agent, invocation, lane) if isinstance(agent, BaseAgent) else invocation.depth
             here, path = HERE.get(), (*run.lanes[lane].path, agent_name)
@@ -88,7 +96,7 @@ class ToolHooks:
             HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call, here.session)))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
-            call.fingerprint = guard.fingerprint(name, tool_args, known_tool[1])
+            call.fingerprint = guard.fingerprint(name, tool_args, known_tool.received)
             below = 0
             if AgentTool in type(tool).__mro__:  # ``isinstance`` asks the metaclass
                 below = depth + 1
@@ -100,7 +108,7 @@ class ToolHooks:
             known = guard.tools.known
             rule = known[name] if name in known else guard.tool_rule(name)
             if rule is not None and rule.once:
-                call.once = guard.tools.once_identity(name, tool_args, declared_by(tool))
+                call.once = guard.tools.once_identity(name, tool_args, known_tool.declared)
             if guard.accounts.ledger.is_shared:
                 await guard.prepare_tool(run, name, call.once, call_id)
             now, fingerprint = guard.clock(), call.fingerprint
@@ -144,16 +152,19 @@ class ToolHooks:
         decision = self._guard.check(event)
         return refusal(decision.for_model) if decision.action >= _BLOCK and decision.enforced else None
 
-    def _learn_tool(self, tool: BaseTool) -> tuple[Callable[[], BaseTool | None], frozenset[str] | None]:
-        """Declare the rule that ``@runguard.tool`` put beside the tool's code, and read which arguments it takes."""
+    def _learn_tool(self, tool: BaseTool) -> KnownTool:
+        """Read which arguments a tool takes, and declare the rule that ``@runguard.tool`` put beside its code."""
+        # ADK makes a new tool for each request from a function in ``tools=``
+        function = getattr(tool, "func", None)
+        code = function if type(tool) is FunctionTool else tool
+        try:
+            reference: Callable[[], object] = weakref.ref(code)
+        except TypeError:  # an object that cannot be referred to weakly: read it again for each tool
+            reference = weakref.ref(tool)
         declared = declared_by(tool)
         received = frozenset(declared.kinds) if declared is not None and declared.drops_others else None
-        known = (weakref.ref(tool), received)
-        if tool.name in self._known_tools or len(self._known_tools) < _TOOLS_KEPT:
-            self._known_tools[tool.name] = known
-        rule = getattr(getattr(tool, "func", None), "__runguard_tool__", None) or getattr(
-            tool, "__runguard_tool__", None
-        )
+        known = self._known_tools[tool.name] = KnownTool(reference, declared, received)
+        rule = getattr(function, "__runguard_tool__", None) or getattr(tool, "__runguard_tool__", None)
         if rule is not None:
             self._guard.declare(tool.name, rule)
         return known
@@ -406,8 +417,6 @@ _PLAIN: Final = {
     f"google.adk.tools.{module}" for module in ("function_tool", "authenticated_function_tool", "google_tool")
 }
 
-_declared: "weakref.WeakKeyDictionary[BaseTool, tuple[int, Fields | None]]" = weakref.WeakKeyDictionary()
-
 
 def declared_by(tool: BaseTool) -> Fields | None:
     """What is declared about the arguments of a tool; None where nothing is known.
@@ -418,14 +427,8 @@ def declared_by(tool: BaseTool) -> Fields | None:
     and all other tools; only the types in their schema are used.
     """
     try:
-        known, function = _declared.get(tool), id(getattr(tool, "func", None))
-        if known is None or known[0] != function:
-            known = _declared[tool] = (
-                function,
-                _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool),
-            )
-        return known[1]
-    except Exception:  # an unhashable tool, or a declaration that cannot be read
+        return _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool)
+    except Exception:  # a declaration that cannot be read
         return None
 
 

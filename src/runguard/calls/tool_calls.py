@@ -76,11 +76,6 @@ def current_place() -> Place:
     return Place(tuple(layers.values()), call, depth, conditions) if layers else OUTERMOST
 
 
-def is_inside_tool() -> bool:
-    """Whether this code runs inside a tool call that an adapter of this package has opened."""
-    return isinstance(SURROUNDINGS.get().place, Place)
-
-
 class InsideTool:
     """``with InsideTool(place, held):`` code in this block runs inside a tool call.
 
