@@ -37,15 +37,15 @@ def recorded(tmp_path: Path) -> Path:
 def test_the_table_and_the_file_are_printed(recorded: Path) -> None:
     done = command("calibrate", recorded)
     assert done.exit_code == 0, done.output
-    told = " ".join(done.output.split())
+    told = " ".join(done.output.replace("# ", "").split())
     assert (
         "89 recordings: 81 labelled a success, 7 labelled a failure, 1 without a label. Limits are based on the 81 "
         "successful ones" in told
     )
     assert "max_usd" in told
     assert "Successful among them: giant" in told
-    assert "proposed: saves" in told
-    assert "fitted on one half, counted on the other: of 81 held-out successful recordings" in told
+    assert "repetition: changed from" in told
+    assert "Fitted on one half, counted on the other: of 81 held-out successful recordings" in told
     assert "1 records could not be read and were skipped" in told
     toml = done.output.partition("# Proposed by")[2]
     assert "max_tokens = " in toml

@@ -1,6 +1,5 @@
 """Limits on recordings whose answers are known."""
 
-import math
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import pytest
 
 from runguard.calibrate import Limit, Proposal, calibrate
-from runguard.calibrate.measure import Sample, Usages
 from runguard.calibrate.proposal import rounded_up
 from runguard.policy import Policy
 from tests.kit.recordings import sized, working, write
@@ -214,14 +212,3 @@ def test_limits_fitted_on_one_half_are_counted_on_the_other(tmp_path: Path) -> N
 )
 def test_a_proposed_number_has_three_digits_and_is_never_rounded_down(value: float, is_whole: bool, up: float) -> None:
     assert rounded_up(value, is_whole) == up
-
-
-def test_beyond_its_room_a_sample_stays_uniform_and_small() -> None:
-    sample = Sample(most=500)
-    for n in range(50_000):
-        sample.add(Usages(tokens=n))
-    kept = sample.column("tokens")
-    assert (len(kept), sample.seen) == (500, 50_000)
-    assert sample.column("usd") == []
-    assert abs(sum(kept) / len(kept) - 25_000) < 4 * 50_000 / math.sqrt(12 * 500)
-    assert {int(value // 5_000) for value in kept} == set(range(10))

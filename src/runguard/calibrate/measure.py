@@ -1,15 +1,15 @@
-"""Measure recordings: what their runs used, what other settings would have done to them, and samples of the figures.
+"""Measure recordings: what their runs used, what other settings would have done to them, and quantiles.
 
 ``proposal`` calls it. ``Measuring`` and ``Comparing`` are the tasks of its two passes over the recordings.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from decimal import Decimal
 from hashlib import blake2b
 from math import ceil, exp, isnan, lgamma, log, log1p, nan, sqrt
-from random import Random
 from typing import Any, Final, NamedTuple
 
 from runguard.core.decision import Rungs
@@ -224,37 +224,18 @@ def lowest_rungs(policy: Policy, tried: list[Variant]) -> dict[str, float]:
 
 
 class RecordingOutcome(NamedTuple):
-    """What a policy would have done to one recording, and what the recording spent after its stops.
-
-    ``its_tokens`` and ``its_nano`` count only the stops of one chosen rule.
-    """
+    """What a policy would have done to one recording, and what the recording spent after its stops."""
 
     nudged: bool = False
     refused: bool = False
     stopped: bool = False
     tokens: int = 0
     nano: int = 0
-    acted: bool = False
-    its_tokens: int = 0
-    its_nano: int = 0
 
 
-def outcome_of(result: RunResult, rule: str = "", unit: str = "") -> RecordingOutcome:
-    """Summarize a result; ``rule`` and ``unit`` choose the rule that is counted separately."""
-    its = (
-        [
-            v
-            for v in result.verdicts
-            if v.rule == rule and not v.moot and v.action in ("block", "stop") and (not unit or v.unit == unit)
-        ]
-        if rule
-        else []
-    )
-    stops = [verdict for verdict in its if verdict.action == "stop"]
-    saved = result.saved
+def outcome_of(result: RunResult) -> RecordingOutcome:
     nudged, refused, stopped = (result.first(action) is not None for action in ("nudge", "block", "stop"))
-    after = (sum(verdict.after.tokens for verdict in stops), sum(verdict.after.nano for verdict in stops))
-    return RecordingOutcome(nudged, refused, stopped, saved.tokens, saved.nano, bool(its), *after)
+    return RecordingOutcome(nudged, refused, stopped, result.saved.tokens, result.saved.nano)
 
 
 @dataclass(slots=True)
@@ -264,12 +245,9 @@ class Measured:
     id: str
     success: bool | None
     usages: Usages
-    runs: int
-    tokens: int
-    model_calls: int
-    estimated: int
     unpriced: dict[str, int]
     begins_untimed: bool
+    result: RunResult
     now: RecordingOutcome
     tried: dict[int, RecordingOutcome]  # by number; a missing one has the same outcome as now
 
@@ -289,66 +267,61 @@ class Measuring:
             meter.feed(step)
             now.feed(step)
         measured, result = meter.finish(), now.finish()
+        measured.curve.clear()  # another process sends the result
         counted = {rule: meter.repeated if rule in OF_REPETITION else meter.fruitless for rule in self._lowest}
         # no count can be higher
         near = [(n, judge) for n, (rule, judge) in enumerate(self._tried) if counted[rule] + 1 >= self._lowest[rule]]
         run.steps = iter(steps)
-        tried = {
-            n: outcome_of(played) for (n, _), played in zip(near, play(run, [judge for _, judge in near]), strict=True)
-        }
-        facts = (
-            meter.usages,
-            measured.runs,
-            measured.tokens,
-            measured.model_calls,
-            measured.estimated,
-            meter.unpriced,
-            meter.begins_untimed,
-        )
+        played = play(run, [judge for _, judge in near])
+        tried = {n: outcome_of(each) for (n, _), each in zip(near, played, strict=True)}
+        facts = meter.usages, meter.unpriced, meter.begins_untimed, measured
         return Measured(run.id, run.success, *facts, outcome_of(result), tried)
 
 
-class Comparison(NamedTuple):
-    """A policy to compare: the rule to count separately, and its half of the recordings (None: all)."""
+class Cut(NamedTuple):
+    """What one limit would have stopped or shortened in a recording, and what the recording spent afterwards."""
 
-    policy: Policy
-    rule: str = ""
-    unit: str = ""
-    half: int | None = None
+    acted: bool
+    tokens: int
+    nano: int
 
 
 @dataclass(slots=True)
 class Compared:
-    """One recording under every policy; None if the policy is for the other half."""
+    """One recording under several policies, and the effect of single limits."""
 
     id: str
     source: str
     success: bool | None
-    outcomes: list[RecordingOutcome | None]
+    outcomes: list[RecordingOutcome]
+    cuts: list[Cut]
 
 
 class Comparing:
-    """Replays a recording under every policy for its half."""
+    """Replays a recording under several policies, and under policies with one limit of a rule and unit each."""
 
-    def __init__(self, comparisons: list[Comparison]) -> None:
-        self._comparisons = comparisons
-        self._judges = [Judge(each.policy) for each in comparisons]
+    def __init__(self, policies: list[Policy], limits: list[tuple[Policy, str, str]]) -> None:
+        self._judges = [Judge(policy) for policy in (*policies, *(policy for policy, _, _ in limits))]
+        self._limits = [(rule, unit) for _, rule, unit in limits]
 
     def __call__(self, run: RecordedRun) -> Compared:
-        half = half_of(run.id)
-        mine = [number for number, each in enumerate(self._comparisons) if each.half in (None, half)]
-        outcomes: list[RecordingOutcome | None] = [None] * len(self._comparisons)
-        for number, result in zip(mine, play(run, [self._judges[number] for number in mine]), strict=True):
-            outcomes[number] = outcome_of(result, self._comparisons[number].rule, self._comparisons[number].unit)
-        return Compared(run.id, run.source, run.success, outcomes)
+        results = play(run, self._judges)
+        whole = len(results) - len(self._limits)
+        cuts = [_cut(result, *limit) for result, limit in zip(results[whole:], self._limits, strict=True)]
+        return Compared(run.id, run.source, run.success, [outcome_of(result) for result in results[:whole]], cuts)
 
 
-# ---- the figures of all recordings, or a uniform sample of them in bounded memory, and quantiles
+def _cut(result: RunResult, rule: str, unit: str) -> Cut:
+    acts = [v for v in result.verdicts if v.rule == rule and (not unit or v.unit == unit) and not v.moot]
+    after = [v.after for v in acts if v.action == "stop"]
+    acted = any(v.action in ("block", "stop") for v in acts)
+    return Cut(acted, sum(each.tokens for each in after), sum(each.nano for each in after))
 
-KEPT: Final = 100_000  # recordings of one label and half
+
+# ---- the figures of all recordings, and their quantiles
+
 LABELS: Final = {True: "success", False: "failure", None: "unlabelled"}
 HALVES: Final = (0, 1)
-_WIDTH: Final = len(Usages._fields)
 LEVEL: Final = 0.95  # of the interval, two-sided
 _FAR: Final = 12  # standard deviations; beyond them a double is 0
 
@@ -358,84 +331,53 @@ def half_of(name: str) -> int:
     return blake2b(name.encode("utf-8", "replace"), digest_size=1).digest()[0] & 1
 
 
-class Sample:
-    """Figures of recordings; each recording is equally likely to be in the sample."""
+class Figures:
+    """The usages of all recordings, by label and half."""
 
-    def __init__(self, most: int = KEPT) -> None:
-        self.seen = self.runs = 0
-        self._most, self._random, self._cells = most, Random(0), array("d")
-
-    def __len__(self) -> int:
-        return len(self._cells) // _WIDTH
-
-    def add(self, usages: Usages, runs: int = 1) -> None:
-        self.seen += 1
-        self.runs += runs
-        if len(self) < self._most:
-            self._cells.extend(usages)
-        elif (place := self._random.randrange(self.seen)) < self._most:
-            self._cells[place * _WIDTH : (place + 1) * _WIDTH] = array("d", usages)
-
-    def column(self, name: str) -> list[float]:
-        """Return the known values of a column."""
-        return [value for value in self._cells[Usages._fields.index(name) :: _WIDTH] if value == value]
-
-
-@dataclass(slots=True)
-class Basis:
-    """The recordings on which limits are based."""
-
-    kind: str  # "successful", "successful and unlabelled" or "unlabelled"
-    samples: list[Sample]
-    halves: tuple[int, ...]
-
-    @property
-    def recordings(self) -> int:
-        return sum(sample.seen for sample in self.samples)
-
-    @property
-    def runs(self) -> int:
-        return sum(sample.runs for sample in self.samples)
-
-    @property
-    def is_sampled(self) -> bool:
-        return any(len(sample) < sample.seen for sample in self.samples)
-
-    def column(self, name: str) -> list[float]:
-        return [value for sample in self.samples for value in sample.column(name)]
-
-
-@dataclass(slots=True)
-class Samples:
-    """Samples by label and half."""
-
-    by: dict[tuple[str, int], Sample] = field(
-        default_factory=lambda: {(label, half): Sample() for label in LABELS.values() for half in HALVES}
-    )
+    def __init__(self) -> None:
+        self.by = {(label, half): array("d") for label in LABELS.values() for half in HALVES}
+        self.runs: Counter[tuple[str, int]] = Counter()
 
     def add(self, success: bool | None, half: int, usages: Usages, runs: int) -> None:
-        self.by[LABELS[success], half].add(usages, runs)
+        self.by[LABELS[success], half].extend(usages)
+        self.runs[LABELS[success], half] += runs
 
     def recordings(self, label: str) -> int:
-        return sum(self.by[label, half].seen for half in HALVES)
+        return self.basis((label,)).recordings
 
-    def runs(self, label: str) -> int:
-        return sum(self.by[label, half].runs for half in HALVES)
+    def basis(self, labels: tuple[str, ...], halves: tuple[int, ...] = HALVES) -> "Basis":
+        kind = " and ".join("successful" if label == "success" else label for label in labels)
+        keys = [(label, half) for label in labels for half in halves]
+        return Basis(kind, [self.by[key] for key in keys], sum(self.runs[key] for key in keys))
 
-    def basis(self, needed: int, halves: tuple[int, ...] = HALVES) -> Basis:
-        """Return successful recordings; if too few are labelled, also unlabelled ones.
+    def labels_for(self, needed: int) -> tuple[str, ...]:
+        """Return the labels on which limits are based: success, and unlabelled if too few are labelled.
 
         Failed recordings are never used, because they may be runaways.
         """
         successful, unlabelled = self.recordings("success"), self.recordings("unlabelled")
         if not successful:
-            labels = ["unlabelled"]
-        elif successful >= needed or successful + unlabelled < needed or not unlabelled:
-            labels = ["success"]
-        else:
-            labels = ["success", "unlabelled"]
-        kind = " and ".join("successful" if label == "success" else label for label in labels)
-        return Basis(kind, [self.by[label, half] for label in labels for half in halves], halves)
+            return ("unlabelled",)
+        has_enough = successful >= needed or successful + unlabelled < needed or not unlabelled
+        return ("success",) if has_enough else ("success", "unlabelled")
+
+
+@dataclass(slots=True)
+class Basis:
+    """The recordings on which limits are based, as rows of the columns of ``Usages``."""
+
+    kind: str  # "successful", "successful and unlabelled" or "unlabelled"
+    rows: list["array[float]"]
+    runs: int
+
+    @property
+    def recordings(self) -> int:
+        return sum(len(rows) for rows in self.rows) // len(Usages._fields)
+
+    def column(self, name: str) -> list[float]:
+        """Return the known values of a column."""
+        start, step = Usages._fields.index(name), len(Usages._fields)
+        return [value for rows in self.rows for value in rows[start::step] if not isnan(value)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,12 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import ceil, floor, log10
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from runguard import console as screen
@@ -29,12 +27,12 @@ from runguard.calibrate.measure import (
     Basis,
     Compared,
     Comparing,
-    Comparison,
+    Cut,
+    Figures,
     Measured,
     Measuring,
     Quantile,
     RecordingOutcome,
-    Samples,
     Variant,
     changed,
     file_values,
@@ -99,28 +97,13 @@ class Limit:
     def setting(self) -> str:
         return self.kind.setting
 
-    def withhold(self, apart: list[str]) -> None:
-        """Withdraw the limit. ``apart``: sources in which it would stop most successful recordings."""
-        shown = ", ".join(apart[:3]) + (" and others" if len(apart) > 3 else "")
-        self.why_not = (
-            f"2.5 x P95 is {self.value:,g}, but that stops most successful recordings of {shown}: another kind "
-            "of work; calibrate each source separately"
-        )
-        self.value = None
-
     def to_dict(self) -> dict[str, Any]:
         data: dict[str, Any] = {"value": self.value, "recordings": self.recordings, "why_not": self.why_not or None}
         found = self.quantile
-        if found is not None:
-            data |= {
-                "share": found.share,
-                "factor": FACTOR,
-                "quantile": found.value,
-                "interval": [found.low, found.high],
-                "level": found.level,
-                "largest": self.largest,
-            }
-        return data
+        if found is None:
+            return data
+        interval = {"quantile": found.value, "interval": [found.low, found.high], "level": found.level}
+        return data | {"share": found.share, "factor": FACTOR, **interval, "largest": self.largest}
 
 
 @dataclass(slots=True)
@@ -131,10 +114,10 @@ class Missing:
     models: dict[str, int] = field(default_factory=dict)  # the first such models, with their calls
     begins: int = 0  # recordings with times, but not for the beginning of their first run
 
-    def add(self, models: dict[str, int], begins_untimed: bool) -> None:
-        self.unpriced += bool(models)
-        self.begins += begins_untimed
-        for model, calls in models.items():
+    def add(self, measured: Measured) -> None:
+        self.unpriced += bool(measured.unpriced)
+        self.begins += measured.begins_untimed
+        for model, calls in measured.unpriced.items():
             if model in self.models or len(self.models) < _NAMES:
                 self.models[model] = self.models.get(model, 0) + calls
 
@@ -142,9 +125,7 @@ class Missing:
         """Return why there can be no limit of this kind, or an empty string."""
         if kind.setting == "max_usd" and self.unpriced:
             names = sorted(self.models, key=lambda model: -self.models[model])
-            shown = ", ".join(name or "(no name: pass --model)" for name in names[:5]) + (
-                " and others" if len(names) > 5 else ""
-            )
+            shown = _listed([name or "(no name: pass --model)" for name in names], 5)
             return (
                 f"no price for {shown} ({self.unpriced} recordings): a dollar limit would refuse such calls; set "
                 "prices in the policy"
@@ -157,49 +138,28 @@ class Missing:
         return ""
 
 
-def propose(basis: Basis, missing: Missing) -> list[Limit]:
-    return [_limit(kind, basis, missing) for kind in KINDS]
-
-
 def _limit(kind: Kind, basis: Basis, missing: Missing) -> Limit:
-    values = basis.column(kind.column)
+    values, needed = basis.column(kind.column), runs_needed(SHARE)
     if why_not := missing.against(kind):
         return Limit(kind, len(values), why_not=why_not)
-    needed = runs_needed(SHARE)
-    if len(values) < needed:
-        return Limit(kind, len(values), why_not=too_few(len(values), needed, basis, kind))
     found = quantile(values, SHARE)
-    assert found is not None
+    if len(values) < needed or found is None:
+        lacking = "" if len(values) == basis.recordings else f" contain the {kind.of}"
+        why_not = (
+            f"{len(values)} {basis.kind} recordings{lacking}, {needed} are needed: with fewer, even the largest lies "
+            f"below the true P{SHARE * 100:.0f} in more than {(1 - LEVEL) / 2:.1%} of all samples"
+        )
+        return Limit(kind, len(values), why_not=why_not)
     value = rounded_up(FACTOR * found.value, kind.is_whole)
     if value <= 0:
-        return Limit(
-            kind,
-            len(values),
-            quantile=found,
-            why_not=f"{SHARE:.0%} of the recordings have none: there is no limit to derive",
-        )
-    if not is_allowed({kind.setting: value}):
-        return Limit(
-            kind,
-            len(values),
-            quantile=found,
-            why_not=f"2.5 x P95 is {value:,g}, more than a policy allows: are the recorded {kind.of} right?",
-        )
-    if kind.setting == "max_tool_result_chars" and value < _LARGE_ANSWER:
+        why_not = f"{SHARE:.0%} of the recordings have none: there is no limit to derive"
+    elif not is_allowed({kind.setting: value}):
+        why_not = f"2.5 x P95 is {value:,g}, more than a policy allows: are the recorded {kind.of} right?"
+    elif kind.setting == "max_tool_result_chars" and value < _LARGE_ANSWER:
         why_not = (
             f"2.5 x P95 is {value:,g}: answers are small, and such a low limit would hide longer ones, above all errors"
         )
-        return Limit(kind, len(values), quantile=found, why_not=why_not)
-    return Limit(kind, len(values), value, found, max(values))
-
-
-def too_few(known: int, needed: int, basis: Basis, kind: Kind) -> str:
-    missing = "" if known == basis.recordings else f" contain the {kind.of}"
-    why = (
-        f"with fewer, even the largest lies below the true P{SHARE * 100:.0f} in more than {(1 - LEVEL) / 2:.1%} of "
-        "all samples"
-    )
-    return f"{known} {basis.kind} recordings{missing}, {needed} are needed: {why}"
+    return Limit(kind, len(values), None if why_not else value, found, max(values), why_not)
 
 
 def rounded_up(value: float, is_whole: bool) -> float:
@@ -270,39 +230,42 @@ class Point:
         return counts | {"usd": self.nano / 1e9, "false_stop_interval": [round(end, 4) for end in self.false_stops]}
 
 
+Halves = tuple[Point, Point]  # of one setting, over each half of the recordings
+
+
 @dataclass(slots=True)
 class Curve:
     """All settings of one rule, each in the two halves of the recordings."""
 
     rule: str
     now: dict[str, int]
-    tried: list[Variant]  # without the one that is off
-    as_it_is: list[Point] = field(default_factory=lambda: [Point(), Point()])
-    points: list[list[Point]] = field(default_factory=list)
+    tried: dict[int, Variant]  # by number, without the one that is off
+    off: int
+    points: dict[int | None, Halves] = field(default_factory=dict)  # by number; None: the current setting
 
-    def __post_init__(self) -> None:
-        self.points = [[Point(), Point()] for _ in self.tried]
+    def add(self, measured: Measured) -> None:
+        half, now = half_of(measured.id), measured.now
+        off = measured.tried.get(self.off, now)
+        for number in (None, *self.tried):
+            halves = self.points.setdefault(number, (Point(), Point()))
+            mine = now if number is None else measured.tried.get(number, now)
+            halves[half].add(measured.success, measured.result.tokens, mine, off, now)
 
-    def add(
-        self,
-        success: bool | None,
-        half: int,
-        spent: int,
-        now: RecordingOutcome,
-        off: RecordingOutcome,
-        outcomes: list[RecordingOutcome],
-    ) -> None:
-        """``spent``: tokens of the recording."""
-        self.as_it_is[half].add(success, spent, now, off, now)
-        for halves, outcome in zip(self.points, outcomes, strict=True):
-            halves[half].add(success, spent, outcome, off, now)
-
-    def over(self, halves: tuple[int, ...]) -> tuple[Point, list[Point]]:
-        return _sum(self.as_it_is, halves), [_sum(point, halves) for point in self.points]
+    def over(self, number: int | None, halves: tuple[int, ...]) -> Point:
+        found = self.points.get(number, (Point(), Point()))
+        return sum((found[half] for half in halves), Point())
 
 
-def _sum(points: list[Point], halves: tuple[int, ...]) -> Point:
-    return sum((points[half] for half in halves), Point())
+def _curves(policy: Policy, tried: list[Variant]) -> list[Curve]:
+    found = []
+    for rule in dict.fromkeys(variant.rule for variant in tried):
+        rungs = policy.rungs(rule)
+        assert rungs is not None
+        mine = {number: variant for number, variant in enumerate(tried) if variant.rule == rule}
+        off = next(number for number, variant in mine.items() if variant.rungs is None)
+        del mine[off]
+        found.append(Curve(rule, scaled(rungs, 1.0), mine, off))
+    return found
 
 
 @dataclass(slots=True)
@@ -328,22 +291,20 @@ class Choice:
 
 
 def choose(curve: Curve, halves: tuple[int, ...], most: float) -> Choice:
-    """The most saving setting that touches no more successful runs than the present one; the present one when the
-    recordings cannot tell.
+    """Choose the most saving setting that touches no more successful runs than the present one.
 
-    ``most``: false stops allowed, a number, or below 1 a share of the successful runs.
+    The present one stays when the recordings cannot tell. ``most``: false stops allowed, a number, or below 1 a share
+    of the successful runs.
     """
-    now, points = curve.over(halves)
-    tried = list(zip(curve.tried, points, strict=True))
-    choice = Choice(
-        curve.rule, curve.now, None, "", now, curve=[(dict(variant.rungs or ()), point) for variant, point in tried]
-    )
+    now = curve.over(None, halves)
+    tried = [(dict(variant.rungs or ()), curve.over(number, halves)) for number, variant in curve.tried.items()]
+    choice = Choice(curve.rule, curve.now, None, "", now, curve=tried)
     if not now.successes:
         choice.why = "nothing is labelled a success: what another setting would stop wrongly cannot be known"
         return choice
     allowed = int(most * now.successes + 1e-9) if 0 < most < 1 else int(most)
     must_loosen = now.stopped > allowed
-    fair = [(variant, point) for variant, point in tried if _is_fair(point, now, allowed)]
+    fair = [(rungs, point) for rungs, point in tried if _is_fair(point, now, allowed)]
     best = max(fair, key=lambda entry: entry[1].tokens, default=None)
     if must_loosen:
         choice.why = _loosened(choice, best, allowed)
@@ -361,9 +322,9 @@ def _is_fair(point: Point, now: Point, allowed: int) -> bool:
     return point.stopped <= min(allowed, now.stopped) and point.refused <= now.refused and point.nudged <= nudges
 
 
-def _tightened(choice: Choice, best: tuple[Variant, Point]) -> str:
-    variant, point = best
-    now, rungs = choice.before, dict(variant.rungs or ())
+def _tightened(choice: Choice, best: tuple[dict[str, int], Point]) -> str:
+    rungs, point = best
+    now = choice.before
     more = f"{point.tokens - now.tokens:,} more tokens in {point.saves_more} recording{'s' * (point.saves_more != 1)}"
     if point.saves_more < ENOUGH:
         return f"{rungs_text(rungs)} would save {more}: too few to tell from chance ({ENOUGH} needed)"
@@ -382,13 +343,12 @@ def _tightened(choice: Choice, best: tuple[Variant, Point]) -> str:
     )
 
 
-def _loosened(choice: Choice, best: tuple[Variant, Point] | None, allowed: int) -> str:
+def _loosened(choice: Choice, best: tuple[dict[str, int], Point] | None, allowed: int) -> str:
     now = choice.before
     stops = f"stops {now.stopped} of {now.successes} successful recordings, {allowed} allowed"
     if best is None:
         return f"{stops}, and so does every other setting: read them with 'runguard replay --explain'"
-    variant, point = best
-    rungs = dict(variant.rungs or ())
+    rungs, point = best
     if point.spared < ENOUGH:
         return (
             f"{stops}; {rungs_text(rungs)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
@@ -419,19 +379,14 @@ class Share:
 
     def add(self, outcome: RecordingOutcome) -> None:
         self.recordings += 1
-        self.nudged += outcome.nudged
-        self.refused += outcome.refused
-        self.stopped += outcome.stopped
-        self.tokens += outcome.tokens
-        self.nano += outcome.nano
+        for name, value in outcome._asdict().items():
+            setattr(self, name, getattr(self, name) + value)
 
     def to_dict(self) -> dict[str, Any]:
-        counts = {name: getattr(self, name) for name in ("recordings", "nudged", "refused", "stopped")}
-        return counts | {
-            "stopped_interval": [round(end, 4) for end in wilson(self.stopped, self.recordings)],
-            "tokens_after": self.tokens,
-            "usd_after": self.nano / 1e9,
-        }
+        counts = asdict(self)
+        after = {"tokens_after": counts.pop("tokens"), "usd_after": counts.pop("nano") / 1e9}
+        low, high = wilson(self.stopped, self.recordings)
+        return counts | {"stopped_interval": [round(low, 4), round(high, 4)], **after}
 
 
 @dataclass(slots=True)
@@ -439,9 +394,6 @@ class Effect:
     """The effect of a whole policy, by label."""
 
     by_label: dict[str, Share] = field(default_factory=lambda: {label: Share() for label in LABELS.values()})
-
-    def add(self, success: bool | None, outcome: RecordingOutcome) -> None:
-        self.by_label[LABELS[success]].add(outcome)
 
     def to_dict(self) -> dict[str, Any]:
         return {label: share.to_dict() for label, share in self.by_label.items()}
@@ -458,63 +410,38 @@ class LimitEffect:
     stopped_by_source: Counter[str] = field(default_factory=Counter)  # successful ones
     by_source: Counter[str] = field(default_factory=Counter)  # all successful ones, affected or not
 
-    def add(self, name: str, source: str, success: bool | None, outcome: RecordingOutcome) -> None:
+    def add(self, compared: Compared, cut: Cut) -> None:
+        success, source = compared.success, compared.source
         if success and (source in self.by_source or len(self.by_source) < _SOURCES):
             self.by_source[source] += 1
-            self.stopped_by_source[source] += outcome.acted
-        if not outcome.acted:
+            self.stopped_by_source[source] += cut.acted
+        if not cut.acted:
             return
         self.by_label[LABELS[success]] += 1
-        self.tokens += outcome.its_tokens
-        self.nano += outcome.its_nano
+        self.tokens += cut.tokens
+        self.nano += cut.nano
         if success and len(self.successes) < _SHOWN:
-            self.successes.append(name)
-
-    @property
-    def recordings(self) -> int:
-        return sum(self.by_label.values())
+            self.successes.append(compared.id)
 
     @property
     def apart(self) -> list[str]:
         """Sources in which it affects most successful recordings: another kind of work than the rest."""
-        hit = self.stopped_by_source
-        return [
-            source
-            for source, many in self.by_source.items()
-            if len(self.by_source) > 1 and hit[source] > 1 and 2 * hit[source] > many
-        ]
+        hit, many = self.stopped_by_source, len(self.by_source) > 1
+        return [source for source, of in self.by_source.items() if many and hit[source] > 1 and 2 * hit[source] > of]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "apart": self.apart,
-            "recordings": self.by_label,
-            "tokens_after": self.tokens,
-            "usd_after": self.nano / 1e9,
-            "successful": self.successes,
-        }
+        after = {"tokens_after": self.tokens, "usd_after": self.nano / 1e9}
+        return {"apart": self.apart, "recordings": self.by_label, **after, "successful": self.successes}
 
 
 @dataclass(slots=True)
 class HeldOut:
-    """Stops on the half of the recordings that a setting was not fitted to, both ways.
-
-    Counts only runs that should not be stopped: successful, or else unlabelled.
-    """
+    """Stops on the half of the recordings that a setting was not fitted to, both ways."""
 
     fitted: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # settings for which half of the runs were too few
     # recordings, stopped, stopped before
     by_label: dict[str, list[int]] = field(default_factory=lambda: {label: [0, 0, 0] for label in LABELS.values()})
-
-    @classmethod
-    def of(cls, halves: list[dict[str, Any]], whole: dict[str, Any]) -> "HeldOut":
-        return cls(halves, [name for name in whole if name != "rules" and any(name not in half for half in halves)])
-
-    def add(self, success: bool | None, now: RecordingOutcome, outcome: RecordingOutcome) -> None:
-        counts = self.by_label[LABELS[success]]
-        counts[0] += 1
-        counts[1] += outcome.stopped
-        counts[2] += now.stopped
 
     def words(self) -> str:
         label = "success" if self.by_label["success"][0] else "unlabelled"
@@ -530,10 +457,8 @@ class HeldOut:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        by_label = {
-            label: {"recordings": counts[0], "stopped": counts[1], "stopped_now": counts[2]}
-            for label, counts in self.by_label.items()
-        }
+        names = ("recordings", "stopped", "stopped_now")
+        by_label = {label: dict(zip(names, counts, strict=True)) for label, counts in self.by_label.items()}
         return {**by_label, "fitted_on_halves": self.fitted, "not_checked": self.missing}
 
 
@@ -560,9 +485,6 @@ class Settings:
         rules = {choice.rule: choice.rungs for choice in self.choices if choice.rungs is not None}
         return found | ({"rules": rules} if rules else {})
 
-    def over(self, policy: Policy) -> Policy:
-        return changed(policy, self.changes)
-
 
 @dataclass(slots=True)
 class Proposal:
@@ -570,8 +492,8 @@ class Proposal:
 
     sources: list[str]
     policy: Policy  # the current policy, which the proposal changes
-    samples: Samples
-    settings: Settings
+    figures: Figures = field(default_factory=Figures)
+    settings: Settings = field(default_factory=lambda: Settings(Basis("", [], 0), [], []))
     model_calls: int = 0
     estimated: int = 0
     missing: Missing = field(default_factory=Missing)
@@ -590,17 +512,12 @@ class Proposal:
         return toml_of(self)
 
     def to_dict(self) -> dict[str, Any]:
-        basis, samples = self.settings.basis, self.samples
+        basis, runs = self.settings.basis, self.figures.runs
         return {
             "sources": self.sources,
-            "recordings": {label: samples.recordings(label) for label in LABELS.values()},
-            "runs": {label: samples.runs(label) for label in LABELS.values()},
-            "basis": {
-                "kind": basis.kind,
-                "runs": basis.runs,
-                "recordings": basis.recordings,
-                "is_sampled": basis.is_sampled,
-            },
+            "recordings": {label: self.figures.recordings(label) for label in LABELS.values()},
+            "runs": {label: sum(runs[label, half] for half in HALVES) for label in LABELS.values()},
+            "basis": {"kind": basis.kind, "runs": basis.runs, "recordings": basis.recordings},
             "model_calls": self.model_calls,
             "estimated_calls": self.estimated,
             "unpriced": {"recordings": self.missing.unpriced, "calls_by_model": self.missing.models},
@@ -639,113 +556,80 @@ def calibrate(
     now = harmless(policy)
     workers = workers_for([now], workers)
     watch = watch or (lambda _, found: found)
-    tried = variants(policy)
+    made, tried = Proposal([each.name for each in sources], policy), variants(policy)
     curves = _curves(policy, tried)
-    made = Proposal([each.name for each in sources], policy, Samples(), Settings(Basis("", [], HALVES), [], []))
     for done in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
         made.faults.merge(done.faults)
         for measured in done.results:
-            _add_measured(made, curves, tried, measured)
+            _add_measured(made, curves, measured)
 
-    def fitted(halves: tuple[int, ...]) -> Settings:
-        needed = runs_needed(SHARE)
-        basis = made.samples.basis(needed, halves)
-        return Settings(
-            basis, propose(basis, made.missing), [choose(curve, halves, max_false_stops) for curve in curves]
-        )
-
-    made.settings = fitted(HALVES)
-    parts = [fitted((half,)) for half in HALVES]
+    labels = made.figures.labels_for(runs_needed(SHARE))
+    made.settings, *halves = (
+        _fitted(made, labels, curves, part, max_false_stops) for part in (HALVES, *((half,) for half in HALVES))
+    )
     while made.changes:
-        made.now, made.proposed, made.held_out = (
-            Effect(),
-            Effect(),
-            HeldOut.of([part.changes for part in parts], made.changes),
-        )
-        comparisons = _comparisons(made, parts, now)
-        for done in watch("comparing", each_run(sources, Comparing, (comparisons,), workers, model)):
+        made.now, made.proposed = Effect(), Effect()
+        made.cuts |= {limit.setting: LimitEffect() for limit in made.settings.proposed}
+        fitted = [half.changes for half in halves]
+        missing = [name for name in made.changes if name != "rules" and any(name not in half for half in fitted)]
+        made.held_out = HeldOut(fitted, missing)
+        policies = [now, *(changed(now, changes) for changes in (made.changes, *fitted))]
+        alone = [
+            (changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit)
+            for limit in made.settings.proposed
+        ]
+        for done in watch("comparing", each_run(sources, Comparing, (policies, alone), workers, model)):
             for compared in done.results:
                 _add_compared(made, compared)
-        if not _withhold(made, parts):
+        if not _withhold(made, halves):
             return made
     made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut()  # no proposal is left to compare
     return made
 
 
-def _comparisons(made: Proposal, parts: list[Settings], now: Policy) -> list[Comparison]:
-    """Return the current policy, the proposal, each limit alone, and the fit of each half for the other half."""
-    made.cuts |= {limit.setting: LimitEffect() for limit in made.settings.proposed}
-    alone = [
-        Comparison(changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit)
-        for limit in made.settings.proposed
-    ]
-    halves = [Comparison(part.over(now), half=1 - half) for half, part in zip(HALVES, parts, strict=True)]
-    return [Comparison(now), Comparison(made.settings.over(now)), *alone, *halves]
+def _fitted(
+    made: Proposal, labels: tuple[str, ...], curves: list[Curve], halves: tuple[int, ...], most: float
+) -> Settings:
+    basis = made.figures.basis(labels, halves)
+    limits = [_limit(kind, basis, made.missing) for kind in KINDS]
+    return Settings(basis, limits, [choose(curve, halves, most) for curve in curves])
 
 
-def _withhold(made: Proposal, parts: list[Settings]) -> bool:
+def _withhold(made: Proposal, halves: list[Settings]) -> bool:
     """Withdraw limits that would stop most work of one source: different distributions have no common P95."""
     found = [limit for limit in made.settings.proposed if made.cuts[limit.setting].apart]
     for limit in found:
-        limit.withhold(made.cuts[limit.setting].apart)
-        for part in parts:
-            for other in part.limits:
-                if other.setting == limit.setting:
-                    other.value = None
+        limit.why_not = (
+            f"2.5 x P95 is {limit.value:,g}, but that stops most successful recordings of "
+            f"{_listed(made.cuts[limit.setting].apart, 3)}: another kind of work; calibrate each source separately"
+        )
+        limit.value = None
+        for half in halves:
+            next(other for other in half.limits if other.setting == limit.setting).value = None
     return bool(found)
 
 
-def _curves(policy: Policy, tried: list[Variant]) -> list[Curve]:
-    found = []
-    for rule in dict.fromkeys(variant.rule for variant in tried):
-        rungs = policy.rungs(rule)
-        assert rungs is not None
-        found.append(
-            Curve(
-                rule,
-                scaled(rungs, 1.0),
-                [variant for variant in tried if variant.rule == rule and variant.rungs is not None],
-            )
-        )
-    return found
-
-
-def _add_measured(made: Proposal, curves: list[Curve], tried: list[Variant], measured: Measured) -> None:
-    half = half_of(measured.id)
-    made.samples.add(measured.success, half, measured.usages, measured.runs)
-    made.model_calls += measured.model_calls
-    made.estimated += measured.estimated
-    made.missing.add(measured.unpriced, measured.begins_untimed)
-    now = measured.now
+def _add_measured(made: Proposal, curves: list[Curve], measured: Measured) -> None:
+    made.figures.add(measured.success, half_of(measured.id), measured.usages, measured.result.runs)
+    made.model_calls += measured.result.model_calls
+    made.estimated += measured.result.estimated
+    made.missing.add(measured)
     for curve in curves:
-        mine = [
-            (variant, measured.tried.get(number, now))
-            for number, variant in enumerate(tried)
-            if variant.rule == curve.rule
-        ]
-        off = next(outcome for variant, outcome in mine if variant.rungs is None)
-        curve.add(
-            measured.success,
-            half,
-            measured.tokens,
-            now,
-            off,
-            [outcome for variant, outcome in mine if variant.rungs is not None],
-        )
+        curve.add(measured)
 
 
 def _add_compared(made: Proposal, compared: Compared) -> None:
-    now, proposed, *rest = compared.outcomes
-    assert now is not None
-    assert proposed is not None
-    made.now.add(compared.success, now)
-    made.proposed.add(compared.success, proposed)
-    limits = made.settings.proposed
-    for limit, outcome in zip(limits, rest, strict=False):
-        assert outcome is not None
-        made.cuts[limit.setting].add(compared.id, compared.source, compared.success, outcome)
-    held_out = next(outcome for outcome in rest[len(limits) :] if outcome is not None)
-    made.held_out.add(compared.success, now, held_out)
+    label = LABELS[compared.success]
+    now, proposed, *fitted = compared.outcomes
+    made.now.by_label[label].add(now)
+    made.proposed.by_label[label].add(proposed)
+    for limit, cut in zip(made.settings.proposed, compared.cuts, strict=True):
+        made.cuts[limit.setting].add(compared, cut)
+    held_out = fitted[1 - half_of(compared.id)]
+    counts = made.held_out.by_label[label]
+    made.held_out.by_label[label] = [
+        before + more for before, more in zip(counts, (1, held_out.stopped, now.stopped), strict=True)
+    ]
 
 
 # ---- the proposal as a ``runguard.toml``: proposed settings with their reasons, then the other settings
@@ -757,7 +641,7 @@ _WIDTH: Final = 130
 def toml_of(made: Proposal) -> str:
     changes = made.changes
     lines = [
-        *_comment(f"Proposed by 'runguard calibrate' from {', '.join(_names(made))}."),
+        *_comment(f"Proposed by 'runguard calibrate' from {_listed(made.sources, 3)}."),
         *_comment(basis_text(made)),
     ]
     if changes:
@@ -800,13 +684,9 @@ def _limit_lines(limit: Limit, made: Proposal) -> list[str]:
     return [*_comment(text), f"{limit.setting} = {value_of(limit.value)}"]
 
 
-def _names(made: Proposal) -> list[str]:
-    return [*made.sources[:3], *([f"{len(made.sources) - 3} others"] if len(made.sources) > 3 else [])]
-
-
 def _comment(text: str) -> list[str]:
     """Return comment lines; no part of a name may become a setting."""
-    return [f"# {line}" for line in wrap("".join(c if c.isprintable() else " " for c in text), _WIDTH)]
+    return [f"# {line}" for line in wrap(printable(text), _WIDTH)]
 
 
 def _key(name: str) -> str:
@@ -846,19 +726,16 @@ def recordings(many: int) -> str:
 
 
 def basis_text(made: Proposal) -> str:
-    basis, samples = made.settings.basis, made.samples
-    in_all = sum(samples.recordings(label) for label in ("success", "failure", "unlabelled"))
+    basis = made.settings.basis
+    by = {label: made.figures.recordings(label) for label in LABELS.values()}
+    in_all = sum(by.values())
     if not in_all:
         return "No recording could be read."
     parts = {"success": "labelled a success", "failure": "labelled a failure", "unlabelled": "without a label"}
-    by_label = ", ".join(
-        f"{samples.recordings(label):,} {words}" for label, words in parts.items() if samples.recordings(label)
-    )
+    by_label = ", ".join(f"{by[label]:,} {words}" for label, words in parts.items() if by[label])
     text = f"{recordings(in_all)}: {by_label}. Limits are based on the {basis.recordings:,} {basis.kind} ones"
     if basis.runs > basis.recordings:
         text += f" (the largest of the {basis.runs:,} runs in them, one per recording)"
-    if basis.is_sampled:
-        text += ", on a uniform sample of them"
     if basis.kind == "unlabelled":
         text += "; runaways among them raise the limits"
     return f"{text}."
@@ -875,31 +752,34 @@ def about_quantile(limit: Limit) -> str:
 
 
 def about_cut(limit: Limit, cut: LimitEffect) -> str:
-    """Describe what the limit would have stopped."""
-    if not cut.recordings:
+    """Describe what the limit would have stopped, and name the successful recordings among them."""
+    hit = sum(cut.by_label.values())
+    if not hit:
         return "Would have stopped no recording"
     by_label = ", ".join(f"{number:,} {label}" for label, number in cut.by_label.items() if number)
     if limit.setting == "max_tool_result_chars":
-        text = f"Would have shortened answers in {recordings(cut.recordings)} ({by_label})"
+        text = f"Would have shortened answers in {recordings(hit)} ({by_label})"
     else:
         text = (
-            f"Would have stopped {recordings(cut.recordings)} ({by_label}), {count(cut.tokens)} tokens and "
-            f"{money(cut.nano)} before their end"
+            f"Would have stopped {recordings(hit)} ({by_label}), {count(cut.tokens)} tokens and {money(cut.nano)} "
+            "before their end"
         )
-    return f"{text}. {about_successes(limit, cut)}" if cut.successes else text
-
-
-def about_successes(limit: Limit, cut: LimitEffect) -> str:
-    """Name the successful recordings that a limit would have affected."""
+    if not cut.successes:
+        return text
     more = " and others" if cut.by_label["success"] > len(cut.successes) else ""
-    return f"Successful among them: {', '.join(cut.successes)}{more}; the largest took {number(limit, limit.largest)}"
+    largest = number(limit, limit.largest)
+    return f"{text}. Successful among them: {', '.join(cut.successes)}{more}; the largest took {largest}"
+
+
+def _listed(names: list[str], most: int) -> str:
+    return ", ".join(names[:most]) + (" and others" if len(names) > most else "")
 
 
 def rungs_text(rungs: dict[str, int]) -> str:
     return " ".join(f"{name} {at}" for name, at in rungs.items())
 
 
-# ---- the command: print a proposal with its reasons and effects, or as JSON
+# ---- the command: print a proposal as the file that it makes, with its effects, or as JSON
 
 
 def run(
@@ -923,128 +803,32 @@ def run(
         model=model,
         watch=lambda _, found: with_progress(sources, found),
     )
-    has_advice = bool(made.changes)
     if as_json:
         sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
     else:
-        print_proposal(screen.console(), printable(made))
-    if has_advice and target is not None:
+        _print(made)
+    if made.changes and target is not None:
         write_file(target, made.to_toml())
-    elif has_advice and not as_json:
-        sys.stdout.write("\n" + made.to_toml())
-    return has_advice
+    return bool(made.changes)
 
 
-def print_proposal(out: Console, made: Proposal) -> None:
-    out.print(basis_text(made))
-    if made.estimated:
-        out.print(
-            f"tokens of {count(made.estimated)} of {count(made.model_calls)} model calls are estimated from "
-            "the length of their texts",
-            style="dim",
-        )
-    _print_limits(out, made)
-    _print_rules(out, made)
-    if made.changes:
-        _print_effect(out, made)
-        out.print(f"fitted on one half, counted on the other: {made.held_out.words()}")
-    else:
+def _print(made: Proposal) -> None:
+    out = screen.console()
+    out.print(Text(made.to_toml()), soft_wrap=True)
+    if not made.changes:
         out.print("nothing to propose from these recordings", style="yellow")
-    print_faults(out, made.faults)
-
-
-def _print(out: Console, title: str, shown: Table) -> None:
-    out.print(Text.assemble("\n", screen.heading(title)))
-    screen.print_table(out, shown)
-
-
-def _print_limits(out: Console, made: Proposal) -> None:
-    figures = ("proposed", "P95", "its 95 % interval", "recordings")
-    shown = screen.table(
-        "setting",
-        *figures,
-        "would have stopped",
-        right=figures,
-        whole=("setting", "proposed", "P95"),
-        sentences=("would have stopped",),
-    )
-    for limit in made.settings.limits:
-        found = limit.quantile
-        if limit.value is None or found is None:
-            shown.add_row(
-                limit.setting, Text("none", "dim"), "", "", str(limit.recordings), Text(limit.why_not, "yellow")
-            )
-            continue
-        proposed, now, low, high = (number(limit, each) for each in (limit.value, found.value, found.low, found.high))
-        shown.add_row(
-            limit.setting,
-            Text(proposed, "bold"),
-            now,
-            f"{low} – {high}",
-            f"{found.runs:,}",
-            _cut(out, limit, made.cuts[limit.setting]),
+    else:
+        figures = (
+            *("recordings", "stopped now", "stopped then", "tokens after, now", "tokens after, then"),
+            "money after, then",
         )
-    _print(out, "limits: 2.5 x P95", shown)
-
-
-def _cut(out: Console, limit: Limit, cut: LimitEffect) -> Text:
-    text = Text(", ".join(f"{many:,} {label}" for label, many in cut.by_label.items() if many)) or Text(
-        "nothing", "dim"
-    )
-    if cut.tokens:
-        text.append(f"; {count(cut.tokens)} tokens, {money(cut.nano)} after the stops")
-    if cut.successes:
-        text.append("\n" if out.is_terminal else ". ").append(about_successes(limit, cut), "red")
-    return text
-
-
-def _print_rules(out: Console, made: Proposal) -> None:
-    counts = ("false stops", "at most", "refused", "nudged", "tokens saved")
-    shown = screen.table("rule", "rungs", *counts, "", right=counts, whole=("rule",), sentences=("",))
-    for choice in made.settings.choices:
-        stays = Text.assemble(("now", "dim"), "" if choice.rungs else f". Stays: {choice.why}")
-        shown.add_row(choice.rule, rungs_text(choice.now), *_point(choice.before), stays)
-        for rungs, point in _worth_showing(choice):
-            chosen = Text.assemble(("proposed", "bold green"), f": {choice.why}") if rungs == choice.rungs else ""
-            shown.add_row("", rungs_text(rungs), *_point(point), chosen)
-    _print(out, "rungs: saved tokens against false stops", shown)
-    out.print(
-        "false stops, refused, nudged: successful recordings; tokens saved: after the stops of the others; "
-        "both counted for that rule only",
-        style="dim",
-    )
-
-
-def _worth_showing(choice: Choice) -> list[tuple[dict[str, int], Point]]:
-    """Return the settings that change the result."""
-    now = choice.before
-    return [
-        (rungs, point)
-        for rungs, point in choice.curve
-        if rungs == choice.rungs or (point.tokens, point.stopped) != (now.tokens, now.stopped)
-    ]
-
-
-def _point(point: Point) -> list[str]:
-    at_most = f"{point.false_stops[1]:.1%}" if point.successes else "?"
-    return [str(point.stopped), at_most, str(point.refused), str(point.nudged), count(point.tokens)]
-
-
-def _print_effect(out: Console, made: Proposal) -> None:
-    figures = (
-        "recordings",
-        "stopped now",
-        "stopped then",
-        "tokens after, now",
-        "tokens after, then",
-        "money after, then",
-    )
-    shown = screen.table("", *figures, right=figures)
-    for label, before in made.now.by_label.items():
-        if before.recordings:
-            then = made.proposed.by_label[label]
-            stopped = [f"{each.stopped} ({share(each.stopped, each.recordings)})" for each in (before, then)]
-            shown.add_row(
-                label, f"{before.recordings:,}", *stopped, count(before.tokens), count(then.tokens), money(then.nano)
-            )
-    _print(out, "the whole proposal", shown)
+        shown = screen.table("", *figures, right=figures)
+        for label, before in made.now.by_label.items():
+            if before.recordings:
+                then = made.proposed.by_label[label]
+                stopped = [f"{each.stopped} ({share(each.stopped, each.recordings)})" for each in (before, then)]
+                after = (count(before.tokens), count(then.tokens), money(then.nano))
+                shown.add_row(label, f"{before.recordings:,}", *stopped, *after)
+        out.print(screen.heading("the whole proposal"))
+        screen.print_table(out, shown)
+    print_faults(out, made.faults)
