@@ -1,0 +1,204 @@
+"""Break the source in small ways and count how many of the breaks the tests notice.
+
+    make mutants                     100 mutants, the same ones each time
+    make mutants MUTANTS=300 SEED=7  more, and others
+
+The tests run once under coverage, which records the lines that each of them reaches. Then each mutant, a copy of the
+source with one operator, number or statement changed, is given to tests that reach its line. A mutant that no test
+reaches is counted apart: `make coverage` looks for those.
+"""
+
+import argparse
+import ast
+import io
+import keyword
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGES: Final = ("core", "engine", "ledger", "calls", "pricing", "providers", "policy", "termination")
+TESTS_PER_MUTANT: Final = 24
+SECONDS_PER_MUTANT: Final = 180
+GOAL: Final = 0.9
+OTHER: Final = {
+    "<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
+    "is": "is not", "is not": "is", "in": "not in", "not in": "in", "not": "", "and": "or", "or": "and",
+    "+": "-", "-": "+", "*": "//", "//": "*",
+    "True": "False", "False": "True", "continue": "break", "break": "continue",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one file: the text between two offsets is replaced."""
+
+    path: Path
+    line: int
+    begin: int
+    end: int
+    text: str
+
+    def apply(self, source: str) -> str:
+        return source[: self.begin] + self.text + source[self.end :]
+
+    def describe(self, source: str) -> str:
+        line = source.splitlines()[self.line - 1].strip()
+        return f"{self.path}:{self.line}: {source[self.begin : self.end]!r} -> {self.text!r} in: {line}"
+
+
+def mutants_of(path: Path, source: str) -> Iterator[Mutant]:
+    """Yield every mutant of a file, except in signatures, docstrings, log lines, errors and ``if TYPE_CHECKING``."""
+    skipped = _skipped_lines(ast.parse(source))
+    starts = [0, *(index + 1 for index, char in enumerate(source) if char == "\n")]
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    loops = {token.start[0] for token in tokens if token.string == "for"}  # the ``in`` of a loop compares nothing
+    for before, token, after in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        row = token.start[0]
+        if row in skipped or row != after.start[0] or (token.string == "in" and row in loops):
+            continue
+        old = f"{token.string} {after.string}" if token.string in ("is", "not") else token.string
+        old = old if old in OTHER else token.string
+        if token.type == tokenize.NUMBER and old.isdigit():
+            new = str(int(old) + 1)
+        elif old not in OTHER or before.string in ("is", "not") or (old in "*-+" and not _ends_value(before)):
+            continue
+        else:
+            new = OTHER[old]
+        begin = starts[row - 1] + token.start[1]
+        yield Mutant(path, row, begin, begin + len(old), new)
+
+
+def _ends_value(token: tokenize.TokenInfo) -> bool:
+    """Return whether an operator after this token has a value on its left, so that it is no sign and no star."""
+    return (
+        token.type == tokenize.NUMBER
+        or token.string in (")", "]")
+        or (token.string.isidentifier() and (not keyword.iskeyword(token.string)))
+    )
+
+
+def _skipped_lines(tree: ast.Module) -> set[int]:
+    skipped: set[int] = set()
+    for node in ast.walk(tree):
+        begin, end = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            skipped.update(range(begin, node.body[0].lineno))
+        elif (
+            isinstance(node, ast.Raise | ast.Import | ast.ImportFrom | ast.Assert)
+            or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+            or (isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log."))
+            or (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+        ):
+            skipped.update(range(begin, end + 1))
+    return skipped
+
+
+# ---- Which tests reach a line
+
+
+def record(data: Path, tests: list[str]) -> None:
+    """Run the tests under coverage and keep, for each line, the names of the tests that reach it."""
+    data.parent.mkdir(parents=True, exist_ok=True)
+    for old in data.parent.glob(f"{data.name}*"):
+        old.unlink()
+    settings = data.with_suffix(".ini")
+    sources = "\n    ".join(str(ROOT / "src/runguard" / name) for name in PACKAGES)
+    settings.write_text(
+        f"[run]\nparallel = true\ndata_file = {data}\ndynamic_context = test_function\nsource =\n    {sources}\n"
+    )
+    python = [sys.executable, "-m"]
+    run = [*python, "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q", "--timeout", "300", *tests]
+    subprocess.run(run, cwd=ROOT, check=False)
+    subprocess.run([*python, "coverage", "combine", "-q", f"--rcfile={settings}"], cwd=ROOT, check=True)
+
+
+def tests_by_line(data: Path) -> dict[tuple[str, int], list[str]]:
+    """Return the tests that reach each line, as pytest takes them."""
+    from coverage.numbits import numbits_to_nums  # here: the tests of this script run without coverage, too
+
+    names: dict[tuple[str, int], list[str]] = {}
+    with sqlite3.connect(data) as connection:
+        rows = connection.execute(
+            "SELECT file.path, context.context, line_bits.numbits FROM line_bits JOIN file ON file.id = file_id "
+            "JOIN context ON context.id = context_id WHERE context.context != ''"
+        )
+        for path, context, numbits in rows:
+            module, _, test = context.rpartition(".")
+            name = f"{module.replace('.', '/')}.py::{test}"
+            if (ROOT / name.split("::")[0]).exists():
+                for line in numbits_to_nums(numbits):
+                    names.setdefault((path, line), []).append(name)
+    return names
+
+
+# ---- One mutant
+
+
+def is_killed(mutant: Mutant, tests: list[str], tree: Path) -> bool:
+    """Run tests on a copy of the source with the change. Return whether one of them failed or went on for too long."""
+    place = tree / mutant.path.relative_to(ROOT)
+    source = place.read_text()
+    place.write_text(mutant.apply(source))
+    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", "60", *tests]
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, timeout=SECONDS_PER_MUTANT)
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        place.write_text(source)
+    return done.returncode not in (0, 5)
+
+
+def chosen(tests: list[str], package: str, dice: random.Random) -> list[str]:
+    """Return some of the tests, those of the package first."""
+    own = sorted(name for name in set(tests) if name.startswith(f"tests/{package}/"))
+    others = sorted(set(tests) - set(own))
+    return [*dice.sample(own, min(len(own), TESTS_PER_MUTANT)), *dice.sample(others, len(others))][:TESTS_PER_MUTANT]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--number", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--known", action="store_true", help="use the lines recorded last time")
+    parser.add_argument("tests", nargs="*", default=[f"tests/{name}" for name in PACKAGES])
+    asked = parser.parse_args()
+    data = ROOT / "build/mutants/lines"
+    if not (asked.known and data.exists()):
+        record(data, asked.tests)
+    reached, dice = tests_by_line(data), random.Random(asked.seed)
+    files = [path for name in PACKAGES for path in sorted((ROOT / "src/runguard" / name).rglob("*.py"))]
+    every = [mutant for path in files for mutant in mutants_of(path, path.read_text())]
+    killed, survivors, unreached = 0, 0, 0
+    with tempfile.TemporaryDirectory(prefix="runguard-mutants-") as folder:
+        tree = Path(folder)
+        shutil.copytree(ROOT / "src", tree / "src")
+        for mutant in dice.sample(every, min(asked.number, len(every))):
+            tests = reached.get((str(mutant.path), mutant.line), [])
+            if not tests:
+                unreached += 1
+                continue
+            package = mutant.path.relative_to(ROOT / "src/runguard").parts[0]
+            if is_killed(mutant, chosen(tests, package, dice), tree):
+                killed += 1
+            else:
+                survivors += 1
+                print(f"survived: {mutant.describe(mutant.path.read_text()).removeprefix(f'{ROOT}/')}", flush=True)
+    share = killed / max(killed + survivors, 1)
+    print(f"{killed} of {killed + survivors} mutants killed ({share:.0%}), {unreached} not reached by these tests")
+    return 0 if share >= GOAL else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
