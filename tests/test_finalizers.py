@@ -39,6 +39,9 @@ CLOSED_SAFELY: Final = {
     "ledger/sqlite.py:_transaction": "one operation of a store",
     "ledger/write_queue.py:in_use": "one operation of a store",
     "openai_agents/runner.py:_as": "resets a variable",
+    "agent_framework.py:_at_work": "resets a variable",
+    "gateway/launch.py:_forwarding": "a with block of one function, which waits for the program, is its only caller",
+    "gateway/serving.py:served_in_background": "commands enter it in a with block for as long as they run",
     "core/identity.py:stored_attributes": "catches what reading an attribute raises",
 }
 OUTSIDE: Final = ("cli/", "replay/", "gate/", "calibrate/", "view/", "testing/")
