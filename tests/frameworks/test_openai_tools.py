@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from agents import (
     Agent,
+    ApplyPatchTool,
+    CustomTool,
     RunConfig,
     Runner,
+    ShellTool,
     ToolGuardrailFunctionOutput,
     ToolInputGuardrailTripwireTriggered,
     function_tool,
@@ -22,7 +25,10 @@ from agents.models.interface import Model
 from agents.usage import Usage
 from openai.types.responses import (
     Response,
+    ResponseApplyPatchToolCall,
     ResponseCompletedEvent,
+    ResponseCustomToolCall,
+    ResponseFunctionShellToolCall,
     ResponseFunctionToolCall,
     ResponseOutputMessage,
     ResponseOutputText,
@@ -308,3 +314,93 @@ async def test_an_answer_that_is_too_large_is_left_out_and_guardrails_still_see_
     [output] = outputs(await play(agent, "run"))
     assert "left out" in output
     assert seen == [5_000]
+
+
+# ---- tools without guardrails ---------------------------------------------------------------------------------------
+
+
+def shell_call(number: int) -> ResponseFunctionShellToolCall:
+    return ResponseFunctionShellToolCall.model_validate(
+        {
+            "id": f"sh{number}",
+            "call_id": f"c{next(_ids)}",
+            "type": "shell_call",
+            "status": "completed",
+            "action": {"commands": ["cat plan.md"]},
+        }
+    )
+
+
+def patch_call(number: int) -> ResponseApplyPatchToolCall:
+    return ResponseApplyPatchToolCall.model_validate(
+        {
+            "id": f"ap{number}",
+            "call_id": f"c{next(_ids)}",
+            "type": "apply_patch_call",
+            "status": "completed",
+            "operation": {"type": "delete_file", "path": f"plan{number}.md"},
+        }
+    )
+
+
+def custom_call(number: int) -> ResponseCustomToolCall:
+    return ResponseCustomToolCall(
+        id=f"cu{number}", call_id=f"c{next(_ids)}", type="custom_tool_call", name="grep", input=f"plan {number}"
+    )
+
+
+class Refusing:
+    """An editor whose files cannot be written."""
+
+    def delete_file(self, operation: Any) -> Any:
+        raise PermissionError("the disk is read-only")
+
+
+async def grep(_: Any, __: str) -> str:
+    return "Error: the index is not there"
+
+
+LOCAL: dict[str, Any] = {
+    "shell": (ShellTool(executor=lambda _: "cat: plan.md: No such file"), shell_call),
+    "apply_patch": (ApplyPatchTool(editor=Refusing()), patch_call),  # type: ignore[arg-type]
+    "grep": (CustomTool(name="grep", description="Look.", on_invoke_tool=grep), custom_call),
+}
+
+
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+@pytest.mark.parametrize("name", LOCAL)
+async def test_a_loop_over_a_tool_without_guardrails_is_stopped_and_paid_for(name: str, way: str) -> None:
+    tool, asked = LOCAL[name]
+
+    class Asking(Steps):
+        def _next(self) -> list[Any]:
+            self.calls += 1
+            return [asked(self.calls)] if self.calls < 30 else [say("gave up")]
+
+    for settings in ({"tools": {name: {"price": "0.01"}}, "max_usd": 5}, {"max_tool_calls": 3}):
+        model = Asking()
+        agent = guarded(Agent[Any](name="coder", model=model, tools=[tool]), **settings)  # type: ignore[arg-type]
+        await play(agent, way)
+        [trip] = agent.runguard.trips
+        assert trip.tool == name
+        if "max_tool_calls" in settings:
+            assert (trip.rule, model.calls) == ("tool_calls", 4)
+        else:
+            assert trip.rule in ("repetition", "stall", "tool_failures")
+            assert model.calls < 12
+            assert agent.runguard.spend()["by_tool"][name]["paid_tool_calls"] == model.calls
+
+
+async def test_a_shell_command_that_a_human_rejects_costs_nothing() -> None:
+    tool: Any = ShellTool(executor=lambda _: "deleted", needs_approval=True)
+    model = Steps([shell_call(1)], [say("done")])
+    plain: Agent[Any] = Agent(name="coder", model=model, tools=[tool])
+    agent = guarded(plain, tools={"shell": {"price": "0.01"}}, max_usd=5)
+    result = await Runner.run(agent, "go")
+    state = result.to_state()
+    [waiting] = state.get_interruptions()
+    state.reject(waiting)
+    result = await Runner.run(agent, state)
+    assert result.final_output == "done"
+    assert agent.runguard.spend()["tools_usd"] == 0
+    assert agent.runguard.spent(result).calls == 2

@@ -23,6 +23,7 @@ from openai.types.responses import (
 
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.tool_calls import ToolUse
+from runguard.core.events import Outcome
 from runguard.core.identity import LruDict
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
@@ -123,15 +124,59 @@ def settle_answer(permission: Permission, response: Any, asked: Asked) -> None:
     """Report the usage, the tool calls and the text of an answer."""
     output = response.output
     names = {one.tool_name for one in asked.handoffs}
-    calls = [item for item in output if getattr(item, "type", "") == "function_call" and item.name not in names]
+    calls = [use for item in output if (use := call_in(item)) is not None and use.tool not in names]
     texts = _texts(output)
     permission.settle(
         usage_of(response.usage, output),
-        calls=[ToolUse(call.call_id, call.name, arguments(call.arguments)) for call in calls],
+        calls=calls,
         text="" if len(calls) < len(output) - len(texts) else "".join(texts),
         size=size_of(output),
     )
     asked.learn(response)
+
+
+# What the SDK executes in this process, by the type of an item: the name of the tool, and what holds its arguments.
+# "" is a tool with a name of its own.
+_CALLS: Final = {
+    "function_call": ("", "arguments"),
+    "custom_tool_call": ("", "input"),
+    "shell_call": ("shell", "action"),
+    "local_shell_call": ("local_shell", "action"),
+    "apply_patch_call": ("apply_patch", "operation"),
+}
+_ANSWERS: Final = frozenset(f"{kind}_output" for kind in _CALLS)
+
+
+def call_in(item: Any) -> ToolUse | None:
+    """Return the tool call that an item of an answer asks for; None: it asks for none."""
+    found = fields(item)
+    known = _CALLS.get(found.get("type") or "")
+    if known is None:
+        return None
+    name, holder = known
+    given = found.get(holder)
+    args = given.model_dump(exclude_none=True) if hasattr(given, "model_dump") else arguments(given)
+    return ToolUse(str(found.get("call_id") or found.get("id") or ""), name or str(found.get("name") or ""), args)
+
+
+def answer_in(item: Any) -> tuple[str, object, Outcome | None] | None:
+    """Return the id of the call that an item of a request answers, the answer, and whether it says that it failed."""
+    found = fields(item)
+    kind, value = found.get("type"), found.get("output")
+    if kind not in _ANSWERS:
+        return None
+    if kind == "shell_call_output" and isinstance(value, list):
+        ran = [_ran(fields(one).get) for one in value]
+        value = ran[0] if len(ran) == 1 else ran
+    has_failed = kind == "apply_patch_call_output" and found.get("status") == "failed"
+    return str(found.get("call_id") or found.get("id") or ""), value, Outcome.ERROR if has_failed else None
+
+
+def _ran(get: Any) -> dict[str, Any]:
+    """Return what one command of a shell has left, in the words that the rules know."""
+    end = fields(get("outcome")).get if get("outcome") is not None else {}.get
+    ended: dict[str, Any] = {"status": "timeout"} if end("type") == "timeout" else {"exit_code": end("exit_code")}
+    return {"stdout": get("stdout"), "stderr": get("stderr"), **ended}
 
 
 def _texts(output: list[Any]) -> list[str]:

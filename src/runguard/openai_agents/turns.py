@@ -15,7 +15,7 @@ from runguard.calls.run import AgentRun, Spent, input_of
 from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome
-from runguard.providers.messages import arguments
+from runguard.openai_agents.answers import answer_in, call_in
 from runguard.providers.usage import fields
 
 if TYPE_CHECKING:
@@ -118,16 +118,19 @@ class Turn:
         for item in reversed(items):
             if not waiting:
                 return
-            found = fields(item)
-            if found.get("type") != "function_call_output" or found.get("call_id") not in waiting:
+            found = answer_in(item)
+            if found is None or found[0] not in waiting:
                 continue
-            use, is_checked = waiting.pop(found.get("call_id"))
+            (name, value, outcome), is_function = found, fields(item).get("type") == "function_call_output"
+            use, is_checked = waiting.pop(name)
             if is_checked:
-                run.tools.answered(use, found.get("output"))
-            else:
-                is_unknown = self.agent is not None and use.tool not in self.offered
-                outcome = Outcome.UNKNOWN_TOOL if is_unknown else None
-                run.tools.saw(use, found.get("output"), outcome, executed=self.agent is None)
+                run.tools.answered(use, value)
+                continue
+            if self.agent is not None and use.tool not in self.offered and is_function:
+                outcome = Outcome.UNKNOWN_TOOL
+            # A guarded function that was executed was checked. Other tools have no place for a check.
+            executed = self.context.is_tool_approved(use.tool, name) is not False
+            run.tools.saw(use, value, outcome, executed=executed and (self.agent is None or not is_function))
 
     def end(self, result: Any = None, error: BaseException | None = None) -> None:
         """The call of ``Runner.run`` is over: it has a result, or it failed. A turn that waits for a human is kept."""
@@ -182,26 +185,18 @@ class Bill:
 
 def call_id_of(item: Any) -> str:
     """Return the id of the tool call that an approval is for."""
-    return use_of(getattr(item, "raw_item", item)).id
-
-
-def use_of(item: Any) -> ToolUse:
-    """Return the tool call that an item of an answer asks for."""
-    found = fields(item)
-    return ToolUse(
-        str(found.get("call_id") or found.get("id") or ""),
-        str(found.get("name") or ""),
-        arguments(found.get("arguments")),
-    )
+    found = fields(getattr(item, "raw_item", item))
+    return str(found.get("call_id") or found.get("id") or "")
 
 
 def pending_of(state: Any) -> list[ToolUse]:
     """Return the tool calls that a run waits for: those to be approved, or those of its newest response."""
-    if found := [use for item in state.get_interruptions() if (use := use_of(getattr(item, "raw_item", item))).id]:
+    waiting = [getattr(item, "raw_item", item) for item in state.get_interruptions()]
+    if found := [call_in(item) or ToolUse(call_id_of(item), "") for item in waiting if call_id_of(item)]:
         return found
     responses = getattr(state, "_model_responses", None) or ()
     output = responses[-1].output if responses else ()
-    return [use for item in output if fields(item).get("type") == "function_call" and (use := use_of(item)).id]
+    return [use for item in output if (use := call_in(item)) is not None and use.id]
 
 
 def as_failure(error: BaseException, output: object) -> BaseException | None:
