@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # which do not depend on ADK.
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/cli/demo tests/test_docs.py \
   $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py faults/test_recordings.py \
-  faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py cli/demo/test_seed_table.py cli/demo/test_cli.py \
+  faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py cli/demo/test_cli.py \
   wire/test_entered_streams.py wire/test_entered_streams_twice_guarded.py)
 COVERING := tests/core tests/engine tests/ledger tests/calls tests/reporting tests/adk tests/policy tests/termination tests/wire \
   tests/faults tests/test_background.py

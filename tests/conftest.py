@@ -27,7 +27,7 @@ settings.load_profile("untimed")
 TOGETHER = {
     "tests/cli/dashboard/test_browser.py": "browser",
     "tests/cli/dashboard/test_command.py::test_every_answer": "dashboard",
-    "tests/cli/demo/test_seed_table.py": "seed table",
+    "tests/benchmarks/test_seed_table.py": "seed table",
     "tests/docs_site/test_site.py": "site",
     "tests/docs_site/test_catalogue.py": "catalogue",
     "tests/ledger/identity/test_identity_rollback.py": "identity",

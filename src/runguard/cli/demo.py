@@ -26,24 +26,21 @@ from runguard._version import __version__
 from runguard.core.money import NANO
 
 if TYPE_CHECKING:
-    from runguard.cli.stories import Pair, Report, SeedTable
+    from runguard.cli.stories import Pair, Report
 
 
 class AdkMissingError(Exception):
     """google-adk is missing or too old; the message says what to do."""
 
 
-def run(*, as_json: bool = False, seed_table: bool = False) -> int:
-    """Run the demo, or the seed's table, and print it.
-
-    Returns the exit code: 0 if everything ended as expected, otherwise 1.
-    """
-    if as_json:
-        play = load()
-        result = play.play_table() if seed_table else play.play(play.new_report())
-        sys.stdout.write(json.dumps(result.to_dict(), indent=2, ensure_ascii=False) + "\n")
-        return 0 if result.ok else 1
-    return show_seed_table() if seed_table else show()
+def run(*, as_json: bool = False) -> int:
+    """Run the demo and print it. Return the exit code: 0 if everything ended as expected, otherwise 1."""
+    if not as_json:
+        return show()
+    play = load()
+    report: Report = play.play(play.new_report())
+    sys.stdout.write(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    return 0 if report.ok else 1
 
 
 def load() -> ModuleType:
@@ -268,74 +265,3 @@ def _verdict(report: "Report") -> RenderableType:
         "untouched"
     )
     return Text.assemble((words, "bold green" if report.ok else "bold red"), (f" ({report.seconds:.1f} s)", "dim"))
-
-
-# ---- the seed's table on a screen
-
-_GUARDS = {"seed_class": "ADKCostBreaker", "seed_install": "install(...)", "defaults": "defaults"}
-
-
-def show_seed_table() -> int:
-    out = screen.console()
-    module = load()
-    out.print(Text.assemble(("RunGuard", "bold"), f" {__version__} on google-adk {module.adk_version}"))
-    out.print(
-        Text("The seed's four failure modes on real ADK with scripted models: no network, no key, no cost.", "dim"),
-        soft_wrap=True,
-    )
-    out.print()
-    table: SeedTable = module.play_table()
-    screen.print_table(out, _seed_table(table))
-    out.print()
-    out.print(_sentences(table, out.width), soft_wrap=True)
-    words = "every mode is stopped by the seed's class" if table.ok else "not every mode is stopped by the seed's class"
-    out.print(Text.assemble((words, "bold green" if table.ok else "bold red"), (f" ({table.seconds:.1f} s)", "dim")))
-    return 0 if table.ok else 1
-
-
-def _seed_table(table: "SeedTable") -> Table:
-    names, numbers = ("failure mode", "guard"), ("model calls", "tokens", "saved", "seed")
-    made = screen.table(*names, *numbers, right=numbers, whole=(*names, *numbers))
-    for row in table.rows:
-        for position, (key, pair) in enumerate(row.pairs().items()):
-            made.add_row(
-                "" if position else row.claim.story.title,
-                _GUARDS[key],
-                *_measured(pair),
-                "" if position else f"{row.claim.saved}%",
-            )
-    return made
-
-
-def _measured(pair: "Pair") -> tuple[str, str, str]:
-    before, after = pair.without.counter, pair.guarded.counter
-    return (
-        f"{before.model_calls} → {after.model_calls:>3}",
-        f"{before.tokens:,} → {after.tokens:>7,}",
-        f"{pair.saved:.1f}%",
-    )
-
-
-def _sentences(table: "SeedTable", width: int) -> Text:
-    words = Text()
-    for row in table.rows:
-        claim = row.claim
-        words.append(
-            fill_lines(
-                f"{claim.story.title}: {claim.story.about} (seed: {claim.without}, with a breaker {claim.guarded})",
-                width,
-            ),
-            "bold",
-        )
-        for key, pair in row.pairs().items():
-            trip = pair.guarded.trip
-            words.append(
-                fill_lines(f"{_GUARDS[key]}: {trip.message if trip is not None else _unstopped(pair)}", width, "  ")
-            )
-        words.append(fill_lines(claim.differs, width, "  ") + "\n", "dim")
-    return words
-
-
-def _unstopped(pair: "Pair") -> str:
-    rules = sorted({decision.finding.rule for decision in pair.guarded.warnings if decision.finding is not None})
-    return f"not stopped; warned of {', '.join(rules)}" if rules else "not stopped"

@@ -1,4 +1,4 @@
-"""The agents of ``runguard demo``, run without and with the guard, and the table of the seed.
+"""The agents of ``runguard demo``, run without and with the guard.
 
 ``demo`` loads this module, which imports ADK, and prints what it measures. ``doctor`` uses ``defaults`` and ``quiet``.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any
 
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -30,7 +30,6 @@ from google.adk.version import __version__ as adk_version
 from google.genai import types
 
 from runguard._version import __version__
-from runguard.adk.cost_breaker import ADKCostBreaker
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.core.decision import Action, Decision, Trip
 from runguard.core.identity import CHARS_PER_TOKEN
@@ -247,7 +246,7 @@ class OneAgentPerItem(BaseAgent):
     """Builds a ParallelAgent of the size that the index reports, as dynamic pipelines do."""
 
     worker: Any
-    attach: Any = None  # to each agent that it builds
+    prepare: Any = None  # called with the agent that it builds
 
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         items = int(ctx.session.state["items"])
@@ -255,8 +254,8 @@ class OneAgentPerItem(BaseAgent):
             LlmAgent(name=f"item_{n}", instruction="Work on your item.", model=self.worker) for n in range(1, items + 1)
         ]
         workers = ParallelAgent(name="workers", sub_agents=agents)
-        if self.attach is not None:
-            _attach(self.attach, workers)
+        if self.prepare is not None:
+            self.prepare(workers)
         async for event in workers.run_async(ctx):
             yield event
 
@@ -456,8 +455,6 @@ class Pair:
     story: DemoStory
     without: Side = field(default_factory=Side)
     guarded: Side = field(default_factory=Side)
-    settings: dict[str, Any] = field(default_factory=dict)  # of the guard; empty: its defaults
-    by_agent: bool = False  # an ``ADKCostBreaker`` on each agent, instead of the plugin
     started: bool = False
 
     @property
@@ -562,24 +559,16 @@ def play(report: Report, on_change: Callable[[Pair], None] = lambda pair: None) 
 
 async def play_pair(pair: Pair) -> Pair:
     """Run both runs of one story in parallel in one event loop."""
-    await asyncio.gather(play_without(pair), play_with(pair))
+    with defaults():
+        plugin = RunGuardPlugin(on_decision=pair.guarded.decisions.append)  # on_decision only listens
+    without, guarded = pair.without, pair.guarded
+    await asyncio.gather(play_story(pair.story, without, []), play_guarded(pair.story, guarded, plugin, [plugin]))
     return pair
 
 
-async def play_without(pair: Pair) -> None:
-    await _run(pair.story, pair.without, [])
-
-
-async def play_with(pair: Pair) -> None:
-    side = pair.guarded
-    with defaults():
-        if pair.by_agent:
-            breaker = ADKCostBreaker(on_stop="stop", on_decision=side.decisions.append, **pair.settings)
-            plugin, plugins, attach = breaker._plugin, [], breaker.install_on_agent
-        else:
-            plugin = RunGuardPlugin(on_decision=side.decisions.append, **pair.settings)  # on_decision only listens
-            plugins, attach = [plugin], None
-    recording = await _run(pair.story, side, plugins, attach)
+async def play_guarded(story: DemoStory, side: Side, plugin: RunGuardPlugin, plugins: list[RunGuardPlugin]) -> None:
+    """Run a story and note how ``plugin`` ended it. ``plugins`` are those of the runner."""
+    recording = await play_story(story, side, plugins)
     plugin.flush()
     side.billed = plugin.spend()["usd"]
     side.trip = next(iter(plugin.trips), None)
@@ -589,14 +578,10 @@ async def play_with(pair: Pair) -> None:
         side.answered = False
 
 
-async def _run(
-    story: DemoStory, side: Side, plugins: list[RunGuardPlugin], attach: Callable[[BaseAgent], BaseAgent] | None = None
-) -> Recording:
+async def play_story(story: DemoStory, side: Side, plugins: list[RunGuardPlugin]) -> Recording:
     began = time.perf_counter()
     history = RecentHistory(story.window) if story.window else InMemorySessionService()
     agent = story.build(side.counter)
-    if attach is not None:
-        _attach(attach, agent)
     events: list[Event] = []
     for _ in range(story.turns):
         recording = await run(agent, story.message, plugins=plugins, session_service=history, catch=True)
@@ -607,15 +592,6 @@ async def _run(
     side.error = type(recording.error).__name__ if recording.error is not None else ""
     side.done = True
     return recording
-
-
-def _attach(attach: Callable[[BaseAgent], BaseAgent], agent: BaseAgent) -> None:
-    """Attach a breaker to every agent of a tree, also to those that it builds while it works."""
-    attach(agent)
-    if isinstance(agent, OneAgentPerItem):
-        agent.attach = attach
-    for below in agent.sub_agents:
-        _attach(attach, below)
 
 
 def _comparable(events: list[Event]) -> list[str]:
@@ -682,238 +658,3 @@ def quiet() -> Iterator[None]:
         logging.disable(before)
         for name in absent:
             del sys.modules[name]
-
-
-# ---- the four failure modes of the seed, run live: without a guard, with the seed's class, with its install(), with
-# the defaults
-# The seed is the article that RunGuard's names come from. It ends with a table of what a breaker saves. Here each row
-# of that table is an agent on real ADK, built after the words of the article, and measured.
-
-SEED_VALUES: Final = {
-    "max_identical_tool_results": 3,
-    "max_delegation_depth": 5,
-    "max_event_cost_ratio": 3.0,
-    "max_concurrent_agents": 20,
-}
-# With it the ratio is met at the seed's turn 22. The seed names no sizes.
-INSTRUCTION_TOKENS = 3_300
-_LEVELS: Final = 6
-_TURNS: Final = 40
-
-
-def _words(tokens: int, about: str) -> str:
-    """A text of about that many tokens."""
-    sentence = f"This sentence is a part of {about}. "
-    return sentence * (4 * tokens // len(sentence))
-
-
-def non_progress(counter: WorkCounter) -> BaseAgent:
-    """Eight iterations; the parser reports the same partial failure in each, with any hint."""
-    fragment = _words(600, "the invoice")
-
-    def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
-        """Parse one fragment of the document."""
-        counter.tool_calls += 1
-        return {"status": "partial_parse_error", "data": None, "retry_hint": "E42"}
-
-    def extract(n: int) -> types.Part:
-        if n % 2:
-            return call("parse_document_fragment", fragment=fragment, hint=f"refinement {n}")
-        return text(f"Attempt {n // 2} parsed a part only. I refine the hint and try again.")
-
-    agent = LlmAgent(
-        name="extraction_agent",
-        instruction="Extract the fields; retry.",
-        model=counter.model(extract),
-        tools=[parse_document_fragment],
-    )
-    return LoopAgent(name="document_loop", max_iterations=8, sub_agents=[agent])
-
-
-def back_delegation(counter: WorkCounter) -> BaseAgent:
-    """Six levels: each agent dispatches to the other one with a routing tool, and the sixth answers."""
-
-    def route_to_specialist(agent: str, task: str, tool_context: ToolContext) -> dict[str, str]:
-        """Dispatch the task to the agent in charge."""
-        counter.tool_calls += 1
-        tool_context.actions.transfer_to_agent = agent
-        return {"routed_to": agent}
-
-    def route(n: int) -> types.Part:
-        if n == _LEVELS:
-            return text("I give up.")
-        return call(
-            "route_to_specialist",
-            agent="research_specialist" if n % 2 else "orchestrator",
-            task=f"Level {n}: " + _words(500, "the task"),
-        )
-
-    model = counter.model(route)  # one for both: its call number is the level
-    specialist = LlmAgent(
-        name="research_specialist",
-        description="Researches.",
-        instruction="Research.",
-        model=model,
-        tools=[route_to_specialist],
-    )
-    return LlmAgent(
-        name="orchestrator",
-        instruction="Coordinate the research.",
-        model=model,
-        tools=[route_to_specialist],
-        sub_agents=[specialist],
-    )
-
-
-def inflation(counter: WorkCounter) -> BaseAgent:
-    """Each user turn adds 600 tokens to a prompt of 3,300: the five latest prompts pass three times the first five at
-    turn 22.
-    """
-    model = counter.model(lambda n: text(_words(500, f"answer {n:02}")))
-    return LlmAgent(name="researcher", instruction=_words(INSTRUCTION_TOKENS, "the instruction"), model=model)
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """One row of the seed's table, and why RunGuard differs on purpose."""
-
-    story: DemoStory
-    without: str
-    guarded: str
-    saved: int  # percent
-    differs: str
-
-
-CLAIMS: Final = (
-    Claim(
-        DemoStory(
-            "non_progress",
-            "non-progress",
-            "LoopAgent, eight iterations of partial_parse_error",
-            non_progress,
-            _words(800, "the document"),
-        ),
-        "$4.20, 8 iterations",
-        "$0.90, 3 iterations",
-        79,
-        "The default nudges the model at the third equal failure and stops at the sixth: three equal failures "
-        "also happen in runs that succeed.",
-    ),
-    Claim(
-        DemoStory(
-            "back_delegation",
-            "back-delegation",
-            "two agents route to each other, six levels deep",
-            back_delegation,
-            _words(100, "the question"),
-        ),
-        "$5.80, 6 levels",
-        "$0.95, 2 levels",
-        84,
-        "The class trips at the first re-entry, as the seed's does. install() and the defaults do not, because ADK "
-        "returns to a parent this way; the sixth equal hand-off without new results stops. max_reentries=1 makes "
-        "install() as strict.",
-    ),
-    Claim(
-        DemoStory(
-            "inflation",
-            "inflation",
-            "one session of 40 user turns with a growing history",
-            inflation,
-            _words(100, "the question"),
-            turns=_TURNS,
-        ),
-        "$9.40, 40 turns",
-        "$3.20, 22 turns",
-        66,
-        "By default growth warns and does not stop, because a long healthy conversation grows in the same way.",
-    ),
-    Claim(
-        DemoStory(
-            "over_spawn",
-            "over-spawn",
-            "an index returns 400 items instead of 8, one parallel agent each",
-            over_spawn,
-            "Work on the open invoices.",
-        ),
-        "$380.00, 400 agents",
-        "$7.60, 20 agents",
-        98,
-        "Paying for 20 of 400 agents saves 95 % (the seed's $7.60 is the price of 8); the default refuses more "
-        "than 100 branches before the first is paid.",
-    ),
-)
-
-
-@dataclass(slots=True)
-class Row:
-    """One failure mode, measured without a guard and with three guards."""
-
-    claim: Claim
-    seed_class: Pair
-    seed_install: Pair
-    defaults: Pair
-
-    def to_dict(self) -> dict[str, Any]:
-        claim = self.claim
-        return {
-            "mode": claim.story.key,
-            "about": claim.story.about,
-            "seed": {"without": claim.without, "with": claim.guarded, "saved_percent": claim.saved},
-            "without": self.defaults.without.to_dict(),
-            **{name: _guarded(pair) for name, pair in self.pairs().items()},
-            "differs": claim.differs,
-        }
-
-    def pairs(self) -> dict[str, Pair]:
-        return {"seed_class": self.seed_class, "seed_install": self.seed_install, "defaults": self.defaults}
-
-
-def _guarded(pair: Pair) -> dict[str, Any]:
-    data = pair.to_dict()
-    return {
-        **data["with"],
-        **{key: data[key] for key in ("saved_percent", "stopped_by", "message", "warnings", "calls_answered")},
-        "settings": pair.settings,
-    }
-
-
-@dataclass(slots=True)
-class SeedTable:
-    rows: list[Row]
-    seconds: float
-
-    @property
-    def ok(self) -> bool:
-        """With the seed's class every mode is stopped, and no run ends with an error."""
-        return all(
-            row.seed_class.stopped and not any(pair.guarded.error for pair in row.pairs().values()) for row in self.rows
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "ok": self.ok,
-            "runguard": __version__,
-            "google_adk": adk_version,
-            "priced_as": PRICED_AS,
-            "seconds": round(self.seconds, 2),
-            "modes": [row.to_dict() for row in self.rows],
-        }
-
-
-async def play_row(claim: Claim) -> Row:
-    by_class = Pair(claim.story, settings=SEED_VALUES, by_agent=True)
-    by_install = Pair(claim.story, without=by_class.without, settings=SEED_VALUES)
-    by_default = Pair(claim.story, without=by_class.without)
-    await asyncio.gather(play_without(by_class), *(play_with(pair) for pair in (by_class, by_install, by_default)))
-    return Row(claim, by_class, by_install, by_default)
-
-
-def play_table() -> SeedTable:
-    async def all_of_them() -> list[Row]:
-        return [await play_row(claim) for claim in CLAIMS]
-
-    began = time.perf_counter()
-    with quiet():
-        rows = asyncio.run(all_of_them())
-    return SeedTable(rows, time.perf_counter() - began)
