@@ -31,7 +31,7 @@ from runguard.cli.stories import (
 from runguard.testing import call, text
 
 CLASS, INSTALL, DEFAULTS = "`ADKCostBreaker`", "`install(...)`", "defaults"
-SEED_VALUES: Final = {
+SEED_VALUES: Final[dict[str, Any]] = {
     "max_identical_tool_results": 3,
     "max_delegation_depth": 5,
     "max_event_cost_ratio": 3.0,

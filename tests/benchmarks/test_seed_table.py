@@ -6,10 +6,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import seed_table
-from seed_table import CLAIMS, CLASS, DEFAULTS, SEED_VALUES, Row
 
+import seed_table
 from runguard.cli.stories import Side, quiet
+from seed_table import CLAIMS, CLASS, DEFAULTS, SEED_VALUES, Row
 
 PAGE = Path(__file__).parents[2] / "docs" / "contributing" / "seed-table.md"
 IS_NEWEST = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)

@@ -163,6 +163,13 @@ def test_an_app_that_cannot_be_loaded_names_the_line() -> None:
     assert f"agent.py:{len(AGENT.splitlines()) + 1})" in line["found"]
 
 
+def test_a_wrong_setting_names_the_line_of_the_app_that_gives_it() -> None:
+    folder = agent("import runguard\n\nrunguard.install(max_dollars=3)")
+    line = lines("--app", folder, code=1)["app"]
+    assert "max_dollars: no such setting" in line["found"]
+    assert f"agent.py:{len(AGENT.splitlines()) + 3})" in line["found"]
+
+
 @pytest.mark.parametrize("target", ["agents/absent", "absent", "a/b:c"])
 def test_an_app_that_is_not_there(target: str) -> None:
     ran = runguard("doctor", "--app", target)

@@ -48,7 +48,7 @@ from runguard.policy.settings import Policy
 from runguard.replay.output import check_place, count, money, print_faults, share, with_progress, write_file
 from runguard.replay.player import PieceResult, each_run, harmless, workers_for
 from runguard.replay.results import wilson
-from runguard.replay.sources import Source, open_sources
+from runguard.replay.sources import Source, nothing_read, open_sources
 from runguard.replay.steps import Faults
 
 # ---- limits from the usage of runs: 2.5 times the 95th percentile, or the reason why there is no proposal
@@ -792,7 +792,10 @@ def run(
     workers: int | None = None,
     model: str = "",
 ) -> bool:
-    """Return whether there is a proposal; only then the file is written."""
+    """Print a proposal and return whether there is one; only then write the file.
+
+    Raise UnreadableError if no recording can be read.
+    """
     if target is not None:
         check_place(target)
     made = calibrate(
@@ -803,6 +806,8 @@ def run(
         model=model,
         watch=lambda _, found: with_progress(sources, found),
     )
+    if not sum(made.figures.recordings(label) for label in LABELS.values()):
+        raise nothing_read(sources, made.faults)
     if as_json:
         sys.stdout.write(json.dumps(made.to_dict(), indent=2) + "\n")
     else:

@@ -154,6 +154,7 @@ def _need(held: bool, otherwise: str) -> None:
 # ---- the environment: Python, google-adk, the name ``runguard``, the policy, its store and prices
 
 _OURS: Final = "runguard-agents"
+_OUR_FOLDER: Final = str(Path(_version.__file__).parent)
 _OLDEST_ADK: Final = (2, 3)
 _OLDEST_FRAMEWORKS: Final = {"langchain": (1, 3), "openai-agents": (0, 20), "pydantic-ai-slim": (2, 20)}
 _SINCE: Final = {  # release of google-adk -> what the guard can do with it
@@ -553,12 +554,11 @@ def _here_first() -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """Return the place of the error in the user's own code."""
-    frames = [
+    theirs = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if "importlib" not in frame.filename and "site-packages" not in frame.filename
+        if not any(part in frame.filename for part in ("importlib", "site-packages", _OUR_FOLDER))
     ]
-    theirs = [frame for frame in frames if frame.filename != __file__]
     return f" ({theirs[-1].filename}:{theirs[-1].lineno})" if theirs else ""
 
 

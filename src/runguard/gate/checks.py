@@ -24,7 +24,7 @@ from runguard.core.money import to_usd
 from runguard.policy.settings import Policy
 from runguard.replay.player import replay
 from runguard.replay.results import RunResult
-from runguard.replay.sources import Source, open_sources
+from runguard.replay.sources import Source, names_of, nothing_read, open_sources
 from runguard.replay.steps import MAX_UNPACKED, Faults, UnreadableError
 
 # ---- the cost per success of recorded runs, and whether it rose by more than chance explains
@@ -369,10 +369,7 @@ def _healthy_runs(
         if success and verdict is not None:
             check.add(GateFinding(result.id, f"would be {verdict} (model call {verdict.turn + 1})", result.source))
     if not runs:
-        detail = f"; {faults.first[0]}" if faults.first else ""
-        raise UnreadableError(
-            f"{', '.join(each.name for each in sources[:5])}: contains no run that can be read{detail}"
-        )
+        raise nothing_read(sources, faults)
     if not successes:
         if stopped:
             others = ", and the others are labelled failures" if stopped < runs else ""
@@ -443,7 +440,7 @@ def _loops(sources: list[Source], policy: Policy, faults: Faults, model: str, wo
             caught += 1
     total = caught + check.count
     if not total:
-        raise UnreadableError(f"{_names(sources)}: contains no loop that can be read")
+        raise UnreadableError(f"{names_of(sources)}: contains no loop that can be read")
     check.summary = f"the policy stops {f'{caught} of {total} loops' if check.count else _all(total, 'loop')}"
     return check
 
@@ -466,10 +463,6 @@ def results_of(
         faults.merge(batch.faults)
         for (result,) in batch.results:
             yield result
-
-
-def _names(sources: list[Source]) -> str:
-    return ", ".join(each.name for each in sources[:5]) + (" and others" if len(sources) > 5 else "")
 
 
 def _amount(value: float, unit: str) -> str:

@@ -26,7 +26,7 @@ from runguard.engine.runs import LaneRules, lane_rungs_of
 from runguard.policy.settings import RULES, Policy
 from runguard.replay.player import ADK_MODEL_CALLS, Batch, Judge, PieceResult, Player, quiet, replay
 from runguard.replay.results import After, Group, RunResult, Totals, Verdict
-from runguard.replay.sources import Source, error_text
+from runguard.replay.sources import Source, error_text, nothing_read
 from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, checked
 
 # ---- the command
@@ -58,7 +58,7 @@ def run(
             if report is not None:
                 report.add(results)
     if not totals[0].all.runs:
-        raise UnreadableError(_nothing_read(sources, faults))
+        raise nothing_read(sources, faults)
     if report is not None:
         report.end(totals, faults)
     else:
@@ -103,17 +103,6 @@ def unknown_as_null(data: Any, unpriced: int) -> Any:
         return data
     known = {key: unknown_as_null(value, unpriced) for key, value in data.items()}
     return known | {"usd": None} if known.get("usd") == "0" and known.get("model_calls") else known
-
-
-def _nothing_read(sources: list[Source], faults: Faults) -> str:
-    """Return one line that says why there is no run."""
-    names = ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
-    if not faults.count:
-        return f"{names}: contains no run"
-    return (
-        f"{names}: no run could be read, {faults.count} record{'s' * (faults.count != 1)} skipped; the first: "
-        f"{faults.first[0]}"
-    )
 
 
 def check_place(file: Path) -> None:
@@ -211,7 +200,7 @@ def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
     if prefixed:
         raise UnreadableError(f"{name!r} matches several runs: {', '.join(prefixed)}")
     if not known:
-        raise UnreadableError(_nothing_read(sources, faults))
+        raise nothing_read(sources, faults)
     raise UnreadableError(f"{name!r}: no run with this id. The first ones are {', '.join(known)}; --json lists all")
 
 

@@ -106,6 +106,18 @@ def error_text(error: Exception) -> str:
     return words if words and isinstance(error, (UnreadableError, *DAMAGED)) else f"{type(error).__name__}: {words}"
 
 
+def names_of(sources: list[Source]) -> str:
+    return ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
+
+
+def nothing_read(sources: list[Source], faults: Faults) -> UnreadableError:
+    """Return the error of sources without a single run: one line that says why."""
+    if not faults.count:
+        return UnreadableError(f"{names_of(sources)}: contains no run")
+    skipped = f"{faults.count} record{'s' * (faults.count != 1)} skipped"
+    return UnreadableError(f"{names_of(sources)}: no run could be read, {skipped}; the first: {faults.first[0]}")
+
+
 def _sources(given: str) -> list[Source]:
     scheme, mark, rest = given.partition("://")
     if mark:
