@@ -25,8 +25,9 @@ _NOT_COUNTED: Final = (
     "providers.",
     "termination.",
     "adk.termination:Passive",
+    *(f"adk.tool_hooks:{name}" for name in ("_hints", "_is_plain", "_kind", "_model", "_parameter", "_schema")),
     *_SAID_ONCE,
-)  # an answer that cannot be read, or a condition that raises, need not be our fault
+)  # an answer or a declaration that cannot be read, or a condition that raises, need not be our fault
 _CODES: Final = (
     "runguard.guard_error",
     "runguard.callback_failed",
@@ -52,8 +53,8 @@ _KEEPS_HOLDS: Final = (
     "ledger.remote:StoreLedger.settle",
     "ledger.remote:settlement_of",
 )
-# a condition that raises may be the user's own
-_COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed")
+# a condition that raises may be the user's own, and a condition on rules counts in a guard of its own
+_COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed", "guard_error: the rules of a run")
 TURN_S: Final = 30.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
 
 

@@ -428,7 +428,8 @@ def declared_by(tool: BaseTool) -> Fields | None:
     """
     try:
         return _parameters(tool) if isinstance(tool, FunctionTool) and _is_plain(type(tool)) else _schema(tool)
-    except Exception:  # a declaration that cannot be read
+    except Exception:  # the declaration may be odd: then every argument counts
+        _log.debug("runguard.unreadable: the declaration of tool '%s'", tool.name, exc_info=True)
         return None
 
 
