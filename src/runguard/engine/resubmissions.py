@@ -86,7 +86,7 @@ class Resubmissions:
         if self.refuses:
             run.awaits_input = True
         else:
-            self._ledger.tell(lambda store: self._faults.attempt("resubmissions", self._read, run, store))
+            self._ledger.tell(lambda store: self._read_late(run, store))
 
     async def recall(self, run: Run) -> Trip | None:
         """Before the first model call: judge the run by what the store knows. Returns the stop, if it is refused."""
@@ -96,6 +96,14 @@ class Resubmissions:
         except (StoreOutage, StoreError):
             return None  # the accounts report an outage
         return run.stopped
+
+    def _read_late(self, run: Run, store: StoreSession) -> None:
+        try:
+            self._read(run, store)
+        except (StoreOutage, StoreError):
+            raise  # the ledger reports an outage and tries again
+        except Exception as error:
+            self._faults.note("resubmissions", error)
 
     def _read(self, run: Run, store: StoreSession) -> None:
         name, found = _name(run.info), []
