@@ -154,6 +154,7 @@ async def test_many_runs_at_once_leave_nothing_behind(store: str, is_long: bool)
 async def test_runs_that_pause_leave_a_bounded_number_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runguard.engine.resume.WAITING_KEPT", 5)
     monkeypatch.setattr("runguard.engine.runs.SESSIONS_KEPT", 5)
+    monkeypatch.setattr("runguard.engine.runs._SESSIONS_CARRIED", 5)
 
     def ask(question: str) -> None:
         """A person answers later."""
