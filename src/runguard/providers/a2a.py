@@ -24,7 +24,7 @@ from runguard.providers.usage import read_usage
 
 RESPONSE_KEY: Final = "a2a:response"
 ERROR_KEY: Final = "a2a:error"
-UNREPORTED: Final = "unreported"  # the model in the figures, where a reply does not say what it took
+UNREPORTED: Final = "unreported"  # the model's name in figures where a reply does not report its usage
 _FIELDS: Final = tuple(one.name for one in fields(Usage))
 _TASKS_KEPT: Final = 10_000
 _IDS_KEPT: Final = 1_000  # reports of one task
@@ -33,7 +33,7 @@ _HOPS: Final = 8  # remote agents behind remote agents
 _JSON: Final = 100_000
 _LITERAL: Final = 16_000  # only old versions of ADK send the text of Python objects
 _BESIDE_STRINGS: Final = 5_000  # of a literal: each value takes much longer than a character of a string
-# A string that does not end goes to the end of the text: to look for its end from every quotation mark would take long.
+# An unfinished string is taken to the end of the text, because searching its end from every quotation mark takes long.
 _STRINGS: Final = re.compile(r"""'(?:[^'\\]|\\.?)*+'?|"(?:[^"\\]|\\.?)*+"?""", re.DOTALL)
 _VALUES: Final = re.compile(r"(?:[\s\d{}\[\](),:.e-]|None|True|False)*")
 _OVER: Final = ("completed", "failed", "canceled", "cancelled", "rejected")
@@ -68,7 +68,10 @@ class ReplyReader:
         self._lock = threading.Lock()
 
     def read(self, response: Any) -> RemoteReply:
-        """``response``: the task or the message in an event's metadata."""
+        """Return what an event reports and no earlier event has reported.
+
+        ``response``: the task or the message in the event's metadata, as a mapping. Anything else reports nothing.
+        """
         reply = RemoteReply()
         if isinstance(response, Mapping):
             with self._lock:
@@ -78,7 +81,7 @@ class ReplyReader:
             reply.is_over = not isinstance(status, Mapping) or state.endswith((*_OVER, *_PAUSED))
             metadata = _mapping(response.get("metadata"))
             if reply.trip is None and state.endswith("failed") and metadata.get("adk_error_code") == STOP_CODE:
-                reply.trip = {}  # which one cannot be read
+                reply.trip = {}  # a guard stopped the run, but its reason is not in the reply
         return reply
 
     def _read(self, response: Mapping[str, Any], reply: RemoteReply, hops: int) -> None:
@@ -110,7 +113,7 @@ class ReplyReader:
 
     @staticmethod
     def _is_new(task: _Task, usage: Usage, author: str, is_other: bool) -> bool:
-        """Whether figures in the metadata of the task are those of another model call.
+        """Return whether figures in the metadata of the task are those of another model call.
 
         Equal figures are, where the same agent speaks again after a tool has answered, or another one speaks.
         ``is_other``: the message does not come from a model of this task, so equal figures were left there.
@@ -120,7 +123,10 @@ class ReplyReader:
         return not is_other and (task.answered or author != task.author)
 
     def _look_inside(self, metadata: Mapping[str, Any], reply: RemoteReply, hops: int) -> bool:
-        """Reads a trip, and the task of an agent that the remote agent called. Returns whether there is one."""
+        """Read a trip, and the task of an agent that the remote agent called. Return whether there is such a task.
+
+        ``hops``: how many remote agents lie between this one and the caller.
+        """
         custom = _parsed(metadata.get("adk_custom_metadata"))
         trip = custom.get(METADATA_KEY)
         if isinstance(trip, Mapping) and trip.get("rule") and trip.get("enforced") and not trip.get("branch"):
@@ -138,13 +144,13 @@ class ReplyReader:
 
 
 def total_of(reports: Iterable[Usage]) -> Usage:
-    """What several model calls took together."""
+    """Return the sum of several usages."""
     calls = list(reports)
     return Usage(*(sum(getattr(one, name) for one in calls) for name in _FIELDS))
 
 
 def _is_first(task: _Task, name: str) -> bool:
-    """Whether a message or an artifact is seen for the first time."""
+    """Return whether a message or an artifact is seen for the first time, and remember it."""
     if name in task.seen:
         return False
     task.seen[name] = None
@@ -152,7 +158,10 @@ def _is_first(task: _Task, name: str) -> bool:
 
 
 def _usage_of(metadata: Mapping[str, Any]) -> Usage | None:
-    """Figures come as whole numbers, or as floats where the wire has no integers."""
+    """Return the usage in the metadata, if any.
+
+    Figures come as whole numbers, or as floats where the wire has no integers.
+    """
     report = _parsed(metadata.get("adk_usage_metadata"))
     whole = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in report.items()}
     counts = read_usage(whole, []) if whole else None
@@ -160,13 +169,13 @@ def _usage_of(metadata: Mapping[str, Any]) -> Usage | None:
 
 
 def _only_answers(message: Mapping[str, Any]) -> bool:
-    """Whether a message has answers of tools and nothing that a model says."""
+    """Return whether a message holds answers of tools and nothing that a model says."""
     kinds = [_mapping(part.get("metadata")).get("adk_type") for part in _mappings(message.get("parts"))]
     return bool(kinds) and all(kind == "function_response" for kind in kinds)
 
 
 def _parsed(value: Any) -> Mapping[str, Any]:
-    """Metadata that ADK has sent as data, as JSON, or (older versions) as the text of a Python object."""
+    """Return metadata that ADK sent as data, as JSON, or (older versions) as the text of a Python object."""
     if not isinstance(value, str):
         return _mapping(value)
     if not value.startswith("{"):
@@ -181,7 +190,10 @@ def _parsed(value: Any) -> Mapping[str, Any]:
 
 
 def _literal(text: str) -> Any:
-    """Parse the text of a Python object. Not more than that: other expressions take long before they are refused."""
+    """Parse the text of a Python object; ValueError when it is more than a small literal.
+
+    Other expressions take long before ``ast`` refuses them.
+    """
     text = _ENUM.sub(r"\1", text)
     beside = _STRINGS.sub("0", text)
     if len(beside) > _BESIDE_STRINGS or _VALUES.fullmatch(beside) is None:

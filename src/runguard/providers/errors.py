@@ -27,7 +27,7 @@ _UNSENT: Final = {
     "socket": frozenset({"gaierror"}),
     "builtins": frozenset({"ConnectionRefusedError"}),
 }
-# Wrap what really happened, or report a status: they do not say whether the request was sent.
+# These wrap the real exception or report a status; they do not say whether the request was sent.
 _WRAPPERS: Final = {
     **dict.fromkeys(_HTTPX, frozenset({"HTTPStatusError"})),
     "aiohttp": frozenset({"ClientResponseError"}),
@@ -38,7 +38,7 @@ _TRANSPORTS: Final = frozenset({*_HTTPX, "aiohttp", "urllib3", "requests", "http
 _CLIENTS: Final = _TRANSPORTS | {"openai", "anthropic", "litellm", "google", "urllib"}
 _RESETS: Final = (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 _RETRY_HEADER: Final = "x-stainless-retry-count"  # how often OpenAI's and Anthropic's clients had tried before
-# LiteLLM invents a status for these: nothing, or an answer that was paid, came back.
+# LiteLLM invents a status for these, although no answer came back, or one that was paid for.
 _INVENTED: Final = frozenset(
     {
         "APIConnectionError",
@@ -67,7 +67,7 @@ def was_unbilled(error: BaseException | None) -> bool:
 
 
 def _never_connected(error: Exception) -> bool:
-    """Whether a connection could not be made, and nothing suggests that an earlier attempt got further."""
+    """Return whether no connection could be made, and nothing suggests that an earlier attempt got further."""
     unsent = False
     for one in _chain(error):
         if _was_sent(one) or _was_retried(one):
@@ -77,7 +77,7 @@ def _never_connected(error: Exception) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The exception and all that led to it.
+    """Yield the exception and all that led to it, up to ``_DEEPEST``.
 
     ``__context__`` is followed only from exceptions of client libraries: elsewhere it may be any exception that was
     being handled.
@@ -101,14 +101,14 @@ def _is_in(named: dict[str, frozenset[str]], error: BaseException) -> bool:
 
 
 def _was_sent(error: BaseException) -> bool:
-    """Whether it is an exception of a connection that existed: the request may have arrived."""
+    """Return whether the exception comes from a connection that existed, so that the request may have arrived."""
     if isinstance(error, _RESETS):
         return True
     return _package(type(error)) in _TRANSPORTS and not _is_in(_UNSENT, error) and not _is_in(_WRAPPERS, error)
 
 
 def _was_retried(error: BaseException) -> bool:
-    """Whether the client had tried before: how those attempts ended is not known."""
+    """Return whether the client had tried before; how those attempts ended is not known."""
     attempts = getattr(error, "num_retries", None)  # LiteLLM
     if type(attempts) is int and attempts > 0:
         return True
@@ -125,7 +125,7 @@ def _request_of(error: BaseException) -> Any:
 
 
 def _in_later_attempt(trace: TracebackType | None) -> bool:
-    """Whether the exception passed through tenacity, which google-genai retries with, and not in the first attempt."""
+    """Return whether the exception passed through a later attempt of tenacity, which google-genai retries with."""
     for _ in range(_FRAMES):
         if trace is None:
             return False
@@ -139,7 +139,7 @@ def _in_later_attempt(trace: TracebackType | None) -> bool:
 
 
 def _is_invented(error: Exception) -> bool:
-    """Whether an error status is LiteLLM's own: it gives one to every lost connection."""
+    """Return whether an error status is LiteLLM's own, which it gives to every lost connection."""
     kind = type(error)
     if _package(kind) != "litellm":
         return False

@@ -102,8 +102,8 @@ class Request:
     # the provider adds a conversation or a cache that it keeps, so the input is larger than what is seen
     unseen: bool = False
     rounds: int = 1  # requests that it may become: google-genai calls functions by itself and asks again
-    answered: int = 0  # rounds of function calling that the contents end with already
-    hides_rounds: bool = False  # and the answer will not say how many there were
+    answered: int = 0  # rounds of function calling that the contents already end with
+    hides_rounds: bool = False  # the answer will not say how many rounds there were
     size: int = 0  # bytes of the prompt
     limit: int | None = None  # output tokens of one candidate
 
@@ -113,9 +113,9 @@ def read_request(
     kwargs: Mapping[str, object],
     sizes: Callable[[Any], tuple[int, int]] = measure,
 ) -> Request:
-    """Return what the arguments of a call ask for. Never raises: unreadable parts count as not reported.
+    """Return what the arguments of a call ask for. Never raise: unreadable parts count as not reported.
 
-    ``sizes``: measures lists, such as messages of which those of earlier calls are known.
+    ``sizes``: measures a list of messages; a ``GrowingPrompts`` measures only the new ones.
     """
     request = Request()
     try:
@@ -135,7 +135,7 @@ def read_request(
 
 
 def _take(request: Request, held: Mapping[Any, Any], sizes: Callable[[Any], tuple[int, int]], depth: int) -> None:
-    """Take in what has a known name."""
+    """Take in every entry of ``held`` that has a known name, and those of a body inside it."""
     for name, value in held.items():
         if value is None or type(name) is not str or (what := _REQUEST_NAMES.get(name)) is None:
             continue
@@ -162,7 +162,10 @@ def _take(request: Request, held: Mapping[Any, Any], sizes: Callable[[Any], tupl
 
 
 def _take_automatic(request: Request, config: dict[Any, Any]) -> None:
-    """Functions among the tools of google-genai: by default the client calls them and asks again."""
+    """Note how many requests google-genai may make for one call.
+
+    By default its client calls the functions among the tools and asks again.
+    """
     tools = config["tools"]
     if not any(
         callable(tool) or hasattr(type(tool), "call_tool") for tool in (tools[:_TOOLS] if type(tools) is list else ())
@@ -213,8 +216,8 @@ class ToolResult(NamedTuple):
 def newest_results(args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[ToolResult]:
     """Return the results after the model's last answer, in order; empty where the request shows none.
 
-    Known by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM, as objects or
-    as plain JSON.
+    They are recognised by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM,
+    as objects or as plain JSON.
     """
     found: list[tuple[object, ToolResult]] = []
     names: dict[object, str] = {}
@@ -228,7 +231,7 @@ def newest_results(args: tuple[object, ...], kwargs: Mapping[str, object]) -> li
         elif role is None and type(kind) is str and kind.endswith("_call_output"):
             found.append((of("call_id"), ToolResult("", _plain(of("output")))))
         elif names:
-            break  # before the calls of the responses API
+            break  # this message comes before the calls of the responses API
         elif role in ("tool", "function") and of("content") is not None:
             found.append((of("tool_call_id"), ToolResult(_text(of("name")), _plain(of("content")))))
         else:
@@ -296,7 +299,7 @@ def _calls_in(message: Any, of: Any) -> list[tuple[str, str, object]]:
 
 
 def _said(of: Any) -> str:
-    """The text of a message; what is no text, such as an image, counts as said."""
+    """Return the text of a message; what is no text, such as an image, counts as said."""
     content = of("content") if of("parts") is None else of("parts")
     if type(content) is str:
         return content
@@ -322,7 +325,10 @@ def _messages(args: tuple[object, ...], kwargs: Mapping[str, object], depth: int
 
 
 def _blocks(of: Any) -> list[tuple[object, ToolResult]]:
-    """The results inside one message: parts of Gemini, blocks of Anthropic; or the message is such a part itself."""
+    """Return the results inside one message, each with the id of its call.
+
+    They are parts of Gemini or blocks of Anthropic; or the message is such a part itself.
+    """
     found: list[tuple[object, ToolResult]] = []
     parts = items(of("parts")) or items(of("content"))
     for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:
@@ -335,7 +341,7 @@ def _blocks(of: Any) -> list[tuple[object, ToolResult]]:
 
 
 def _learn_names(of: Any, names: dict[object, str]) -> None:
-    """Which tool each call of the model's answer named, by the id of the call."""
+    """Add to ``names`` which tool each call of the model's answer named, by the id of the call."""
     if (call_id := of("call_id")) is not None:
         names[call_id] = _text(of("name")) or _text(of("type")).removesuffix("_call")
     for call in items(of("tool_calls"))[:MAX_CALLS]:
@@ -348,7 +354,7 @@ def _learn_names(of: Any, names: dict[object, str]) -> None:
 
 
 def _plain(content: Any, clean: Callable[[str], str] | None = None) -> object:
-    """A result as data: texts in blocks are joined, and JSON is parsed."""
+    """Return a result as data, with the texts in blocks joined and JSON parsed."""
     texts = [fields(block).get("text") for block in items(content)[:MAX_PARTS]]
     if texts and all(type(text) is str for text in texts):
         content = "\n".join(texts)
@@ -362,7 +368,10 @@ def _text(value: Any) -> str:
 
 
 def request_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> int | None:
-    """Equal for two requests that say the same. None: there is nothing to compare, or it cannot be compared."""
+    """Return a hash that is equal for two requests that say the same.
+
+    None: there is nothing to compare, or it cannot be compared.
+    """
     if not args and not kwargs:
         return None
     seen: list[object] = []
@@ -439,11 +448,11 @@ class Reading:
     text: str = ""  # what the model says aloud, thinking aside; its first TEXT_CHARS characters
     usd: Decimal | None = None  # only where someone stated it
     sig: object | None = None  # the caller's own name for this step
-    result: object | None = None  # what the step came to, according to the caller
-    results: tuple[Result, ...] = ()  # and of its tools: name, arguments, what came back
-    problems: tuple[str, ...] = ()  # what was there and cannot be true
-    # Requests that the client made by itself before the one that ``usage`` is of, the newest first; an input of 0 is
-    # not reported.
+    result: object | None = None  # the result of the step, according to the caller
+    results: tuple[Result, ...] = ()  # and those of its tools: name, arguments, what came back
+    problems: tuple[str, ...] = ()  # what the answer reports and cannot be true
+    # The usage of requests that the client made by itself before the last one, whose usage is ``usage``; the newest
+    # first. An input of 0 was not reported.
     earlier: tuple[Usage, ...] = ()
     counts: Counts | None = field(default=None, compare=False, repr=False)  # what ``usage`` was made of
     size: int = field(default=0, compare=False)  # bytes of all that was said; only where ``measures`` is set
@@ -457,6 +466,7 @@ class Reading:
         return self.counts is not None and self.counts.lacks_input
 
     def say(self, text: Any, *, aloud: bool = True) -> None:
+        """Add text of the answer. ``aloud=False``: it is thinking, which counts in the size and is not kept."""
         if type(text) is not str:
             return
         if self.measures:
@@ -474,7 +484,7 @@ class Reading:
             self.ids += (_text(id_),)
 
     def beside(self, value: Any) -> None:
-        """What was paid for and is not the answer: other choices, for example."""
+        """Count what was paid for and is not the answer, such as other choices."""
         if self.measures and value is not None:
             self.size += size_of(value)
 
@@ -483,7 +493,7 @@ _NOTHING_SAID: Final = Reading()  # shared, so nobody may change what ``read`` r
 
 
 def read(response: object, *, said: bool = True) -> Reading:
-    """Read the result of a function. Never raises: unreadable parts count as not reported.
+    """Read the result of a function. Never raise: unreadable parts count as not reported.
 
     ``said=False``: the caller has no use for the text and the calls of a chat completion that reports its usage.
     """
@@ -518,7 +528,8 @@ def _read(response: Any, depth: int, said: bool = True) -> Reading:
     reading = Reading(None, model_of(get), usd=usd, measures=counts is None)
     try:
         choices = None if said or counts is None else get("choices")
-        if type(choices) is not list or not choices:  # the content of others shows searches, which cost money
+        # the content of anything but a chat completion may show searches, which cost money
+        if type(choices) is not list or not choices:
             _content(response, get, reading)
     except Exception as error:
         problems.append(f"the content could not be read: {type(error).__name__}")
@@ -556,16 +567,15 @@ def model_of(get: Any) -> str:
 
 
 def earlier_in(history: Any) -> tuple[Usage, ...]:
-    """The requests before the last one in a history of google-genai."""
+    """Return the usage of the requests before the last one in a history of google-genai, the newest first."""
     return tuple(Usage(output=tokens) for tokens in rounds_of(history))
 
 
 def rounds_of(contents: Any) -> list[int]:
-    """The rounds of function calling that contents of Gemini end with, the newest first: tokens of what the model
-    said in each.
+    """Return how many tokens the model said in each round of function calling at the end of Gemini's contents.
 
-    google-genai calls functions by itself and asks again. Further back than the last word of the user, the rounds
-    are of earlier calls.
+    The newest round comes first. google-genai calls functions by itself and asks again. Rounds before the last word of
+    the user belong to earlier calls.
     """
     rounds: list[int] = []
     for content in reversed(items(contents)[-MAX_PARTS:]):
@@ -613,7 +623,7 @@ def _content(response: Any, get: Any, parts: Reading) -> None:
 
 
 def _choice(get: Any, parts: Reading) -> None:
-    """One choice of a chat completion; of a chunk, what it adds; of the older completions, its text."""
+    """Read one choice: of a chat completion, of a chunk (what it adds), or of the older completions (its text)."""
     message = get("message")
     of = fields(get("delta") if message is None else message).get
     content = of("content")
@@ -674,7 +684,7 @@ def responses_item(get: Any, parts: Reading) -> None:
 
 
 def is_search(get: Any) -> bool:
-    """Whether an item of OpenAI's responses is a web search. Opening a page it has found is not a search."""
+    """Return whether an item of OpenAI's responses is a web search. Opening a page it has found is not a search."""
     return get("type") == "web_search_call" and fields(get("action")).get("type") in (None, "search")
 
 
@@ -691,7 +701,7 @@ def anthropic_block(get: Any, parts: Reading) -> None:
 
 
 def arguments(given: Any) -> object:
-    """Parsed if they are JSON, and otherwise as they came: a model may break off in the middle."""
+    """Parse arguments that are JSON; return others as they came, because a model may break off in the middle."""
     if given is None or given == "":
         return {}
     if type(given) is not str or len(given) > MAX_ARGUMENTS:
@@ -706,8 +716,9 @@ def arguments(given: Any) -> object:
 
 
 def _own_word(given: dict[Any, Any], reading: Reading, problems: list[str], depth: int, said: bool) -> None:
-    """What the caller reports in ``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``. It takes
-    precedence over what the response says.
+    """Take in what the caller reports in ``{"usd": 0.01, "sig": "search", "tokens": 900, "response": ...}``.
+
+    It takes precedence over what the response says.
     """
     if (inner := given.get("response")) is not None and depth < _ANSWER_DEPTH:
         _fill(reading, _read(inner, depth + 1, said))
@@ -750,7 +761,7 @@ def _tokens(given: Any, problems: list[str]) -> Counts | None:
 
 
 def _results(given: Any, problems: list[str]) -> tuple[Result, ...]:
-    """Triples, or dicts with names of their own."""
+    """Read results given as triples, or as dicts with names of their own."""
     found: list[Result] = []
     for entry in items(given)[:MAX_CALLS]:
         if (result := _result(entry)) is not None:
@@ -784,7 +795,7 @@ REQUESTS: Final = "adk_request_"  # asks the user for a confirmation, an input o
 
 
 def step_name(tool: str, args: object) -> str:
-    """The name under which a call is shown: that of the tool, or of the agent that a transfer hands over to."""
+    """Return the name under which a call is shown: that of the tool, or of the agent that a transfer hands over to."""
     agent = args.get("agent_name") if tool == TRANSFER and type(args) is dict else None
     return agent if type(agent) is str and agent else tool
 

@@ -58,6 +58,7 @@ class GrowingCall:
             self.room -= len(piece)
 
     def whole(self) -> Call:
+        """Return the tool's name and its arguments, parsed as far as they are valid JSON."""
         return self.name, arguments("".join(self.pieces)) if type(self.pieces) is list else self.pieces
 
 
@@ -74,7 +75,7 @@ class WholeCall(GrowingCall):
 
 
 class StreamCollector:
-    """What has come so far. Figures only grow, and text and calls are kept up to a bound."""
+    """Collects what has come so far. Figures only grow; text and calls are kept up to a bound."""
 
     __slots__ = (
         *("_asked", "_begun", "_calls", "_closed", "_counts", "_earlier", "_full", "_history", "_model", "_own"),
@@ -96,13 +97,13 @@ class StreamCollector:
         self._partial = False
         self._full = (0, TEXT_CHARS, 0, 0)  # texts, room, calls, chars before the first partial response
         self.is_final = False  # the usage so far is final
-        self._earlier: list[Usage] = []  # of requests that were made before, where a client makes several
-        # how much was known, written and called when the current request began
+        self._earlier: list[Usage] = []  # of earlier requests, where a client makes several for one call
+        # the length of the history, the bytes streamed and the calls made when the current request began
         self._history = self._spoken = self._asked = 0
         self._closed = False  # it gave its finish reason
 
     def reading(self) -> Reading:
-        """What has come so far. Changes nothing."""
+        """Return what has come so far, and change nothing."""
         counts, problems = self._counts, self._problems
         if counts is not None and counts.lacks_input:
             problems = [*problems, NO_INPUT]
@@ -164,7 +165,7 @@ class StreamCollector:
                 growing.add(piece)
 
     def _report(self, report: Any) -> bool:
-        """Whether a usage report says anything."""
+        """Take in a usage report. Return whether it has any figures."""
         problems: list[str] = []
         counts = None if report is None else read_usage(report, problems)
         for problem in problems:
@@ -192,21 +193,25 @@ _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response
 
 
 class StreamReading(StreamCollector):
-    """``feed`` it every chunk. ``reading()`` is what they say together so far, also when the stream was left midway."""
+    """Reads a stream: ``feed`` it every chunk.
+
+    ``reading()`` says what the chunks mean together, also for a stream that was left midway.
+    """
 
     __slots__ = ()
 
     def feed(self, chunk: object) -> None:
-        """One more piece. Never raises."""
+        """Take in one more piece. Never raise: a piece that cannot be read becomes a problem of the reading."""
         self._reported_at, before = -1, self._reported_at
         try:
             self._feed(chunk)
         except Exception as error:
             self._problem(f"a chunk could not be read: {type(error).__name__}")
-        self._reported_at = before if self._reported_at < 0 else self.chars  # with all that its own chunk says
+        # a report counts everything that its own chunk says
+        self._reported_at = before if self._reported_at < 0 else self.chars
 
     def take_whole(self, snapshot: object) -> None:
-        """A snapshot that the client library has put together from the same pieces."""
+        """Take in a snapshot that the client library has put together from the same pieces."""
         self.feed(snapshot)
         get = fields(snapshot).get
         ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
@@ -289,12 +294,12 @@ class StreamReading(StreamCollector):
     def _chat_call(self, get: Any, first: bool) -> None:
         index = get("index")
         custom = get("custom")
-        at = index if type(index) is int else len(self._calls)  # without an index every call comes whole
+        at = index if type(index) is int else len(self._calls)  # a call without an index comes in one piece
         of = fields(get("function") if custom is None else custom).get
         self._chat_piece(("chat", at), of, get("id"), "arguments" if custom is None else "input", first)
 
     def _chat_piece(self, key: tuple[object, ...], get: Any, id_: Any, where: str, first: bool) -> None:
-        if not first:  # of several choices one is taken, but all are paid
+        if not first:  # only the first of several choices is read, but all are paid for
             self._say(get("name"), aloud=False)
             self._say(get(where), aloud=False)
             return
@@ -319,7 +324,7 @@ class StreamReading(StreamCollector):
             return
         partial = get("partial")
         before = self.chars
-        if partial is not True and self._partial:  # ADK ends with the whole, after its pieces
+        if partial is not True and self._partial:  # after the pieces, ADK sends the whole answer
             texts, self._room, calls, self.chars = self._full
             del self._texts[texts:], self._calls[calls:]
         for part in parts[:MAX_PARTS]:
@@ -330,8 +335,11 @@ class StreamReading(StreamCollector):
             self._full = (len(self._texts), self._room, len(self._calls), self.chars)
 
     def _next_request(self, history: int) -> None:
-        """google-genai has called functions and requests again: the usage so far belongs to a finished request."""
-        if history > self._history or len(self._calls) > self._asked:  # else a provider that goes on after its end
+        """Keep the usage so far as that of a finished request: google-genai has called functions and asks again.
+
+        ``history``: the length of the history of automatic function calls in the new chunk.
+        """
+        if history > self._history or len(self._calls) > self._asked:  # else the provider sends more after its end
             self._earlier.append(
                 Usage(output=-(-self.received // UPPER)) if self._counts is None else self._counts.usage()
             )
@@ -399,7 +407,7 @@ class StreamReading(StreamCollector):
             self._say(of("thinking"), aloud=False)
 
     def _chunk_event(self, get: Any) -> None:
-        """The stream helper of OpenAI's library sends each chunk beside its own events."""
+        """Take in the chunk inside an event of OpenAI's stream helper, which sends each chunk beside its own events."""
         if (chunk := get("chunk")) is not None:
             inner = fields(chunk).get
             if type(choices := inner("choices")) is list:
@@ -407,7 +415,7 @@ class StreamReading(StreamCollector):
 
 
 def _ends(get: Any) -> bool:
-    """Whether a chunk of Gemini says why the answer ends."""
+    """Return whether a chunk of Gemini or ADK gives a finish reason."""
     for candidate in items(get("candidates"))[:1]:
         get = fields(candidate).get
     return (get("finish_reason") or get("finishReason")) is not None

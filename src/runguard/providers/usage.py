@@ -25,21 +25,21 @@ _Key = tuple[Any, Any]  # author and branch
 
 
 class CallBill(NamedTuple):
-    """What a call took. ``estimated``: some of it was not reported."""
+    """The bill of one call. ``estimated``: some figures of ``usage`` were not reported."""
 
     usage: Usage
     estimated: bool
 
 
 class CallUsage:
-    """What is known of one call so far.
+    """The usage of one call, as far as it is known.
 
     - A figure that was reported never falls while the call lasts. Chunks repeat and extend each other; they are not
       added up.
     - A report always replaces an estimate.
-    - A call that reported nothing is estimated: its prompt from the request, its output from the text that came back.
-    - A call that reported output and no input is estimated in its input only. Input without output is a valid report.
-    - A stream that reported something on the way and nothing at its end took at least the text that came.
+    - For a call that reported nothing, the prompt is estimated from the request and the output from the answer's text.
+    - For a call that reported output and no input, only the input is estimated. Input without output is a valid report.
+    - A stream that reported something on the way and nothing at its end is billed for at least the text that came.
     """
 
     __slots__ = (
@@ -63,15 +63,15 @@ class CallUsage:
         self._searches = 0  # on the model's side
         self.prompt: int | None = None  # the size of the prompt, if it was reported
         self._streamed = self._whole = 0  # bytes of the chunks, and of whole responses
-        # whether the whole answer is there, and whether a report came with it or behind it
+        # whether the whole answer is there, and whether a report came with it or after it
         self._answered = self._final = False
-        self.has_report = False  # usage came with it, if only zeros
+        self.has_report = False  # a usage report came, even if it held only zeros
         self.problems: list[str] = []  # what reports said that cannot be true
 
     def add(self, response: Any) -> bool:
-        """A response of ADK or one of its events, whole or a chunk, as an object or as JSON.
+        """Take in a response of ADK or one of its events, whole or a chunk, as an object or as JSON.
 
-        True: it reported something new.
+        Return True when it reported something new.
         """
         get = fields(response).get
         partial = get("partial") is True
@@ -86,7 +86,7 @@ class CallUsage:
             if counts is None and self._counts is not None and self._searches > self._counts.searches:
                 self._counts.searches = self._searches
                 self.reported = self._counts.usage()
-        if partial or counts is None:  # else its size is of no use any more
+        if partial or counts is None:  # a whole answer with a report needs no estimate
             size = answer_size(get("content"))
             if partial:
                 self._streamed += size
@@ -113,10 +113,11 @@ class CallUsage:
         return tokens_in(max(self._streamed, self._whole))
 
     def bill(self, prompt: int, audio: int = 0) -> CallBill:
-        """What the call took. ``prompt``: the tokens of its request, estimated; ``audio``: those of them that are
-        audio.
+        """Return the bill of the call, with estimates where nothing was reported.
+
+        ``prompt``: the estimated tokens of its request. ``audio``: the part of ``prompt`` that is audio.
         """
-        if self._has_input and self._final and self.reported is not None:  # most calls
+        if self._has_input and self._final and self.reported is not None:  # most calls need no estimate
             return CallBill(self.reported, False)
         bill = self.bill_so_far(prompt, audio)
         if self._final or self.text_tokens <= bill.usage.output:
@@ -124,7 +125,10 @@ class CallUsage:
         return CallBill(replace(bill.usage, output=self.text_tokens), True)
 
     def bill_so_far(self, prompt: int, audio: int = 0) -> CallBill:
-        """The same in the middle of a stream: its next chunk may report what has come by now."""
+        """Return the bill in the middle of a stream.
+
+        Text after the last report is not estimated: a later chunk may still report it.
+        """
         usage, counts = self.reported, self._counts
         if usage is None or counts is None:
             usage = Usage(input=prompt, output=self.text_tokens, audio=audio, searches=self._searches)
@@ -135,13 +139,13 @@ class CallUsage:
 
 
 def usage_in(get: Any) -> Any:
-    """The usage report of a response or an event, by its fields."""
+    """Return the usage report of a response or an event. ``get``: its fields, as ``fields(...).get``."""
     report = get("usage_metadata")
     return get("usageMetadata") if report is None else report
 
 
 class Taken(NamedTuple):
-    """What a model call took, read from its events.
+    """The usage of a model call, read from its events.
 
     ``before``: what was already counted for the same call, which this replaces.
     """
@@ -182,15 +186,18 @@ class EventUsage:
         return -(-self._history // UPPER)
 
     def pass_by(self, event: Any) -> None:
-        """An event that no model has made: part of the next prompt, and the end of what its author said before."""
+        """Take in an event that no model has made.
+
+        It becomes part of the next prompt and completes what its author said before.
+        """
         get = fields(event).get
         self._history += answer_size(get("content"))
         self._closed.pop(_key(get), None)
 
     def read(self, event: Any, *, is_answer: bool = False) -> Taken | None:
-        """None: the event completes no model call.
+        """Return the usage of the model call that the event completes; None when it completes none.
 
-        ``is_answer``: it is known to be a model's answer, whether or not it reports usage.
+        ``is_answer``: the event is known to be a model's answer, whether or not it reports usage.
         """
         get = fields(event).get
         if get("partial") is True:
@@ -204,7 +211,7 @@ class EventUsage:
         calls = _calls_functions(content)
         if closed is not None and streamed is None and closed.call.reported is not None:
             if report is None and calls and not closed.calls:
-                return None  # LiteLLM's words and its function calls come in two events, and only the first one reports
+                return None  # LiteLLM sends text and function calls in two events, and only the first one reports usage
             if closed.streamed and _closes_again(closed.billed, report):
                 return self._again(key, closed._replace(calls=calls), event)
         call = CallUsage() if streamed is None else streamed
@@ -215,14 +222,14 @@ class EventUsage:
 
     def _read_chunk(self, key: _Key, event: Any, content: Any) -> Taken | None:
         closed = self._closed.pop(key, None)
-        if closed is not None and key not in self._open and not answer_size(content):  # a report behind its answer
+        if closed is not None and key not in self._open and not answer_size(content):  # a report after its answer
             return self._again(key, closed, event)
         if len(self._open) < _OPEN_KEPT or key in self._open:
             self._open.setdefault(key, CallUsage()).add(event)
         return None
 
     def _again(self, key: _Key, closed: _Closed, event: Any) -> Taken | None:
-        """One more event of a call that was billed: the new bill replaces the old one."""
+        """Bill a call again after one more event; None when the bill stays the same."""
         closed.call.add(event)
         bill = closed.call.bill(closed.prompt)
         self._close(key, closed._replace(billed=bill.usage))
@@ -247,7 +254,10 @@ def _calls_functions(content: Any) -> bool:
 
 
 def _closes_again(before: Usage, report: Any) -> bool:
-    """ADK's older streaming closes a stream twice when a call follows text: same prompt, no chunk between."""
+    """Return whether a report repeats the close of a stream that was already billed.
+
+    ADK's older streaming closes a stream twice when a call follows text: same prompt, no chunk between.
+    """
     counts = read_usage(report, [])
     after = None if counts is None else counts.usage()
     return after is not None and after.input == before.input and after.output >= before.output
@@ -256,7 +266,7 @@ def _closes_again(before: Usage, report: Any) -> bool:
 # ---- The one reader of token usage: what a provider reports of a call, in our terms.
 
 _NUMBERS: Final = frozenset({int, float})  # exact types: a bool is not a count, and neither is a mock
-_WRONG: Final = frozenset({float, bool, str})  # meant as a count, and not one
+_WRONG: Final = frozenset({float, bool, str})  # meant as a count, but not valid as one
 _COUNTS: Final = _WRONG | {int}
 _MOST: Final = 10**12  # tokens of one call; more is a fault of the counter
 _ENTRIES: Final = 64  # of a list that are looked at
@@ -277,7 +287,7 @@ _SNAKE: Final = (
     "candidates_tokens_details",
     "response_tokens_details",
 )
-_TELLING: Final = 7  # how many of them say that this is a report of Gemini or ADK: the next is Anthropic's name
+_TELLING: Final = 7  # the first ones identify a report of Gemini or ADK; Anthropic uses the next name, too
 
 _CACHE: Final = (("cache_read_input_tokens", "cached"), ("cache_creation_input_tokens", "cache_write"))
 _OF_INPUT: Final = (
@@ -310,7 +320,9 @@ _SNAKE_TELLING: Final = frozenset(_SNAKE[:_TELLING])
 
 @dataclass(slots=True)
 class Counts:
-    """The figures that were reported of one call. Zero: not reported. How each kind of token counts:
+    """The figures that were reported of one call. Zero means not reported.
+
+    How each kind of token counts:
 
     - Tool-use prompt tokens belong to the input, as in google-genai's total.
     - Cached tokens and cache writes are parts of the input. Where they do not fit into it, they were reported beside it
@@ -334,9 +346,9 @@ class Counts:
     searches: int = 0
 
     def add(self, later: "Counts") -> bool:
-        """Take in another report of the same call.
+        """Take in another report of the same call. Return True when a figure has grown.
 
-        No figure falls: a last chunk of zeros takes nothing back. True: something is new.
+        No figure falls: a last chunk of zeros takes nothing back.
         """
         changed = False
         for name in _FIGURES:
@@ -378,11 +390,11 @@ _PARTS: Final = tuple(field.name for field in dataclass_fields(Usage))[2:]
 
 
 def read_usage(report: Any, problems: list[str]) -> Counts | None:
-    """Return the figures of a report; None when nothing was reported. What cannot be true goes to ``problems``.
+    """Return the figures of a report; None when nothing was reported.
 
-    Reports are recognised by the names of their fields, not by the class or the place they come from: proxies, gateways
-    and recorded sessions use the same names. Only zeros mean that nothing was reported. So does a figure that is not a
-    count of tokens.
+    Add a sentence to ``problems`` for every figure that cannot be true. Reports are recognised by the names of their
+    fields, not by the class or the place they come from: proxies, gateways and recorded sessions use the same names.
+    A report of zeros, and one without valid counts of tokens, count as not reported.
     """
     kind = type(report)
     if kind is int or kind is float:
@@ -417,7 +429,7 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
 
 
 def total_of(tokens: Any, problems: list[str]) -> Counts | None:
-    """Tokens of an unknown kind."""
+    """Return counts with nothing but a total, for tokens of an unknown kind; None for zero or what is no count."""
     total = _count({"tokens": tokens}.get, "tokens", problems)
     return Counts(total=total) if total else None
 
@@ -434,7 +446,10 @@ def _count(get: Any, name: str, problems: list[str]) -> int:
 
 
 def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], problems: list[str]) -> None:
-    """Figures that are parts of others. Most are missing or zero, and a broken one leaves the rest."""
+    """Set the counts that are parts of others. A broken figure leaves the rest as they are.
+
+    ``names``: pairs of the report's name and the field of ``counts``.
+    """
     get = fields(report).get
     for name, part in names:
         if count := _count(get, name, problems):
@@ -442,7 +457,10 @@ def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], prob
 
 
 def _chat(given: Any, problems: list[str]) -> Counts | None:
-    """OpenAI's chat completions, LiteLLM, and all with the same names: the prompt includes what was cached."""
+    """Read a report of OpenAI's chat completions, of LiteLLM, or with the same names.
+
+    The prompt includes cached tokens.
+    """
     get = given.get
     asked, answered, whole = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
     if not (
@@ -472,7 +490,10 @@ def _chat(given: Any, problems: list[str]) -> Counts | None:
 
 
 def _split(get: Any, problems: list[str]) -> Counts | None:
-    """Input and output by these names: OpenAI's responses, which say what of the input was cached; or Anthropic's."""
+    """Read a report that names ``input_tokens`` and ``output_tokens``.
+
+    With ``input_tokens_details`` it comes from OpenAI's responses, without them from Anthropic.
+    """
     if (details := get("input_tokens_details")) is None:
         return _anthropic(get, problems)
     before = len(problems)
@@ -504,7 +525,7 @@ def _microsoft(given: Any, problems: list[str]) -> Counts | None:
 
 
 def _anthropic(get: Any, problems: list[str]) -> Counts | None:
-    """The input leaves out what was read from a cache and what was written to one."""
+    """Read a report of Anthropic, whose input leaves out tokens read from a cache or written to one."""
     if rounds := get("iterations"):
         return _rounds(items(rounds), problems)
     before = len(problems)
@@ -524,8 +545,9 @@ def _anthropic(get: Any, problems: list[str]) -> Counts | None:
 
 
 def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
-    """A message that Anthropic compacted on the way was sampled several times; the figures beside the list leave some
-    of that out.
+    """Add up the samplings of a message that Anthropic compacted on the way; None when one of them cannot be read.
+
+    The figures beside the list leave some of them out.
     """
     whole = Counts()
     for report in rounds[:_ENTRIES]:
@@ -539,7 +561,7 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
 
 
 def _has_counts(get: Any, names: tuple[str, ...]) -> bool:
-    """Whether a report has one of Gemini's names."""
+    """Return whether a report has one of Gemini's names. ``names``: ``_SNAKE`` or ``_CAMEL``."""
     for name in names[:_TELLING]:  # noqa: SIM110 - a generator costs a call for each name
         if type(get(name)) in _COUNTS:
             return True
@@ -547,7 +569,7 @@ def _has_counts(get: Any, names: tuple[str, ...]) -> bool:
 
 
 def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
-    """Gemini, and ADK, which uses its names for every model."""
+    """Read a report of Gemini, or of ADK, which uses Gemini's names for every model."""
     (
         prompt,
         answer,
@@ -564,7 +586,7 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
         live_audio_output,
     ) = names
     before = len(problems)
-    # most reports leave most figures out
+    # most reports leave most figures out, and a call of ``_count`` costs more than this lookup
     thinking = _count(get, thoughts, problems) if get(thoughts) is not None else 0
     tools = _count(get, tool, problems) if get(tool) is not None else 0
     asked, answered, whole = get(prompt), get(answer), get(total)
@@ -606,7 +628,7 @@ def _audio(details: Any, problems: list[str]) -> int:
 
 
 def _plain(get: Any, problems: list[str], parts: tuple[str, ...] = ("cached",)) -> Counts | None:
-    """Our own names."""
+    """Read a report in RunGuard's own names. ``parts``: which fields to read beside input and output."""
     before = len(problems)
     counts = Counts(_count(get, "input", problems), _count(get, "output", problems))
     if len(problems) > before:
@@ -617,13 +639,13 @@ def _plain(get: Any, problems: list[str], parts: tuple[str, ...] = ("cached",)) 
 
 
 def checked_usage(usage: Usage | None) -> Usage | None:
-    """The usage with the figures that can be true. None: it reports neither input nor output."""
+    """Return the usage with only the figures that can be true; None when it reports neither input nor output."""
     counts = None if usage is None else read_usage(usage, [])
     return None if counts is None else counts.usage()
 
 
 def searches_in(grounding: Any) -> int:
-    """The web searches in the grounding metadata of Gemini."""
+    """Return the number of web searches in Gemini's grounding metadata."""
     get = fields(grounding).get
     return len(items(get("web_search_queries") or get("webSearchQueries"))[:_ENTRIES])
 
@@ -635,7 +657,10 @@ _DATA: Final = (int, float, Decimal, str, list, tuple, dict)  # anything else is
 
 
 def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
-    """An amount of USD; None for anything else, and what is wrong with it goes to ``problems``."""
+    """Return an amount of USD; None for anything else.
+
+    Add a sentence that begins with ``name`` to ``problems`` when the value was meant as an amount and is not valid.
+    """
     usd = stated_usd(value)
     if usd is None and isinstance(value, _DATA):
         problems.append(f"{name}: not an amount of USD from 0 to a billion")
@@ -643,7 +668,10 @@ def dollars(value: Any, name: str, problems: list[str]) -> Decimal | None:
 
 
 def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | None:
-    """What LiteLLM calculated for the call, or a gateway such as OpenRouter charged for it."""
+    """Return the cost in USD that LiteLLM calculated or a gateway such as OpenRouter charged.
+
+    None: no cost is stated, or not a valid one.
+    """
     hidden = response.get("_hidden_params") if type(response) is dict else private(response, "_hidden_params")
     if hidden is not None and (cost := fields(hidden).get("response_cost")) is not None:
         return dollars(cost, "response_cost", problems)
@@ -656,7 +684,7 @@ def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | Non
     if not isinstance(cost, int | float | Decimal | str):
         cost = fields(cost).get("total_cost")  # Perplexity gives a table
     charged = dollars(cost, "usage.cost", problems)
-    if charged is not None and get("is_byok") is True:  # with a key of one's own, the provider's bill comes on top
+    if charged is not None and get("is_byok") is True:  # with the user's own key, the provider's bill comes on top
         beside = dollars(
             fields(get("cost_details")).get("upstream_inference_cost"), "upstream_inference_cost", problems
         )
@@ -666,20 +694,20 @@ def stated_cost(response: Any, usage: Any, problems: list[str]) -> Decimal | Non
 
 # ---- How large a prompt or an answer is, in bytes of text: media count as the text that would have as many tokens.
 
-UPPER: Final = 3  # bytes of text per token, estimated high: for what is reserved
-LIKELY: Final = CHARS_PER_TOKEN  # and as it mostly is: for what came back
+UPPER: Final = 3  # bytes of text per token when tokens are estimated high, for reservations
+LIKELY: Final = CHARS_PER_TOKEN  # bytes of text per token in most answers, for what came back
 _NODES: Final = 250_000
 _ENOUGH: Final = 64_000_000  # bytes; assumed for anything that holds more values than that
 _ENTRY: Final = 6  # quotes, colon and comma around a name and its value
 _ITEM: Final = 2
 _NUMBER: Final = 4
 _FRACTION: Final = 12
-_DECLARED: Final = 64  # of a function or a schema given as a class, for each argument or field beside its description
+_DECLARED: Final = 64  # for a function or a schema given as a class, and for each of its arguments or fields
 IMAGE_TOKENS: Final = 1_600  # the most expensive of the usual tariffs for an image of common size
 _AUDIO_BYTES: Final = 500  # per token: 32 tokens a second at a common rate of 16 kB a second
 _VIDEO_BYTES: Final = 400
 _DOCUMENT_BYTES: Final = 100
-_DATA_URL: Final = 64  # a shorter text is not worth a look
+_DATA_URL: Final = 64  # a text this short counts as text even if it is a data URL
 
 _MARKS: Final = frozenset({"data", "file_uri", "fileUri", "size_bytes", "sizeBytes"})
 _IMAGES: Final = frozenset({"image_url", "input_image", "image"})
@@ -690,21 +718,25 @@ _MIMES: Final = ("mime_type", "mimeType", "media_type", "mediaType", "format")
 
 
 def text_size(text: str) -> int:
-    """Bytes: other scripts take more bytes and more tokens per character alike."""
+    """Return the size of a text in bytes of UTF-8.
+
+    Other scripts take more bytes per character, and more tokens in the same proportion.
+    """
     return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
 
 
 def size_of(value: Any) -> int:
+    """Return the size of any value in bytes, as ``measure`` counts it."""
     return measure(value)[0]
 
 
 def tokens_in(size: int) -> int:
-    """The tokens of so many bytes that a model wrote."""
+    """Return the likely number of tokens in so many bytes that a model wrote."""
     return -(-size // LIKELY)
 
 
 def answer_size(content: Any) -> int:
-    """Bytes of a content of Gemini or ADK, as an object or as JSON: thinking and function calls included."""
+    """Return the bytes of a content of Gemini or ADK, as an object or as JSON, thinking and function calls included."""
     if type(content) is str:
         return text_size(content)
     size = 0
@@ -724,7 +756,7 @@ def answer_size(content: Any) -> int:
 
 
 def measure(value: Any) -> tuple[int, int]:
-    """Bytes, and the tokens of it that are audio.
+    """Return the size of a value in bytes, and how many of its tokens are audio.
 
     A text takes the same short time however long it is, and numbers and texts are counted where they are held. No code
     of the values runs, and the work is bounded: linear in the text, and in the number of values up to ``_NODES``.
@@ -779,11 +811,11 @@ def measure(value: Any) -> tuple[int, int]:
 
 
 class GrowingPrompts:
-    """The sizes of lists of messages that grow from call to call: only what is new is measured.
+    """Measures lists of messages that grow from call to call, each time only the new messages.
 
-    A list is known by its first message, and counts as grown as long as it begins with the same objects. An object can
-    still be changed in place. So the newest ones and a few older ones in turn are measured again at each call, and the
-    whole list where one of them has another size. Not safe for threads: measuring anew is the worst that can happen.
+    A list is known by its first message, and counts as grown as long as it begins with the same objects. Objects can be
+    changed in place, so each call measures the newest ones and a few older ones in turn again, and the whole list if
+    one of them has another size. Not safe for threads: the worst that can happen is that a list is measured anew.
     """
 
     __slots__ = ("_known",)
@@ -792,7 +824,7 @@ class GrowingPrompts:
         self._known: dict[int, _Measured] = {}  # by the identity of the first message, which is kept alive
 
     def measure(self, messages: Any) -> tuple[int, int]:
-        """Return bytes and audio tokens, as ``measure`` does."""
+        """Return the size in bytes and the audio tokens, as the function ``measure`` does."""
         if type(messages) is not list or not _FEW <= len(messages) <= _MANY or type(messages[0]) in _NUMBERS:
             return measure(messages)
         known = self._known.get(id(messages[0]))
@@ -823,6 +855,7 @@ class _Measured:
         self.size = self.audio = 0
 
     def is_beginning_of(self, messages: list[Any]) -> bool:
+        """Return whether a list begins with the known messages, and none of those looked at has changed its size."""
         number = len(self._messages)
         if number > len(messages) or messages[number - 1] is not self._messages[-1]:
             return False
@@ -835,6 +868,7 @@ class _Measured:
         return all(messages[n] is self._messages[n] and measure([messages[n]]) == self._sizes[n] for n in looked_at)
 
     def grow(self, messages: list[Any]) -> None:
+        """Measure the messages beyond the known ones and add them."""
         for message in messages[len(self._messages) :]:
             size, audio = measure([message])
             self._messages.append(message)
@@ -843,7 +877,10 @@ class _Measured:
 
 
 def _other(item: Any, kind: type, pending: list[Any]) -> int:
-    """What is neither text nor a plain list or dict; what it holds is looked at next."""
+    """Return the bytes of a value that is neither a plain text, list nor dict.
+
+    What a container or an object holds is added to ``pending`` and measured later.
+    """
     if kind is bool or kind is int:
         return _NUMBER
     if kind is float:
@@ -866,8 +903,9 @@ def _other(item: Any, kind: type, pending: list[Any]) -> int:
 
 
 def _declaration(item: Any) -> int:
-    """A function given as a tool, a class given as a schema: the library writes the declaration from what is said
-    there.
+    """Return the estimated bytes of the declaration that a library writes from a function or a class.
+
+    A function is given as a tool, a class as a schema; the description and the annotations tell the size.
     """
     held: Any = getattr(item, "__annotations__", None)
     given: Any = getattr(item, "__doc__", None)
@@ -875,7 +913,10 @@ def _declaration(item: Any) -> int:
 
 
 def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
-    """Tokens, audio tokens, and whether the rest of the part is to be measured as well. None: no media."""
+    """Return the tokens and audio tokens of a part with media, and whether to measure the rest of the part as well.
+
+    None: the part holds no media.
+    """
     kind = item.get("type")
     if type(kind) is str:
         if kind in _IMAGES:
@@ -905,7 +946,7 @@ def _data_url(text: str) -> tuple[int, int]:
 
 
 def media_tokens(mime: str, length: int) -> tuple[int, int]:
-    """Tokens of so many bytes of a kind of media, and the audio tokens among them."""
+    """Return the tokens of ``length`` bytes of media, and how many of them are audio."""
     if mime.startswith("audio/") or mime in _SOUNDS:
         return length // _AUDIO_BYTES + 1, length // _AUDIO_BYTES + 1
     if mime.startswith("image/"):
@@ -944,16 +985,16 @@ _without_private: set[type] = set()  # classes known to keep nothing private
 
 
 def fields(value: Any) -> Any:
-    """Return something with ``get(name)`` that gives None for what is not there.
+    """Return something whose ``get(name)`` gives None for what is not there.
 
     Pydantic models keep their values in two plain dicts. Reading those takes a tenth of the time of ``getattr``, above
-    all for a missing field. The properties of another object are asked, one by one.
+    all for a missing field. From any other object, each property is read when it is asked for.
     """
     kind = type(value)
     if kind is dict:
         return value
     way = _ways.get(kind)
-    if way is _model:  # most of what is read, so without another call
+    if way is _model:  # most of what is read, so it is read here and saves a call
         try:
             extra = value.__pydantic_extra__
         except AttributeError:  # made without its constructor
@@ -964,7 +1005,7 @@ def fields(value: Any) -> Any:
 
 
 def _learn(kind: type) -> Callable[[Any], Any]:
-    """How objects of a class are asked: found out once, because answers are of few classes."""
+    """Find and remember how to read objects of a class; answers are of few classes."""
     way: Callable[[Any], Any]
     if issubclass(kind, _ATOMS):
         way = _empty
@@ -976,7 +1017,7 @@ def _learn(kind: type) -> Callable[[Any], Any]:
         way = _model
     else:
         way = AttributeReader
-    if len(_ways) >= _KINDS:  # so many classes are made on the fly, and none of them is worth keeping
+    if len(_ways) >= _KINDS:  # a program with so many classes makes them on the fly; none is worth keeping
         _ways.clear()
         _without_private.clear()
     _ways[kind] = way
@@ -994,11 +1035,11 @@ def _empty(_: Any) -> dict[str, Any]:
 
 
 def _model(value: Any) -> Any:
-    return fields(value)  # whose class is known by now
+    return fields(value)  # its class is known by now
 
 
 class AttributeReader:
-    """An object whose class may answer with code of its own, which may fail."""
+    """Reads attributes of an object whose class may run code of its own, which may fail."""
 
     __slots__ = ("_value",)
 
@@ -1013,9 +1054,9 @@ class AttributeReader:
 
 
 def private(value: Any, name: str) -> Any:
-    """A private attribute of a pydantic object, or a field of any other object."""
+    """Return a private attribute of a pydantic object, or a field of any other object; None when it is missing."""
     kind = type(value)
-    if kind in _without_private:  # a lookup that fails is slow
+    if kind in _without_private:  # because a lookup that fails is slow
         return None
     if _ways.get(kind) is not _model:
         return fields(value).get(name)
@@ -1027,7 +1068,10 @@ def private(value: Any, name: str) -> Any:
 
 
 def attributes(value: Any) -> dict[Any, Any]:
-    """What an object holds, without running any code of its own: for walking through arguments that are not ours."""
+    """Return what an object holds, by name, without running any of its code.
+
+    Safe for walking through arguments of the host program.
+    """
     kind = type(value)
     if kind is dict:
         return value  # type: ignore[no-any-return]
@@ -1061,6 +1105,9 @@ def _slots(value: Any) -> dict[Any, Any]:
 
 
 def items(value: Any) -> Any:
-    """A list or tuple as it is, anything else as an empty one; by its real class, which a mock cannot fake."""
+    """Return a list or tuple as it is, and an empty tuple for anything else.
+
+    The real class decides, which a mock cannot fake.
+    """
     kind = type(value)
     return value if kind is list or kind is tuple or issubclass(kind, (list, tuple)) else ()
