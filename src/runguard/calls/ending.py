@@ -33,12 +33,15 @@ _SOONEST_S: Final = 0.02
 
 
 def error_of(end: Trip | Ended) -> RunGuardError:
-    """What is raised where no text can end a run, such as with structured output."""
+    """Return the error to raise where no text can end a run, such as with structured output."""
     return RunStoppedError.of(end) if isinstance(end, Trip) else TerminatedError(end.reason)
 
 
 def fitting(condition: object, framework: str, *, has_hand_offs: bool) -> TerminationCondition | None:
-    """The condition, if the framework can show what it looks for. Else it would never fire, and is rejected."""
+    """Return the condition, checked; None for None.
+
+    Raise ``PolicyError`` for a condition that looks for what the framework never shows: it would never fire.
+    """
     if condition is None:
         return None
     found = checked(condition)
@@ -126,7 +129,7 @@ class RunCondition:
         return Ended(self._condition.reason or "", self._name) if self._condition.terminated else None
 
     async def ask(self) -> Ended | None:
-        """Pass on what has happened since the last time."""
+        """Show the condition what has happened since the last time. Return the end if it has fired."""
         with self._lock:
             events, self._events = self._events, []
         if not self._condition.terminated and (events or self._condition.knows_early):
@@ -136,14 +139,14 @@ class RunCondition:
                 else:
                     with self._lock:
                         self._condition.check(events)
-            except TerminatedError:  # by another task at the same time
+            except TerminatedError:  # another task has fired it at the same time
                 pass
             except Exception:  # a user's condition: its failure does not end the run
                 _log.exception("runguard.termination_failed: %s raised; it counts as not fired", self._name)
         return self.ended
 
     def look(self) -> Ended | None:
-        """What is known without an event: time, usage, signals."""
+        """Check what needs no event: time, usage and signals. Return the end if the condition has fired."""
         with self._lock:
             for leaf in self._condition.leaves():
                 if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
@@ -151,7 +154,7 @@ class RunCondition:
         return self.ended
 
     def listen(self, end: Callable[[], None]) -> Callable[[], None]:
-        """Call ``end`` when time or a signal ends the run. Returns how to stop listening."""
+        """Call ``end`` when time or a signal ends the run. Return a function that stops listening."""
         loop, timer, is_listening = asyncio.get_running_loop(), None, True
 
         def look() -> None:
@@ -203,7 +206,7 @@ class EndingConditions:
         return None
 
     def listen(self, end: Callable[[], None]) -> Callable[[], None]:
-        """Call ``end`` when time or a signal ends a run that the agent is part of."""
+        """Call ``end`` when time or a signal ends a run around the agent. Return a function that stops listening."""
         stops = [one.listen(end) for one in self.all]
 
         def stop() -> None:
@@ -213,7 +216,7 @@ class EndingConditions:
         return stop
 
     def answered(self, agent: str, usage: Usage, model: str, calls: "Sequence[ToolUse]", text: str) -> None:
-        """A model answered."""
+        """Count the usage of an answer for all conditions, and show its text and tool calls to the agent's own one."""
         for one in self.all:
             one.count(usage, model)
         if self._own is not None:
@@ -222,7 +225,7 @@ class EndingConditions:
             self._own.see(RunEvent(agent, _Content(parts), model_version=model))
 
     def executed(self, agent: str, calls: "Iterable[OpenCall]") -> None:
-        """Tools answered."""
+        """Show the answers of tools to the agent's own condition."""
         if self._own is not None:
             answers = [_FunctionResponse(call.use.id, call.use.tool, call.value) for call in calls]
             self._own.see(RunEvent(agent, _Content([_Part(function_response=answer) for answer in answers])))

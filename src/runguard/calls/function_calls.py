@@ -266,7 +266,7 @@ class Caller(Controls):
             raise RunStoppedError.of(trip)
 
     def log_problems(self, problems: tuple[str, ...]) -> None:
-        """Log each reason once why an answer was booked as an estimate."""
+        """Log why an answer was booked as an estimate, each reason once."""
         for problem in problems:
             if problem not in self._problems and len(self._problems) < _PROBLEMS_KEPT:
                 self._problems.add(problem)
@@ -358,7 +358,7 @@ def open_calls_now(
     job = open_calls(caller, stacked, is_inner, args, kwargs, no_loop=True)
     try:
         job.send(None)
-    except StopIteration as done:  # it had nothing to wait for
+    except StopIteration as done:  # nothing had to wait, so the first step was the whole coroutine
         return done.value  # type: ignore[no-any-return]
     return HELPERS.finish(lambda: job, lambda opened: release_all(opened[0]))
 
@@ -444,7 +444,7 @@ def _event(call: GuardedCall, at: float, owners: tuple[Charge, ...] | None = Non
     sized = (request.model, request.input_tokens or 0, request.audio_tokens, request.max_output_tokens)
     event = ModelCall(call.state.run.info.run, ROOT_LANE, caller.name, at, *sized)
     if owners is not None:
-        event.around = owners  # not a context variable: what has to wait goes on in another thread
+        event.around = owners  # not a context variable, because a call that waits continues in another thread
         if caller.settings.context:
             event.projected_tokens = request.input_tokens
             event.context_limit = caller.guard.context_limit(request.model)
@@ -452,7 +452,7 @@ def _event(call: GuardedCall, at: float, owners: tuple[Charge, ...] | None = Non
 
 
 async def _open_in_turn(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool) -> None:
-    """Open a call after those whose cost must be known first, or raise the error that says why not."""
+    """Open a call once it may run beside calls of unknown cost, or raise the error that says why not."""
     caller = call.caller
     no_wait = no_loop and asyncio._get_running_loop() is not None  # it blocks that loop, and the calls on it
     caller.take_place(call, no_loop, owners)
@@ -475,7 +475,7 @@ async def _open_in_turn(call: GuardedCall, owners: tuple[Charge, ...], no_loop: 
                 caller.give_back(call.ticket)
                 await _recover(call, error)
                 break
-            call.state = caller.state()  # its run has ended meanwhile: it belongs to the next one
+            call.state = caller.state()  # its run has ended meanwhile, so the call belongs to the next one
     if call.ticket is not None and call.charge is not None:
         call.ticket.charge = _WAITED_FOR[id(call.charge)] = call.charge
         call.ticket.known = caller.guard.faults.attempt("functions", caller.costs.least, call.request) or (0, 0)
@@ -715,7 +715,7 @@ def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
 
 
 def release(call: GuardedCall) -> None:
-    """Give back what a call holds that was allowed and then not made."""
+    """Release the reservations of a call that was allowed and then not made."""
     if call.over:
         return
     call.over = True
@@ -771,7 +771,7 @@ def _is_priced(call: GuardedCall) -> bool:
 
 
 def _report(call: GuardedCall, ok: bool | None) -> None:
-    """Tell the breaker how the call ended. None: it says nothing for or against the function."""
+    """Tell the breaker how the call ended. ``ok`` None: that says nothing for or against the function."""
     caller, guard = call.caller, call.caller.guard
     if ok is None and call.permit is not None:
         guard.breakers.release(caller.name, call.permit)
@@ -809,7 +809,7 @@ def _book(call: GuardedCall, charge: Charge, answer: Reading, result: Any, recei
         usage, guessed = Usage(request.input_tokens or 0, output, audio=request.audio_tokens), True
     nano = costs.of(answer, usage, result)
     has_rates = nano is None and isinstance(caller.guard.accounts.rates_of(charge, model), Rates)
-    if usage is None and has_rates and answer.problems:  # what it stated cannot be right
+    if usage is None and has_rates and answer.problems:  # the usage that it states cannot be right
         usage, guessed = Usage(output=expectations.typical(charge.model, request.max_output_tokens)), True
     is_priced = nano is not None or (usage is not None and has_rates)
     is_estimated = guessed and (nano is None or settings.in_tokens)
@@ -862,7 +862,7 @@ def _book_failure(
         guard.abandon(charge, received, streaming=streaming)
     else:
         nano = settings.fixed_cost if settings.fixed_cost is not None else caller.costs.highest[0]
-        # pieces came, so the provider has billed something
+        # Pieces came, so the provider has billed something.
         if not nano and streaming and size and settings.in_usd and settings.policy.on_unpriced == "refuse":
             _stop_unknown(call, "usd")
         guard.settle(charge, Usage(request.input_tokens or 0, received), nano=nano or None, estimated=True)
@@ -907,7 +907,7 @@ def _stop_unknown(call: GuardedCall, unit: str, model: str = "") -> None:
 
 def _with_input(usage: Usage, answer: Reading, request: Request) -> tuple[Usage, bool]:
     """Estimate the input of a usage that reports output alone. Return the usage, and whether it was estimated."""
-    if not answer.lacks_input or request.input_tokens == 0:  # the user's own counter says so too
+    if not answer.lacks_input or request.input_tokens == 0:  # 0: the user's own counter says so
         return usage, False
     return replace(usage, input=request.input_tokens or 0, audio=request.audio_tokens), True
 
@@ -915,7 +915,7 @@ def _with_input(usage: Usage, answer: Reading, request: Request) -> tuple[Usage,
 def _completed(one: Usage, last: Usage, most: int | None) -> Usage:
     """Return the usage of a request before the last one.
 
-    Where its input was not reported: the last prompt was the longest, and none of it need have been cached.
+    Where its input was not reported, take that of the last request, whose prompt was the longest, all of it uncached.
     """
     if one.input:
         return one

@@ -393,7 +393,7 @@ class Costs:
             self.highest = usd, most
             if usd is not None and most is not None:
                 self._seen += 1
-            # Calls that cost nothing say nothing about those that do.
+            # Free calls do not show what paid ones cost.
             is_enough = (
                 self._seen >= ENOUGH_SEEN
                 and (usd or not self._settings.in_usd)
@@ -471,7 +471,7 @@ class CallQueue:
             return ticket
 
     def give_back(self, ticket: Ticket) -> None:
-        """Start the next calls: this one has ended, or will not be made."""
+        """Remove a call that has ended or will not be made, and start the next ones."""
         with self._lock:
             self.running.pop(ticket, None)
             if ticket in self.waiting:

@@ -125,7 +125,7 @@ def guard_async(
     fn: None = None, /, **keywords: Unpack[FunctionSettings]
 ) -> Callable[[Callable[_P, _R]], GuardedFunction[_P, _R]]: ...
 def guard_async(fn: Callable[..., Any] | None = None, /, **keywords: Unpack[FunctionSettings]) -> Any:
-    """``guard`` for a coroutine function, or one that returns an async iterator."""
+    """Guard a coroutine function, or one that returns an async iterator, as ``guard`` does for other functions."""
     return _wrapped(fn, {**keywords}, _guard_async)
 
 
@@ -223,7 +223,7 @@ def run(
 
 
 def _history(fn: Callable[..., Any]) -> Callable[[], Any] | None:
-    """The history of a google-genai chat, None for other functions.
+    """Return the method that gives the history of a google-genai chat, or None for other functions.
 
     A chat that calls functions asks again by itself, and only its history says how often.
     """
@@ -345,7 +345,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
 
 
 def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Callable[..., Any]:
-    """An async generator does nothing before its first piece, so the call is opened then."""
+    """Guard a function that returns an async generator. Open each call at the first piece: nothing is sent before."""
     caller.is_lazy = True
 
     def streaming(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:

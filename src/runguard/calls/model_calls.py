@@ -73,7 +73,7 @@ class ModelRequest:
         counts: object = None,
         others: Sequence[str] = (),
     ) -> "ModelRequest":
-        """``prompt``: messages, instructions and tool declarations, as plain data or objects.
+        """Describe a request by the size of its prompt: messages, instructions and tool declarations, data or objects.
 
         ``around``: bytes beside them, such as what separates messages in the request. ``hidden``: tokens that the
         provider adds by itself, such as a conversation that it stores. ``others``: the models that a fallback may
@@ -90,7 +90,7 @@ _warned: Final[deque[Any]] = deque(maxlen=64)  # counters whose failure is in th
 
 
 async def count_tokens(counter: Callable[..., Any], request: Any) -> int | None:
-    """Call the user's own counter, sync or async. When it fails, the request is estimated and a warning logged once.
+    """Return what the user's own counter says, sync or async; None when it fails, which is logged once.
 
     0 is a failure too: every request has tokens, and a call that reserves nothing for its prompt overspends.
     """
@@ -125,7 +125,7 @@ class Permission:
         self.last_after: Trip | None = None  # the stop after which this is the last call: it must have no tools
 
     def add(self, layer: Layer, event: ModelCall) -> None:
-        """The guard of ``layer`` lets the call through."""
+        """Add a layer whose guard lets the call through, and the event with its charge."""
         self._charged.append((layer, event))
 
     @property
@@ -158,10 +158,7 @@ class Permission:
         return self._run.ending.ended if trip is None or trip is self.last_after else trip
 
     def _heed(self, end: Callable[[], None]) -> Callable[[], None] | None:
-        """From now on the kill switch, or a condition that time or a signal has met, calls ``end``.
-
-        Returns what ``_ignore`` needs.
-        """
+        """Let the kill switch, and conditions on time and signals, call ``end``. Return what ``_ignore`` needs."""
         for layer, _ in self._charged:
             layer.run.in_flight.add(end)
         ending = self._run.ending
@@ -178,7 +175,7 @@ class Permission:
 
     @contextmanager
     def being_made(self) -> Iterator[None]:
-        """Guards inside the model call that have the same store do not book it again."""
+        """Mark this block as the model call, so that guards inside it that share the store do not book it again."""
         token = OWNERS.set((*OWNERS.get(), *self.charges))
         try:
             yield
@@ -197,7 +194,7 @@ class Permission:
 
     @contextmanager
     def in_flight(self) -> Iterator[None]:
-        """``during`` for an adapter that does not await the call itself. Enter it in the task that makes the call."""
+        """Do what ``during`` does, as a block for the task that makes the call."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         is_cut = is_over = False
 
@@ -220,12 +217,12 @@ class Permission:
         finally:
             is_over = True
             self._ignore(end, silence)
-            # Another cancellation counts too: then the task ends, whatever the guard says.
+            # A cancellation by somebody else wins: then the task ends, whatever the guard says.
             if is_cut and task is not None and task.uncancel() == 0 and is_ours:
                 self.interrupted = self.stopped
 
     async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
-        """The pieces of a streamed answer.
+        """Yield the pieces of a streamed answer.
 
         The kill switch ends the wait for a piece: then ``interrupted`` holds the trip, and the stream is over.
         """
@@ -264,7 +261,7 @@ class Permission:
                 await close()
 
     def pieces_now(self, stream: Iterable[_T]) -> Iterator[_T]:
-        """The pieces of a streamed answer, for synchronous callers."""
+        """Yield the pieces of a streamed answer to a synchronous caller. The kill switch cannot end the wait for one."""
         pieces = iter(stream)
         while True:
             with self.being_made():
@@ -275,7 +272,7 @@ class Permission:
             yield piece
 
     def read(self, settle: Callable[["Permission", Any], None], response: Any) -> None:
-        """Let the adapter read the answer and settle. A fault there books an estimate, and the answer is kept."""
+        """Let the adapter read the answer and settle. When that fails, book an estimate: the answer is kept."""
         try:
             settle(self, response)
         except Exception as error:
@@ -283,7 +280,10 @@ class Permission:
             self.fail(None)
 
     def changed(self, change: Callable[["Permission", _T], _T], request: _T) -> _T:
-        """The request with this permission's notice and output limit. A fault there leaves the request as it is."""
+        """Return the request with this permission's notice, output limit and model, by the adapter's ``change``.
+
+        A fault in ``change`` leaves the request as it is.
+        """
         if not self.notice and self.max_output_tokens is None and not self.model:
             return request
         try:
@@ -295,7 +295,10 @@ class Permission:
     def settle(
         self, usage: Usage | None, *, model: str = "", calls: Sequence[ToolUse] = (), text: str = "", size: int = 0
     ) -> None:
-        """The model answered. ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate."""
+        """Book the usage of a call that the model answered, and show the rules its text and tool calls.
+
+        ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate.
+        """
         if self._close():
             return
         usage = checked_usage(usage)
@@ -311,7 +314,10 @@ class Permission:
             self._run.guard.faults.attempt("adapter", self._run.ending.answered, *at, calls, text)
 
     def fail(self, error: BaseException | None, streamed: int = 0, *, streaming: bool = False) -> None:
-        """The call raised, was cancelled, or its stream was cut after ``streamed`` bytes: booked as an estimate."""
+        """Book an estimate for a call that raised, was cancelled, or whose stream was cut after ``streamed`` bytes.
+
+        Nothing is booked where ``error`` shows that the provider has billed nothing.
+        """
         if self._close():
             return
         if isinstance(error, Exception):
@@ -321,7 +327,7 @@ class Permission:
                 layer.guard.faults.attempt("adapter", _abandon, layer, event, error, streamed, streaming)
 
     def correct(self, usage: Usage | None, *, model: str = "") -> None:
-        """Book what a call has really taken, in place of the estimate. None: its provider billed nothing."""
+        """Book the reported usage of a call in place of the estimate. None: its provider billed nothing."""
         usage = checked_usage(usage)
         for layer, event in self._charged:
             if event.charge is None:
@@ -332,7 +338,7 @@ class Permission:
                 layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, 0)
 
     def release(self) -> None:
-        """The call was not made."""
+        """Release the reservations of a call that was not made."""
         if self._close():
             return
         for layer, event in self._charged:
@@ -349,9 +355,9 @@ class Permission:
 
 
 def dearest(guard: Guard, request: ModelRequest) -> str:
-    """Return the model that the request costs most with, of those that may answer.
+    """Return the most expensive of the models that may answer a request.
 
-    One without a price counts most where the policy refuses it, and least where it does not.
+    A model without a price ranks highest where the policy refuses it, and lowest where it does not.
     """
     most, found = -2, request.model
     for model in (request.model, *request.others) if request.others else ():
@@ -368,7 +374,7 @@ def dearest(guard: Guard, request: ModelRequest) -> str:
     return found
 
 
-Reply = Permission | Trip | Ended  # to the question for a model call
+Reply = Permission | Trip | Ended  # of ``AgentRun.ask``
 
 
 def _book(layer: Layer, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
@@ -377,7 +383,7 @@ def _book(layer: Layer, event: ModelCall, usage: Usage | None, model: str, size:
 
 
 def _completed(usage: Usage | None, input_tokens: int, size: int) -> tuple[Usage, bool]:
-    """The usage with an estimate of what was not reported, and whether there is one."""
+    """Return the usage with estimates for what was not reported, and whether there are any."""
     if usage is None:
         return Usage(input_tokens, tokens_in(size)), True
     return (usage, False) if usage.input else (replace(usage, input=input_tokens), True)
@@ -401,7 +407,7 @@ def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, stream
 
 
 def cheaper_request(run: "AgentRun", request: ModelRequest, *, no_loop: bool) -> ModelRequest:
-    """The request, to a cheaper model where a threshold of the run's own guard says so."""
+    """Return the request, changed to a cheaper model where a threshold of the run's own guard says so."""
     chosen: Any = run.guard.faults.attempt("adapter", _choose, run, request, no_loop)
     if chosen is None or not chosen.instead_of:
         return request
@@ -421,9 +427,10 @@ def _choose(run: "AgentRun", request: ModelRequest, no_loop: bool) -> ModelCall 
 async def last_permission(
     run: "AgentRun", request: ModelRequest, trip: Trip, task: "asyncio.Task[Any] | None"
 ) -> Permission | None:
-    """Permission for the last call of a run that was stopped. None: the run ends with the stop.
+    """Return the permission for the last call of a run that was stopped, or None: then the run ends with the stop.
 
-    Runs around this one have not allowed the call, and an error in place of the stop would hide the answer.
+    None inside other runs, which have not allowed the call, and for ``on_stop="raise"``, whose error would hide the
+    answer.
     """
     if len(run.layers) != 1:  # none: the run could not be started
         return None

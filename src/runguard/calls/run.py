@@ -81,8 +81,9 @@ class AgentRun:
         refused: Trip | None = None,
         ending: EndingConditions | None = None,
     ) -> None:
-        """``opened``: the layers whose lanes end with this agent. ``home``: who ends the run of the last layer.
+        """Set up an agent in these layers; ``start``, ``join`` and ``beside`` do so for adapters.
 
+        ``opened``: the layers whose lanes end with this agent. ``home``: who ends the run of the last layer.
         ``refused``: the guard could not begin the run, and its settings say that then no call is made.
         """
         self.guard, self.layers, self.agent, self.depth = guard, layers, agent, depth
@@ -117,7 +118,7 @@ class AgentRun:
         begins here. ``keys``: a run that was paused under one of them cannot be resumed any more. ``around``:
         an agent of another guard that hands over to this one. ``within``: a block of the adapter's own, where
         no ``runguard.run()`` is around. ``ending``: the conditions of another agent of the same turn. ``run``:
-        go on with it; ``resume`` gives it.
+        the run to continue, which ``resume`` gives.
 
         A run that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per
         user or session that is not named raises ``PolicyError``.
@@ -172,8 +173,9 @@ class AgentRun:
         within: RunContext | None = None,
         **whom: Any,
     ) -> "AgentRun":
-        """Go on with the run that ``pause`` has kept under one of these keys for the same user, here or on another
-        worker of the store. Where there is none, begin a run.
+        """Continue the run that ``pause`` has kept under one of these keys for the same user, or else begin one.
+
+        The run may have paused on another worker of the store.
         """
         run = None
         known = {layer.guard for layer in (*current_place().layers, *(around.layers if around is not None else ()))}
@@ -193,13 +195,16 @@ class AgentRun:
 
     @classmethod
     def resume_now(cls, guard: Guard, agent: str, keys: Sequence[str], **more: Any) -> "AgentRun":
-        """``resume`` for callers without an event loop."""
+        """Do what ``resume`` does, for callers without an event loop."""
         make = partial(cls.resume, guard, agent, keys, **more)
         return drive(make, guard.shares_store, lambda lost: lost.end())
 
     @classmethod
     def join(cls, agent: str, handled: Collection[Guard]) -> "AgentRun | None":
-        """A part of the runs around this code, without those of guards that are ``handled`` elsewhere; or None."""
+        """Return an agent that is part of the runs around this code, or None where there are none.
+
+        ``handled``: guards whose runs are left out, because the adapter takes care of them elsewhere.
+        """
         place = current_place()
         outer = [layer for layer in place.layers if layer.guard not in handled]
         if not outer:
@@ -209,7 +214,7 @@ class AgentRun:
         return cls(layers, agent, place.depth, guard=outer[-1].guard, opened=layers, ending=ending)
 
     def beside(self, agent: str, name: str) -> "AgentRun":
-        """Another agent at work in the same run, in a lane of its own. End it before the run ends."""
+        """Return another agent in the same run, with a lane of its own. End it before the run ends."""
         layers = tuple(layer._replace(lane=f"{layer.lane}/{name}") for layer in self.layers)
         for (guard, run, lane), (_, _, parent) in zip(layers, self.layers, strict=True):
             guard.open_lane(run, lane, parent, concurrent=True)
@@ -244,7 +249,7 @@ class AgentRun:
         return None
 
     def enter(self) -> Trip | None:
-        """The agent begins to work. A trip: it is nested too deep or was started too often."""
+        """Report that the agent begins to work. Return the trip if it is nested too deep or was started too often."""
         for layer in self.layers:
             decision = self._decide(layer, layer.guard.check, partial(AgentEntered, depth=self.depth))
             if (trip := self.stop_of(decision)) is not None:
@@ -252,7 +257,10 @@ class AgentRun:
         return self._refused
 
     def hand_off(self, target: str) -> Trip | None:
-        """The agent passes the conversation to another one, which goes on in the same lane."""
+        """Report that the agent passes the conversation to ``target``, which continues in the same lane.
+
+        Return the trip if that stops the run. Calls from now on belong to ``target``.
+        """
         trip = None
         for layer in self.layers:
             trip = trip or self.stop_of(self._decide(layer, layer.guard.check, partial(HandOff, target=target)))
@@ -263,14 +271,14 @@ class AgentRun:
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     async def ask(self, read: Callable[[], ModelRequest]) -> Reply:
-        """Ask for one model call. Waits while calls in flight hold the rest of a budget.
+        """Ask for one model call. Wait while calls in flight hold the rest of a budget.
 
         ``read`` describes the request. A request that it cannot read is refused where it would get past a budget.
         """
         return await self._ask(read, asyncio.current_task())
 
     def ask_now(self, read: Callable[[], ModelRequest]) -> Reply:
-        """``ask`` for callers without an event loop."""
+        """Do what ``ask`` does, for callers without an event loop."""
         make = partial(self._ask, read, None)
         return drive_layers(
             self.layers, self.ending, make, lambda lost: lost.release() if isinstance(lost, Permission) else None
@@ -317,7 +325,7 @@ class AgentRun:
         return permission
 
     def _learned(self, request: ModelRequest) -> ModelRequest:
-        """The request with at least the size that its provider has reported for what it repeats of the last one."""
+        """Return the request with its sizes raised by as much as the last one of the agent was underestimated."""
         last, reported = self._sizes.get(self.agent, (request, 0))
         known_now = max(request.hidden - last.hidden, 0)  # what the adapter has learned by itself since then
         reported -= known_now
@@ -335,7 +343,7 @@ class AgentRun:
             self._sizes[self.agent] = request, usage.input
 
     async def _last(self, request: ModelRequest, trip: Trip, task: "asyncio.Task[Any] | None") -> Permission | Trip:
-        """The permission for the last answer of a run that ``trip`` has stopped, or the trip."""
+        """Return the permission for the last answer of a run that ``trip`` has stopped, or the trip without one."""
         try:
             return await last_permission(self, request, trip, task) or trip
         except Exception as error:
@@ -347,7 +355,7 @@ class AgentRun:
     ) -> Decision:
         """Ask the guard of one layer. ``owners``: the charges around the call, so that one store holds it once."""
         guard, event = layer.guard, self.model_call(layer, request, no_loop=permission.task is None)
-        # an argument and not a context variable: what has to wait goes on in another thread
+        # An argument and not a context variable, because a call that waits continues in another thread.
         event.around = (*owners, *permission.charges)
         with self._lock:
             decision = guard.check(event)
@@ -382,7 +390,7 @@ class AgentRun:
         return event
 
     def _report_answers(self) -> list[str]:
-        """Show the rules the answers since the last model call. Returns notices for the model."""
+        """Show the rules the answers since the last model call. Return notices for the model."""
         with self._lock:
             calls = self.tools.take_answered()
             if not calls:
@@ -398,9 +406,9 @@ class AgentRun:
             return notices
 
     def replay(self, answers: Sequence[tuple[ToolUse, object, Outcome | None]]) -> None:
-        """Take in a model call that another worker of the store has made and billed, and what its tools answered.
+        """Count a model call that another worker has made and billed, and show the rules what its tools answered.
 
-        It counts for the limits on calls, and the rules see it.
+        It counts for the limits on calls, but is not booked again.
         """
         self.guard.faults.attempt("adapter", self._report_answers)
         for layer in self.layers:
@@ -413,15 +421,15 @@ class AgentRun:
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """The agent has finished. Safe to call twice."""
+        """End the work of the agent, and its run if nobody else shares that. Safe to call twice."""
         if self._close():
             end_layers(self._opened, self._home)
 
     def pause(self, keys: Sequence[str], *, waits: bool = True) -> None:
-        """The agent has stopped to wait for an answer from outside, such as a human's approval.
+        """Pause the run until an answer comes from outside, such as a human's approval.
 
-        Its run is kept with everything that it has used and seen: ``resume`` goes on with it, by any of these keys. A
-        key is one that only this user can give, or that nobody else's pause has. ``waits=False``: it may also be over.
+        It is kept with everything that it has used and seen: ``resume`` continues it by any of these keys. A key is one
+        that only this user can give, or that nobody else's pause has. ``waits=False``: the run may also be over.
         """
         if self._close():
             if self._home is not None:
@@ -430,7 +438,7 @@ class AgentRun:
             end_layers(self._opened, self._home)
 
     def _close(self) -> bool:
-        """Report what is left. False: this has happened before."""
+        """Report the answers that no model call has reported. Return False if the agent has ended before."""
         with self._lock:
             if self._ended:
                 return False
@@ -445,7 +453,7 @@ class AgentRun:
         return self.tools.has_calls
 
     def fault(self, error: Exception) -> None:
-        """A fault of the adapter. Where the settings say so, it stops the run."""
+        """Record a fault of the adapter. Where the settings say so, it stops the run."""
         self.guard.fault("adapter", error, self.id, self.agent)
 
     def stop_of(self, decision: Decision) -> Trip | None:
@@ -462,7 +470,7 @@ class AgentRun:
             return ALLOW if trip is None else Decision(Action.STOP, None, trip)
 
 
-# ---- The run that an agent began, or goes on with.
+# ---- The run that an agent has begun or continues.
 
 
 class Spent(NamedTuple):
@@ -485,14 +493,17 @@ class Home:
     __slots__ = ("begins", "block", "guard", "keys", "run", "waits")
 
     def __init__(self, guard: Guard, run: Run, block: RunContext | None, *, begins: bool) -> None:
-        """``begins``: the run begins or goes on with this agent. Else an agent before it has begun it in the block."""
+        """``begins``: the run begins or continues with this agent. False: an agent before it in the block has begun it."""
         self.guard, self.run, self.block, self.begins = guard, run, block, begins
         self.keys: tuple[str, ...] = ()  # keep the run under these, instead of ending it
         self.waits = False
 
     @classmethod
     def of(cls, guard: Guard, block: RunContext | None, keys: Sequence[str], run: Run | None, whom: Any) -> "Home":
-        """``keys``: a new run begins under them. ``run``: one that goes on."""
+        """Return the home of an agent, in ``block`` while that is open, and else in a run of its own.
+
+        ``run``: the run to continue. None: a new run begins, and paused runs under ``keys`` cannot be resumed any more.
+        """
         if block is not None:
             with block.lock:
                 if not block.ended:
@@ -510,12 +521,12 @@ class Home:
             is_free = not block.agents and block.id not in guard.runs
             run = run or _begin(guard, block.id if is_free else secrets.token_hex(8), keys, whom)
             state = block.agents[guard] = AgentsState(run)
-        state.keys = ()  # it goes on
+        state.keys = ()  # the run is at work again: its end is no pause
         block.bill(guard, state.run)
         return cls(guard, state.run, block, begins=begins)
 
     def layer(self, agent: str) -> Layer:
-        """The place of an agent in the run. Each agent of a block but the first has a lane of its own."""
+        """Return the layer of an agent in the run. Each agent of a block but the first has a lane of its own."""
         number = next(self.block.agents[self.guard].lanes) if self.block is not None else 1
         if number == 1:
             return Layer(self.guard, self.run, ROOT_LANE)
@@ -524,7 +535,7 @@ class Home:
         return Layer(self.guard, self.run, key)
 
     def end(self) -> None:
-        """The agent has finished, or pauses. The last one that shares the run ends it."""
+        """Leave the run. The last agent that shares it ends it or keeps it under ``keys``; a block does so when it ends."""
         guard, run = self.guard, self.run
         if self.block is not None:
             state = self.block.agents.get(guard)
@@ -552,7 +563,7 @@ def _blocks(within: RunContext | None) -> list[RunContext]:
 
 
 def _limits_of(blocks: Sequence[RunContext], known: Collection[Guard]) -> list[Layer]:
-    """The limits that blocks of ``runguard.run()`` put on everything inside them, the outermost first."""
+    """Return the layers of the limits that blocks of ``runguard.run()`` put on everything inside, outermost first."""
     callers = [block.caller for block in reversed(blocks) if block.caller is not None and not block.caller.is_off]
     return [Layer(one.guard, one.state().run, ROOT_LANE) for one in callers if one.guard not in known]
 

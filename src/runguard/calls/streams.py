@@ -29,7 +29,7 @@ def _reads_rest(name: str) -> bool:
 
 
 def fault_in(calls: list[GuardedCall], error: Exception) -> None:
-    """Count an internal error in a stream that goes on."""
+    """Count an internal error in a stream that continues."""
     for call in calls:
         call.caller.guard.fault("stream", error, call.state.run.info.run)
 

@@ -51,7 +51,7 @@ class RunContext:
         self._billed: list[tuple[Guard, Run]] = []
 
     def bill(self, guard: Guard, run: Run) -> None:
-        """Put a run on the bill of this block. Calls inside a call that is on it are there already."""
+        """Add a run to the bill of this block, unless an open call is around, whose run is on the bill already."""
         is_inside = any(not (charge.over or charge.is_tool) for charge in OWNERS.get())
         if not is_inside and all(known is not run for _, known in self._billed):
             self._billed.append((guard, run))
@@ -106,7 +106,7 @@ class Kept(Protocol):
     """What an adapter keeps for a block of ``runguard.run()``."""
 
     def end(self) -> None:
-        """End what is kept: the block ends."""
+        """End what is kept, because the block ends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -160,7 +160,7 @@ class _Helper:
         self.thread = start_thread("runguard-waiting", self._work)
 
     def _work(self) -> None:
-        self.loop.run_forever()  # which a SystemExit in a job ends: then it is run again
+        self.loop.run_forever()  # a SystemExit in a job ends it, so it is run again
         self.loop.close()
 
     def retire(self) -> None:
@@ -187,7 +187,7 @@ class _Helpers:
         except BaseException:
             is_done = future.done()
             if not future.cancel() and not future.cancelled() and future.exception() is None:
-                lost(future.result())  # interrupted in the moment in which it came
+                lost(future.result())  # the result came at the moment of the interruption
             self._give_back(helper, is_done=is_done)
             raise
         self._give_back(helper, is_done=True)

@@ -40,7 +40,7 @@ def carry(*variables: ContextVar[Any]) -> None:
 
 
 def _here() -> _Values | None:
-    """What is around this code; None where no run is, which is the common case."""
+    """Return the values of the carried variables, or None where no run is around, which is the common case."""
     variables, defaults = _carried
     values = tuple([variable.get() for variable in variables])
     return None if values == defaults else values

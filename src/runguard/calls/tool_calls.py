@@ -56,12 +56,12 @@ _readers: Final[list[Callable[[], Place | None]]] = []
 
 
 def register(reader: Callable[[], Place | None]) -> None:
-    """Add a function that says in which tool call of another framework the current code runs."""
+    """Register a function that says in which tool call of another framework the current code runs."""
     _readers.append(reader)
 
 
 def current_place() -> Place:
-    """The tool calls around this code, or ``OUTERMOST``. A run that has ended is around nothing."""
+    """Return the place inside the tool calls around this code, or ``OUTERMOST``. Runs that have ended do not count."""
     own = SURROUNDINGS.get().place
     places = [own] if isinstance(own, Place) else []
     places += [place for reader in _readers if (place := reader()) is not None]
@@ -98,7 +98,7 @@ class InsideTool:
 
 
 def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
-    """A lane for an agent that a tool call of this layer has started."""
+    """Return the layer, with a lane of its own, of an agent that a tool call of this layer has started."""
     guard, run, lane = layer
     key = f"{lane}/{place.call}"
     if key not in run.lanes:
@@ -107,7 +107,7 @@ def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
 
 
 def notice_kept(layer: Layer) -> str:
-    """A nudge of a threshold, kept for the next request."""
+    """Return and forget the nudge of a threshold that waits for the next request; "" without one."""
     lane = layer.run.lanes.get(layer.lane)
     if lane is None or not lane.notice:
         return ""
@@ -149,11 +149,11 @@ class OpenCall:
         self.value, self.outcome, self.is_over = as_data(value), outcome, True
 
     def refuse(self) -> None:
-        """The tool was not executed."""
+        """Mark the call as over and not executed."""
         self.outcome, self.is_over = Outcome.REFUSED, True
 
     def answer_in(self, layer: Layer) -> Answer | None:
-        """The answer as one layer sees it. None: the layer was not asked about the call."""
+        """Return the answer as one layer sees it, or None if the layer was not asked about the call."""
         for seen, fingerprint, once in self.seen:
             if seen is layer:
                 use = self.use
@@ -162,7 +162,10 @@ class OpenCall:
 
 
 def left_out(layers: Sequence[Layer], use: ToolUse, value: object) -> str | None:
-    """The note in place of an answer beyond ``max_tool_result_chars``. ``guard.after`` reports it with the others."""
+    """Return the note that replaces an answer beyond ``max_tool_result_chars``, or None for a shorter one.
+
+    ``guard.after`` reports the long answer later, with the others of its batch.
+    """
     for guard, _, _ in layers:
         limit, rule = guard.policy.max_tool_result_chars, guard.tools.rule(use.tool)
         if not limit or guard.policy.mode != "enforce" or (rule is not None and rule.exempt):
@@ -174,7 +177,7 @@ def left_out(layers: Sequence[Layer], use: ToolUse, value: object) -> str | None
 
 
 def as_data(value: object) -> object:
-    """Frameworks pass tool answers on as text. Text that is JSON becomes data again, within bounds."""
+    """Turn text that is JSON back into data, within bounds. Frameworks pass tool answers on as text."""
     if type(value) is str and value.lstrip()[:1] in ("{", "["):
         return arguments(value)
     return value
@@ -197,7 +200,7 @@ class RunTools:
         self._batch = ""
 
     def asked_for(self, calls: Sequence[ToolUse]) -> None:
-        """The tool calls of the newest model response: one batch, however many there are."""
+        """Begin a batch with all tool calls of the newest model response."""
         with self.lock:
             self._batch = str(next(batches))
             self._open = {use.id: OpenCall(use, self._batch) for use in calls}
@@ -224,18 +227,18 @@ class RunTools:
             return {name: (call.use, bool(call.seen)) for name, call in self._open.items() if not call.is_over}
 
     def take_answered(self) -> list[OpenCall]:
-        """The calls that have ended since the last model call. They are reported once; the others are forgotten."""
+        """Return the calls that have ended since the last model call, and forget all calls: each is reported once."""
         calls, self._open = [call for call in self._open.values() if call.is_over], {}
         return calls
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
     async def check(self, use: ToolUse) -> str | None:
-        """May this tool be executed? None, or what the model gets instead of an answer."""
+        """Ask every layer for a tool call. Return None to execute it, or what the model gets instead of an answer."""
         return await self._check(use, no_loop=False)
 
     def check_now(self, use: ToolUse) -> str | None:
-        """``check`` for callers without an event loop."""
+        """Do what ``check`` does, for callers without an event loop."""
         make = partial(self._check, use, no_loop=True)
         return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
 
@@ -272,7 +275,7 @@ class RunTools:
         return None
 
     def _not_executed(self, call: OpenCall) -> None:
-        """A call was refused or given up: no layer pays for it, and its side effect may be tried again."""
+        """Take back a call that was refused or abandoned: no layer pays, and its side effect may be tried again."""
         call.refuse()
         for guard, run, _ in self._layers:
             if run.bills is not None:
@@ -281,7 +284,7 @@ class RunTools:
             guard.faults.attempt("adapter", guard.tool_gate.give_up, run, event)
 
     def deferred(self, use: ToolUse) -> None:
-        """The tool was not executed: it waits for an approval, or something outside will answer.
+        """Take back a call that was not executed because it waits for an approval or for an answer from outside.
 
         It is checked again before it is executed. Until then it costs nothing, counts for no limit and is no answer.
         """
@@ -295,11 +298,11 @@ class RunTools:
         call.seen, call.passed, call.outcome, call.is_over = [], [], None, False
 
     def skipped(self, use: ToolUse) -> None:
-        """The tool was not executed: something else answered in its place, such as another guard."""
+        """Take back a call that was not executed because something else answered it, such as another guard."""
         self._guard.faults.attempt("adapter", lambda: self._not_executed(self._call(use)))
 
     def inside(self, use: ToolUse) -> InsideTool:
-        """The tool runs in this block. An agent that it starts joins this run."""
+        """Return the context manager in which the tool must run, so that agents that it starts join this run."""
         held = []
         for guard, run, _ in self._layers:
             if run.bills is not None and (charge := guard.tool_prices.charge_of(run, self._call(use).key)) is not None:
@@ -309,9 +312,9 @@ class RunTools:
     # ---- after a call -----------------------------------------------------------------------------------------------
 
     def answered(self, use: ToolUse, value: object, outcome: Outcome | None = None) -> str | None:
-        """The tool returned ``value``: data, or text that may be JSON. ``outcome``: how, where the framework says so.
+        """Record the answer of a tool, and pay for the call. Return the text that replaces an answer that is too large.
 
-        Returns what the model must see instead of an answer that is too large.
+        ``value``: data, or text that may be JSON. ``outcome``: how the call ended, where the framework says so.
         """
         self._guard.faults.attempt("adapter", self._answered, use, value, outcome)
         note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
@@ -331,7 +334,7 @@ class RunTools:
                     )
 
     def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None, *, executed: bool = True) -> None:
-        """The answer to a call that was never checked: the framework refused it, or shows tools only afterwards.
+        """Record the answer to a call that was never checked: the framework refused it, or shows tools only afterwards.
 
         ``outcome``: how it ended, where the framework says so. ``executed=False``: the tool has not run, so
         that it costs nothing. A call beyond a limit on tool calls stops the run: nothing else is left to refuse.
@@ -364,14 +367,14 @@ class RunTools:
                 guard.found(event, replace(finding, action=Action.STOP))
 
     def raised(self, use: ToolUse, error: BaseException) -> None:
-        """The tool raised. A failure opens its breaker for all runs; a cancelled call proves nothing."""
+        """Record an error of a tool. A failure counts for its breaker in all runs; a cancelled call proves nothing."""
         self._guard.faults.attempt("adapter", self._raised, use, error)
 
     def _raised(self, use: ToolUse, error: BaseException) -> None:
         call = self._call(use)
         if not isinstance(error, Exception):
             call.refuse()
-            for guard, run, _ in self._layers:  # it was executed, and its answer is not known
+            for guard, run, _ in self._layers:  # the tool has run, but how it ended is unknown
                 if run.bills is not None:
                     guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
             return
@@ -407,6 +410,9 @@ def drive_layers(
     make: Callable[[], Coroutine[Any, Any, _T]],
     lost: Callable[[_T], None],
 ) -> _T:
-    """Run what ``make`` gives to its end. ``lost`` takes a result that came after its caller was interrupted."""
+    """Run the coroutine that ``make`` makes to its end, and return its result.
+
+    ``lost`` takes a result that came after its caller was interrupted.
+    """
     waits = any(layer.guard.shares_store or inspect.iscoroutinefunction(layer.guard.policy.tokens) for layer in layers)
     return drive(make, waits or ending.needs_await, lost)
