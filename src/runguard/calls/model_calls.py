@@ -261,7 +261,7 @@ class Permission:
                 await close()
 
     def pieces_now(self, stream: Iterable[_T]) -> Iterator[_T]:
-        """Yield the pieces of a streamed answer to a synchronous caller. The kill switch cannot end the wait for one."""
+        """Yield the pieces of a streamed answer to a synchronous caller. The kill switch cannot end its waits."""
         pieces = iter(stream)
         while True:
             with self.being_made():

@@ -493,7 +493,7 @@ class Home:
     __slots__ = ("begins", "block", "guard", "keys", "run", "waits")
 
     def __init__(self, guard: Guard, run: Run, block: RunContext | None, *, begins: bool) -> None:
-        """``begins``: the run begins or continues with this agent. False: an agent before it in the block has begun it."""
+        """``begins``: the run begins or continues with this agent. Else an earlier agent of the block has begun it."""
         self.guard, self.run, self.block, self.begins = guard, run, block, begins
         self.keys: tuple[str, ...] = ()  # keep the run under these, instead of ending it
         self.waits = False
@@ -535,7 +535,7 @@ class Home:
         return Layer(self.guard, self.run, key)
 
     def end(self) -> None:
-        """Leave the run. The last agent that shares it ends it or keeps it under ``keys``; a block does so when it ends."""
+        """Leave the run. The last agent that shares it ends or keeps it; in a block, the end of the block does so."""
         guard, run = self.guard, self.run
         if self.block is not None:
             state = self.block.agents.get(guard)
