@@ -40,7 +40,7 @@ _LEAST_USD: Final = Decimal("1e-12")
 
 
 def _given_usd(value: Any) -> Decimal:
-    """Exact: 0.1 means 0.1, not the binary fraction nearest to it."""
+    """Return an exact amount: 0.1 means 0.1, not the binary fraction nearest to it."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str, Decimal)):
         raise ValueError(f"{value!r} is not a price; give USD per million tokens, such as 0.3")
     try:
@@ -142,7 +142,7 @@ class ModelLimits(SettingsModel):
 
 
 def rates_of(price: Price, source: str, *, estimated: bool = False) -> Rates:
-    """A user's price as rates; ``source`` says where it was given."""
+    """Return a user's price as rates. ``source`` says where the price was given."""
     return Rates(
         [_given_band(-1, price), *(_given_band(tier.above, tier) for tier in price.tiers)], source, estimated=estimated
     )
@@ -203,7 +203,7 @@ class PricedModel(NamedTuple):
     prices: tuple[DatedPrice, ...]
 
     def in_force(self, at: float) -> int:
-        """Which price is in force at a moment: the last one that applies, else the first."""
+        """Return the index of the price that is in force at a moment: the last one that applies, else the first."""
         return next((number for number in reversed(range(len(self.prices))) if self.prices[number].applies(at)), 0)
 
 
@@ -237,7 +237,7 @@ class PriceTable:
     __slots__ = ("date", "digest", "providers", "release", "source")
 
     def __init__(self, text: str, source: str = "") -> None:
-        """ValueError when the text is not a complete table."""
+        """Read a table. ValueError when the text is not a complete one."""
         head, _, body = text.partition("\n")
         header = json.loads(head)
         if not isinstance(header, dict) or header.get("format") != FORMAT:
@@ -258,7 +258,10 @@ class PriceTable:
         return next((provider for provider in self.providers if provider.id == provider_id), None)
 
     def is_newer_than(self, other: "PriceTable") -> bool:
-        """By the release of genai-prices, because an old release may be installed today. Then by date."""
+        """Return whether this table is newer, by its release of genai-prices and then by its date.
+
+        The release counts first, because an old release may be installed today.
+        """
         if _number(self.release) == _number(other.release):
             return self.date > other.date and self.digest != other.digest
         return _number(self.release) > _number(other.release)
@@ -273,7 +276,10 @@ def _number(release: str) -> tuple[int, ...]:
 
 
 def updated_path() -> Path:
-    """Where ``runguard prices --update`` writes its table: ``RUNGUARD_PRICES``, else the user's data folder."""
+    """Return the path of the table that ``runguard prices --update`` writes.
+
+    It is ``RUNGUARD_PRICES``, else a file in the user's data folder.
+    """
     if named := os.environ.get("RUNGUARD_PRICES"):
         return Path(named)
     folder = os.environ.get("XDG_DATA_HOME") or os.environ.get("LOCALAPPDATA")
@@ -281,7 +287,10 @@ def updated_path() -> Path:
 
 
 def updated_table() -> PriceTable | None:
-    """The table that ``runguard prices --update`` wrote; ValueError when it cannot be used."""
+    """Return the table that ``runguard prices --update`` wrote; None when there is none.
+
+    ValueError when the table cannot be used.
+    """
     try:
         path = updated_path()
         return PriceTable(path.read_text(encoding="utf-8"))
@@ -298,10 +307,10 @@ def packaged_table() -> PriceTable:
 
 @cache
 def current_table() -> PriceTable:
-    """Return the newest of three: the packaged table, the one that ``runguard prices --update`` wrote, and the prices
-    of the installed genai-prices.
+    """Return the newest price table that this process can use.
 
-    A process keeps the table that it first loaded.
+    There are three: the packaged table, the one that ``runguard prices --update`` wrote, and the prices of the installed
+    genai-prices. A process keeps the table that it first loaded.
     """
     return off_loop(_newest_table)
 
@@ -310,9 +319,7 @@ def _newest_table() -> PriceTable:
     newest = newest_file()
     try:
         if _number(release()) > _number(newest.release):
-            return (
-                live_table()
-            )  # takes a quarter of a second, so an installed package that is not newer is not imported
+            return live_table()  # only here, because importing genai-prices takes a quarter of a second
     except ModuleNotFoundError:  # genai-prices is optional
         pass
     except Exception as error:  # another package's data, which may have any shape
@@ -366,7 +373,7 @@ _converted: "tuple[DataSnapshot, PriceTable] | None" = None
 
 
 def snapshot() -> "DataSnapshot":
-    """The prices that genai-prices uses now; ImportError when it is not installed.
+    """Return the prices that genai-prices uses now; ImportError when it is not installed.
 
     A program that runs genai-prices' own updater gets a new one from time to time.
     """
@@ -376,7 +383,7 @@ def snapshot() -> "DataSnapshot":
 
 
 def live_table() -> PriceTable:
-    """The prices that genai-prices uses now, converted once per snapshot."""
+    """Return the prices that genai-prices uses now as a table, converted once per snapshot."""
     if _converted is None or _converted[0] is not snapshot():
         return off_loop(_convert)
     return _converted[1]
@@ -392,7 +399,7 @@ def _convert() -> PriceTable:
 
 
 def release() -> str:
-    """The release of the installed genai-prices, without importing it; ImportError when it is not installed."""
+    """Return the release of the installed genai-prices without importing it; ImportError when it is not installed."""
     return version("genai-prices")
 
 
@@ -403,7 +410,7 @@ def installed_on() -> date:
 
 
 def table_text(prices: "DataSnapshot", day: date) -> str:
-    """A price table; the same prices and day give the same text."""
+    """Return the text of a price table. The same prices and day give the same text."""
     lines = [_line(_model(info)) for provider in prices.providers for info in provider.models]
     body = "\n".join(lines) + "\n"
     header = {
@@ -440,7 +447,10 @@ def _model(info: "ModelInfo") -> dict[str, Any]:
 
 
 def _clause(clause: Any) -> dict[str, Any]:
-    """A clause as the table writes it: text in lower case, because names are compared in lower case."""
+    """Return a clause as the table writes it, with text in lower case because names are compared in lower case.
+
+    ValueError for a kind of clause that RunGuard does not know.
+    """
     for kind in ("or", "and"):
         if (parts := getattr(clause, f"{kind}_", None)) is not None:
             return {kind: [_clause(part) for part in parts]}
@@ -470,14 +480,14 @@ def _constraint(constraint: Any) -> dict[str, Any]:
 
 
 def _utc_second(moment: time) -> float:
-    """Seconds since midnight, UTC; a time without a zone is UTC."""
+    """Return the seconds since midnight UTC. A time without a zone is UTC."""
     naive = timedelta(hours=moment.hour, minutes=moment.minute, seconds=moment.second, microseconds=moment.microsecond)
     seconds = ((naive - (moment.utcoffset() or timedelta())) % timedelta(days=1)).total_seconds()
     return int(seconds) if seconds == int(seconds) else seconds
 
 
 def _facts(prices: "ModelPrice") -> Iterator[tuple[str, Any]]:
-    """The prices that count here: those of tokens, and the fee per call."""
+    """Yield the prices that count here: those of tokens, and the fee per call."""
     for name, value in vars(prices).items():
         if value is None or not (name.endswith("_mtok") or name == "requests_kcount"):
             continue
@@ -509,9 +519,10 @@ _FIRST_NUMBER: Final = re.compile(r"\d+")
 
 @lru_cache(maxsize=256)  # a search looks at every entry, and every guard of a process asks for the same models
 def entry_of(table: PriceTable, model: str) -> tuple[PricedModel, bool] | None:
-    """The entry for a model, and whether it belongs to the provider that the id names (or names none).
+    """Return the entry for a model; None when the table does not know it.
 
-    Stricter than the lookup of genai-prices, which takes a name that merely begins like a model for that model.
+    The second value is True when the id names the entry's provider, or no provider. The search is stricter than that of
+    genai-prices, which takes a name that merely begins like a model for that model.
     """
     provider, name, named = split_id(model)
     seller = table.provider(provider)
@@ -535,7 +546,7 @@ def _fallbacks(seller: Provider, table: PriceTable) -> Iterator[Provider]:
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """A name as given, with a compact date written out, and without the release it is pinned to."""
+    """Return a name as given, with a compact date written out, and without the release it is pinned to."""
     return tuple(dict.fromkeys((name, _COMPACT_DATE.sub(r"-\1-\2-\3", name), _VERSION.sub("", name))))
 
 
@@ -544,7 +555,7 @@ def _find(provider: Provider, name: str, *, paths: bool = False) -> PricedModel 
 
 
 def _fits(clause: Clause, name: str) -> bool:
-    """Whether genai-prices' own rule accepts the name, which is in lower case as the table's texts are."""
+    """Return whether genai-prices' own rule accepts the name, which is in lower case as the table's texts are."""
     ((kind, value),) = clause.items()
     if kind == "equals":
         return bool(name == value)
@@ -562,7 +573,7 @@ def _fits(clause: Clause, name: str) -> bool:
 
 
 def _names_it(clause: Clause, name: str, paths: bool) -> bool:
-    """Whether a clause means exactly this model. ``paths``: a region or vendor may come before the name."""
+    """Return whether a clause means exactly this model. ``paths``: a region or vendor may come before the name."""
     ((kind, value),) = clause.items()
     if kind == "equals":
         return bool(name == value)
@@ -585,11 +596,11 @@ def _names_it(clause: Clause, name: str, paths: bool) -> bool:
 
 
 def is_release_of(name: str, rest: str) -> bool:
-    """Whether ``name + rest`` is the model ``name`` in some release, and no other model that merely begins alike."""
+    """Return whether ``name + rest`` is a release of the model ``name``, and not a model whose name begins alike."""
     if not rest:
         return True
     if name.startswith("ft:") or name.endswith(".ft-"):
-        return True  # a fine-tuned model carries the owner's words, and costs what its base costs tuned
+        return True  # the owner chose the rest of the name, which does not change the price
     if "live" in name:
         rest = rest.replace("-native-audio", "")
     before, after = _END_NUMBER.search(name), _FIRST_NUMBER.match(rest)
@@ -610,12 +621,12 @@ PricesSource = Literal["table", "genai-prices"]
 
 
 def preload(source: PricesSource = "table") -> None:
-    """Load the price list now, so that no run waits for it. Any number of times, from any thread."""
+    """Load the price list now, so that no run waits for it. Safe to call several times and from any thread."""
     price_list(source)
 
 
 def price_list(source: PricesSource) -> PriceTable | None:
-    """The price list; None when it is genai-prices and that is not installed."""
+    """Return the price list; None when the source is genai-prices and that is not installed."""
     if source == "table":
         return current_table()
     try:
@@ -625,12 +636,12 @@ def price_list(source: PricesSource) -> PriceTable | None:
 
 
 def missing_source(source: PricesSource) -> str | None:
-    """Why a price list cannot be used; None when it can."""
+    """Return the reason why a price list cannot be used; None when it can."""
     return MISSING if source == "genai-prices" and _is_missing("genai_prices") else None
 
 
 def listed_models(source: PricesSource = "table") -> list[str]:
-    """The ids of the makers whose models go by their bare names."""
+    """Return the ids of the listed models of Anthropic, Google and OpenAI, which go by their bare names."""
     table = price_list(source)
     return [
         entry.id
@@ -641,7 +652,7 @@ def listed_models(source: PricesSource = "table") -> list[str]:
 
 
 class ListedPrice:
-    """What the price list says about one model at any time. Each of its prices is worked out once."""
+    """The prices of one model in the price list. Each is converted to rates once."""
 
     __slots__ = ("_entry", "_estimated", "_model", "_rates", "_source")
 
@@ -701,7 +712,7 @@ def _rates_from(facts: Mapping[str, Any], model: str, source: str, *, estimated:
 
 
 def _at(price: Any, start: int) -> Decimal:
-    """A plain price, or the tier in force just above ``start`` input tokens."""
+    """Return a plain price, or the tier in force just above ``start`` input tokens."""
     if isinstance(price, str):
         return Decimal(price)
     base, *tiers = price
@@ -714,8 +725,8 @@ def _at(price: Any, start: int) -> Decimal:
 def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:
     """Return one band, and whether it had to fold kinds of tokens into one.
 
-    Pictures and video are not counted apart, so where they cost more than text all tokens of that direction cost as
-    much. Separate (cheaper) prices for reasoning are ignored for the same reason.
+    Pictures and video are not counted apart. Where they cost more than text, all tokens of that direction cost as much.
+    Separate (cheaper) prices for reasoning are ignored for the same reason.
     """
     plain = rates["input_mtok"]
     cached = rates.get("cache_read_mtok", plain)
@@ -776,8 +787,9 @@ class Pricing:
         self._known_limits: dict[str, tuple[int | None, int | None]] = {}
 
     def rates(self, model: str, at: float) -> Rates | Unpriced:
-        """What the model costs at a moment (unix seconds). Found once and kept until the price changes, which some
-        providers do by date and some by the hour.
+        """Return the rates of a model at a moment (unix seconds).
+
+        They are found once and kept until the price changes, which some providers do by date and some by the hour.
         """
         if self._source != "table":
             self._follow_updates()
@@ -798,7 +810,7 @@ class Pricing:
         return next((given.search for given in self._models.matches(model) if given.search is not None), None)
 
     def limits(self, model: str) -> tuple[int | None, int | None]:
-        """Context window and most output tokens; None: not known."""
+        """Return the context window and the most output tokens of a model; None where a limit is not known."""
         known = self._known_limits.get(model)
         if known is None:
             known = self._resolve_limits(model)
@@ -806,7 +818,7 @@ class Pricing:
         return known
 
     def _follow_updates(self) -> None:
-        """Forget everything when genai-prices has updated its prices."""
+        """Forget all rates and limits when genai-prices has updated its prices."""
         table = price_list(self._source)
         if table is not self._table:
             self._table = table
@@ -841,13 +853,13 @@ class Pricing:
 
 
 class _Book(Generic[_T]):
-    """What a user gave per model: by the id as it is, by the normalised id, by glob."""
+    """Values that a user gave per model: looked up by the id as it is, by the normalised id, by glob."""
 
     __slots__ = ("_exact", "_globs", "_normal")
 
     def __init__(self, given: Mapping[str, _T]) -> None:
         self._exact = dict(given)
-        # of two spellings of one model, the plain one counts for all others
+        # of two spellings of one model, the plain one is last and so applies to all others
         self._normal = {
             normalise(model): value
             for model, value in sorted(given.items(), key=lambda item: item[0] == normalise(item[0]))
@@ -855,7 +867,7 @@ class _Book(Generic[_T]):
         self._globs = [(pattern, value) for pattern, value in given.items() if any(sign in pattern for sign in "*?[")]
 
     def matches(self, model: str) -> Iterator[_T]:
-        """Everything that fits, best first."""
+        """Yield all values that fit the model, the best match first."""
         if model in self._exact:
             yield self._exact[model]
         normal = normalise(model)
@@ -870,7 +882,10 @@ _Dated = tuple[tuple[float, Rates], ...]
 
 
 def _dated(model: str, given: Price | Sequence[Price]) -> _Dated:
-    """Rates with the unix time at which they begin, the newest first."""
+    """Return rates with the unix time at which they begin, the newest first.
+
+    PolicyError when there is no price, or two begin on the same day.
+    """
     several = [given] if isinstance(given, Price) else list(given)
     if not several:
         raise PolicyError(f"prices.{model}: an empty list of prices; give at least one, or leave the model out")
@@ -885,7 +900,7 @@ def _dated(model: str, given: Price | Sequence[Price]) -> _Dated:
 
 
 class _Schedule:
-    """What one model costs at any time: by the user's prices that have begun, else by the list."""
+    """The prices of one model over time: the user's prices that have begun, else those of the list."""
 
     __slots__ = ("_daily", "_given", "_listed", "_moments")
 
@@ -905,7 +920,7 @@ class _Schedule:
         return self._listed if isinstance(self._listed, Unpriced) else self._listed.rates(at)
 
     def span(self, at: float) -> tuple[float, float]:
-        """From when and until when the price of this moment holds."""
+        """Return from when until when (unix seconds) the price of this moment holds."""
         after = bisect_right(self._moments, at)
         since = self._moments[after - 1] if after else -math.inf
         until = self._moments[after] if after < len(self._moments) else math.inf
@@ -918,12 +933,12 @@ class _Schedule:
 
 
 def _possible(at: float) -> float:
-    """A moment within the calendar, also when the clock is broken."""
+    """Return a moment within the calendar, because a broken clock is no reason to fail."""
     return min(max(at, 0.0), _LAST_SECOND) if at == at else 0.0
 
 
 def _keep(cache: dict[str, _T], model: str, value: _T) -> None:
-    """Bounded, oldest out first: made-up model names must not fill the memory."""
+    """Remember a value, and drop the oldest ones beyond the bound: made-up model names must not fill the memory."""
     if len(model) > _LONGEST_ID:
         return
     while len(cache) >= _CACHE_SIZE and model not in cache:
@@ -961,7 +976,10 @@ def prices_per_token(prices: Mapping[str, Price | Sequence[Price]], source: Pric
 
 
 def _lowest_usd(model: str, kind: str, source: PricesSource) -> tuple[Decimal, str] | None:
-    """The lowest price above zero in a model's family, and the words for the models that were compared."""
+    """Return the lowest price above zero in a model's family, and the words for the models that were compared.
+
+    A model of an unknown family is compared with all models. None: the price list has no price of this kind.
+    """
     table = price_list(source)
     by_family: dict[str, Decimal] = {}
     for provider in table.providers if table is not None else ():
@@ -1060,7 +1078,10 @@ _LONGEST_FIRST: Final = tuple(sorted(LIMITS, key=len, reverse=True))
 
 
 def limits_of(model: str) -> tuple[int | None, int | None]:
-    """Context window and most output tokens of a model, by its normalised id; None where the table has no answer."""
+    """Return the context window and the most output tokens of a model, by its normalised id.
+
+    None where the table has no answer.
+    """
     if model.startswith("claude-"):
         model = model.replace(".", "-")  # resellers write claude-sonnet-4.5
     for name in _LONGEST_FIRST:

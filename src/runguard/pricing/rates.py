@@ -42,7 +42,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Unpriced:
-    """There is no price for a model, and why."""
+    """Says that a model has no price, and why."""
 
     model: str
     reason: str
@@ -65,7 +65,7 @@ class Band(NamedTuple):
 
 
 class SearchPrice(NamedTuple):
-    """What a search on the model's side costs."""
+    """The price of searches on the model's side."""
 
     nano: int  # of one search, or of all searches of a call
     most: int  # searches of one call that are reserved for
@@ -79,7 +79,7 @@ NO_SEARCH_PRICE: Final = SearchPrice(0, 0, True)
 
 
 class Rates:
-    """What a model's tokens cost, and its searches.
+    """The prices of a model's tokens and searches.
 
     ``estimated``: not the list price of exactly these tokens, but never below it on purpose.
     """
@@ -99,7 +99,7 @@ class Rates:
         self.search = search
         self.source = source
         self.estimated = estimated
-        self._fee = fee  # per call, in nano-USD times a million, as the sums of tokens are
+        self._fee = fee  # per call, in nano-USD times a million like the sums of tokens, so that both are added
         self._most_fee = fee + search.cost(search.most) * PER_MILLION
         self._base = ascending[0]
         self._long = tuple(reversed(ascending[1:]))
@@ -116,7 +116,7 @@ class Rates:
         self._worst = tuple(reversed(worst))
 
     def with_searches(self, search: SearchPrice) -> "Rates":
-        """The same rates with a price of searches."""
+        """Return the same rates with a price of searches."""
         return Rates(self.bands, self.source, estimated=self.estimated, fee=self._fee, search=search)
 
     @property
@@ -137,7 +137,10 @@ class Rates:
         )
 
     def cost(self, usage: Usage) -> int:
-        """Nano-USD, rounded up. Contradicting counts are reduced to fit; the expensive ones are kept."""
+        """Return the cost of a call in nano-USD, rounded up.
+
+        Counts that contradict each other are reduced until they fit; those with discounts give way first.
+        """
         tokens, cached, write, audio, cached_audio = (
             usage.input,
             usage.cached,
@@ -173,15 +176,17 @@ class Rates:
         return -(-total // PER_MILLION)
 
     def worst(self, input: int, output: int, audio: int = 0) -> int:  # noqa: A002
-        """Nano-USD that a call with at most these tokens can cost; ``audio`` is the part of ``input`` that may be
-        audio.
+        """Return the most nano-USD that a call with at most these tokens can cost.
+
+        ``audio``: the part of ``input`` that may be audio.
         """
         total, rate = self._worst_input(input, audio)
         return -(-(total + max(output, 0) * rate) // PER_MILLION)
 
     def affordable_output(self, nano: int, input: int, audio: int = 0) -> int:  # noqa: A002
-        """The most output tokens with which the worst case still costs no more than ``nano``; -1 when the input alone
-        costs more.
+        """Return the most output tokens with which the worst case still costs no more than ``nano``.
+
+        -1: the input alone costs more. ``UNLIMITED``: output costs nothing.
         """
         total, rate = self._worst_input(input, audio)
         left = nano * PER_MILLION - total
@@ -202,7 +207,10 @@ class Rates:
 
 
 def _consistent(usage: Usage) -> Usage:
-    """The same totals with parts that fit into them; when they cannot all be true, the discounted ones give way."""
+    """Return the same totals with parts that fit into them.
+
+    When the parts cannot all be true, the discounted ones give way.
+    """
     tokens, output = max(usage.input, 0), max(usage.output, 0)
     overlap = max(min(usage.cached_audio, usage.cached, usage.audio), 0)
     left = tokens
@@ -267,13 +275,15 @@ _PREFIXES: Final = {
 
 
 def normalise(model: str) -> str:
-    """The model id as price lists know it: no resource path, no provider, lower case, ``@20250929`` as
-    ``-20250929``."""
+    """Return the model id as price lists write it.
+
+    It has no resource path, no provider and no capitals, and ``@20250929`` becomes ``-20250929``.
+    """
     return split_id(model)[1]
 
 
 def split_id(model: str) -> tuple[str | None, str, str]:
-    """Provider if the id names one, the id alone, and the id as that provider writes it."""
+    """Return the provider if the id names one, the id alone, and the id as that provider writes it."""
     name = model.strip().lower()
     provider: str | None = None
     named = ""
@@ -300,5 +310,5 @@ def split_id(model: str) -> tuple[str | None, str, str]:
 
 
 def is_tuned(model: str) -> bool:
-    """Whether an id is that of a tuned model or an endpoint, which does not tell the base model."""
+    """Return whether an id is that of a tuned model or an endpoint, which does not tell the base model."""
     return _TUNED.search(model.lower()) is not None
