@@ -31,7 +31,10 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)  # not frozen: one is handed out per tool call, and freezing quadruples its cost
 class Permit:
-    """Leave for one call. ``report`` it once; an unreported probe expires and is given to the next caller."""
+    """The permission for one call.
+
+    ``report`` it once. An unreported probe expires and is given to the next caller.
+    """
 
     generation: int
     probe: bool = False
@@ -54,12 +57,12 @@ class Breaker:
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def state(self, now: float) -> BreakerState:
-        """The state as of ``now``; an open breaker whose time is up shows as half-open."""
+        """Return the state as of ``now``; an open breaker whose time is up shows as half-open."""
         with self._lock:
             return self._state_locked(now)
 
     def admit(self, now: float) -> Permit | None:
-        """Leave to call, or None while the breaker is open or its one probe is out."""
+        """Return a permit to call, or None while the breaker is open or its one probe is out."""
         if self._state is BreakerState.CLOSED:
             return Permit(self._generation)  # the common case takes no lock: one attribute read
         with self._lock:
@@ -75,7 +78,10 @@ class Breaker:
             return Permit(self._generation, probe=True)
 
     def report(self, permit: Permit, ok: bool, now: float, run: str = "") -> None:
-        """How the permitted call ended; reports from an older generation are ignored."""
+        """Take in how the permitted call ended. Reports from an older generation are ignored.
+
+        ``run``: the run that made the call, because only failures of ``min_runs`` different runs open the breaker.
+        """
         if ok and not self._failures and self._state is BreakerState.CLOSED:
             return
         with self._lock:
@@ -98,13 +104,13 @@ class Breaker:
                     self._set_locked(BreakerState.OPEN, now)
 
     def release(self, permit: Permit) -> None:
-        """The permitted call was never made or was cancelled: a probe goes to the next caller."""
+        """Give back the permit of a call that was not made or was cancelled. A probe goes to the next caller."""
         with self._lock:
             if permit.probe and permit.generation == self._generation:
                 self._probe_at = None
 
     def retry_after(self, now: float) -> float | None:
-        """Seconds until a probe may be tried; None when forced open."""
+        """Return the seconds until a probe may be tried; None when forced open."""
         with self._lock:
             if self._state is BreakerState.FORCED_OPEN:
                 return None
@@ -115,15 +121,15 @@ class Breaker:
 
     @property
     def is_pristine(self) -> bool:
-        """Closed, and no failure counted."""
+        """Whether it is closed and no failure is counted."""
         return self._state is BreakerState.CLOSED and not self._failures
 
     def permit(self) -> Permit:
-        """What a call that was let through by a copy of this breaker holds."""
+        """Return the permit of a call that a copy of this breaker has let through."""
         return Permit(self._generation)
 
     def dump(self) -> dict[str, Any]:
-        """The state as plain data, for those who share it."""
+        """Return the state as plain data, for a store that shares it."""
         with self._lock:
             return {
                 "state": self._state.value,
@@ -135,7 +141,7 @@ class Breaker:
             }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a dumped state."""
+        """Take over a dumped state. An empty one changes nothing; a damaged one raises and changes nothing."""
         if not state:
             return
         name, generation, failures, runs = (
@@ -145,7 +151,7 @@ class Breaker:
             set(map(str, state["runs"])),
         )
         opened_at, probe_at = float(state["opened_at"]), None if state["probe_at"] is None else float(state["probe_at"])
-        with self._lock:  # all of it was read: a damaged state changes nothing
+        with self._lock:  # only after all of it was read, so that a damaged state changes nothing
             self._state, self._generation, self._failures, self._runs = name, generation, failures, runs
             self._opened_at, self._probe_at = opened_at, probe_at
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 STOP_CODE: Final = "RUNGUARD_STOP"
 METADATA_KEY: Final = "runguard"
 NOTICE_KEY: Final = "runguard_notice"
-# The status of a tool's answer that is ours: nothing was done, or it was done and its answer is not shown.
+# The status of an answer that RunGuard gives for a tool: nothing was done, or the answer is not shown.
 NOT_EXECUTED: Final = "not_executed"
 LEFT_OUT: Final = "answer_left_out"
 METADATA_VERSION: Final = 1
@@ -49,7 +49,10 @@ class Rungs:
     withhold: float | None = None
 
     def at(self, count: float) -> tuple[Action, float] | None:
-        """The strongest rung that ``count`` has reached, and its number."""
+        """Return the action of the strongest rung that ``count`` has reached, and that rung's number.
+
+        None: no rung is reached.
+        """
         if self.stop is not None and count >= self.stop:
             return Action.STOP, self.stop
         if self.block is not None and count >= self.block:
@@ -106,7 +109,7 @@ class Finding:
     key: str = ""  # what it is about: the same key is nudged once
     detail: str = ""  # for the operator: a path, an agent; never what a tool has said
     evidence: tuple[dict[str, str], ...] = ()
-    money: "Money | None" = None  # of a finding about a budget
+    money: "Money | None" = None  # set for a finding about a budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ class Trip:
         return self.message
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, as it rides in an event's metadata: money as decimal strings."""
+        """Return the trip as it is stored in an event's metadata, ready for JSON, with money as decimal strings."""
         data = asdict(self)
         for key in _MONEY:
             data[key] = str(data[key]) if isinstance(data[key], Decimal) else data[key]
@@ -191,6 +194,7 @@ class Trip:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the trip that ``to_dict`` wrote. Unknown keys are ignored."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["agent_path"] = tuple(known.get("agent_path", ()))
         known["evidence"] = tuple(known.get("evidence", ()))
@@ -224,7 +228,7 @@ def trip(event: Any) -> Trip | None:
 
 @dataclass(slots=True)
 class RunCounts:
-    """What a run has used so far; its money is in its RunCosts."""
+    """What a run has used so far. Its money is in its ``RunCosts``."""
 
     model_calls: int = 0
     tool_calls: int = 0
@@ -388,7 +392,7 @@ _STOP_TEXT: Final = "I stopped because this request reached a safety limit."
 
 
 def text_for_model(finding: Finding, others: Sequence[str] = (), *, withheld: bool = False) -> str:
-    """The nudge or refusal that the model reads in place of, or beside, a tool's answer.
+    """Return the nudge or refusal that the model reads in place of, or beside, a tool's answer.
 
     ``others``: other tools that it could use. ``withheld``: the tool is not offered any more.
     """
@@ -411,7 +415,7 @@ def text_for_model(finding: Finding, others: Sequence[str] = (), *, withheld: bo
 
 
 def _left(finding: Finding) -> str:
-    """What is left of a budget, as the model reads it."""
+    """Return what is left of a budget, as the model reads it."""
     limit = Decimal(str(finding.limit))
     left = max(limit - Decimal(str(finding.observed)), Decimal(0))
     if finding.unit != "usd":
@@ -420,7 +424,7 @@ def _left(finding: Finding) -> str:
 
 
 def text_for_user(rule: str) -> str:
-    """The sentence an end user may see; it names neither money nor anything internal."""
+    """Return the sentence that an end user may see. It names neither money nor anything internal."""
     return _STOP_TEXTS.get(rule, _STOP_TEXT)
 
 
@@ -434,7 +438,11 @@ def text_for_operator(
     spent: str,
     enforced: bool,
 ) -> str:
-    """Rule, value, limit, where, what it took so far."""
+    """Return one line with the rule, its value and limit, where it fired, and what the run took so far.
+
+    ``path``: the agents from the root inwards. ``spent``: the text about money, empty where there is none.
+    ``enforced``: False says that the run would have been stopped.
+    """
     about = f" of tool '{finding.tool}'" if finding.tool else ""
     # the detail of a hand-off is its path
     detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
@@ -455,7 +463,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def against_limit(observed: Decimal | float, unit: str, limit: Decimal | float) -> str:
-    """What a rule counted: 21 tool calls, limit 20."""
+    """Return what a rule counted: 21 tool calls, limit 20."""
     return f"{_counted(observed, unit)}, limit {_number(limit)}"
 
 
@@ -488,7 +496,7 @@ def printable(value: _T) -> _T:
 
 
 def printable_lines(text: str) -> str:
-    """A text of our own, whose lines are meant as such."""
+    """Return a text of our own with its control characters written out, line breaks excepted."""
     return "\n".join(printable(text.split("\n")))
 
 

@@ -58,7 +58,7 @@ class RunStoppedError(RunGuardError):
 
     @classmethod
     def of(cls, trip: Trip) -> Self:
-        """The error class that fits the trip's rule."""
+        """Return an error of the class that fits the trip's rule."""
         return _BY_RULE.get(trip.rule, LimitExceededError)(trip)  # type: ignore[return-value]
 
     @property
@@ -134,8 +134,9 @@ class ContextOverflowError(RunStoppedError):
 
 
 class CircuitOpenError(RunStoppedError):
-    """What was called has failed too often: it is left alone until ``retry_after`` seconds from then. The run itself is
-    not stopped.
+    """A tool or an input has failed too often and is left alone until ``retry_after`` seconds from the refusal.
+
+    The run itself is not stopped.
     """
 
     @property
@@ -205,13 +206,13 @@ class Checked(type):
 
         @property
         def __signature__(cls) -> inspect.Signature:
-            """``inspect`` and ``help`` show the settings, not the arguments of the call above."""
+            """The settings, for ``inspect`` and ``help``, instead of the arguments of ``__call__``."""
             signature = inspect.signature(cls.__new__ if cls.__init__ is object.__init__ else cls.__init__)
             return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class CheckedABC(Checked, ABCMeta):
-    """The same for abstract classes."""
+    """``Checked`` for abstract classes."""
 
 
 def _explain(cls: type, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -233,6 +234,6 @@ def _explain(cls: type, args: tuple[Any, ...], keywords: dict[str, Any]) -> None
 
 
 def too_many(cls: type, allowed: int, names: Sequence[str]) -> str:
-    """The message about more settings without a name than there are."""
+    """Return the message for more settings without a name than the class takes."""
     example = f"{cls.__name__}({names[0]}=…)" if names else f"{cls.__name__}()"
     return f"{cls.__name__} takes {allowed or 'no'} settings without a name; write {example}"

@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"  # RunGuard's own refusal: an attempt, never an answer
 
 
-# Before the class of a failure: the answer tells something else, too, and may be a report that was asked for.
+# A prefix of a failure's class: the answer says something else, too, and may be a report that was asked for.
 LATE = "late: "
 FAILURES = frozenset({Outcome.FAILED, Outcome.ERROR, Outcome.TIMEOUT, Outcome.UNKNOWN_TOOL})
 
@@ -70,7 +70,7 @@ class ModelCall:
     projected_tokens: int | None = None  # the likely size of the prompt
     context_limit: int | None = None  # its highest size; None: unknown
     tool: str = ""  # the tool call it is made in
-    charge: Any = None  # its account, once leave was given
+    charge: Any = None  # what it holds in its accounts, once it was allowed
     around: Any = None  # the charges of guards around it; None: as the context of the running code says
     after_answer: bool = False  # the run has given its answer: a refusal of this call does not stop the run
     # nano-USD and tokens that it may take; None: unknown
@@ -83,7 +83,7 @@ class ModelCall:
     asked: int = 0  # identity of the question, 0 if unknown
     request_bytes: int = 0  # size of the request, 0 where unknown
     instead_of: str = ""  # the model that was asked for, where a threshold chose a cheaper one
-    stands: bool = False  # it is held for as long as its run lives, and may never be made
+    stands: bool = False  # its reservation stands as long as its run lives; it may never be made
     cheaper: tuple[str, bool] | None = None  # in replay: the model a threshold would choose, and whether it is new
     is_tool: ClassVar[bool] = False
 
@@ -129,8 +129,9 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Answer:
-    """One answered call. The adapter gives tool, call and value; the guard adds what the value means and then lets it
-    go.
+    """One answered call.
+
+    The adapter gives tool, call and value. The guard adds what the value means and then drops it.
     """
 
     tool: str

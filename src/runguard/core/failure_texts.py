@@ -18,7 +18,7 @@ _LISTED: Final = 12  # lines that may show that a text is a list of errors
 class Saying(NamedTuple):
     """One way to report a failure.
 
-    ``begins``: one of these is at the start of every text that the pattern of a beginning matches, in small letters and
+    ``begins``: every text that the pattern of a beginning matches starts with one of these, in small letters and
     without leading marks. Looking for them first spares most answers the search.
     """
 
@@ -185,15 +185,18 @@ def says_error(text: str) -> bool:
 
 
 def _may_be_bad(head: str) -> bool:
-    """A quick look at the first words, for the many texts that are fine; the regular expression decides."""
+    """Return False for most texts that are fine, judged by their first words.
+
+    The regular expression decides about the others.
+    """
     start = head[:80].lower().lstrip(_LEADING)
     return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
 
 
 def ends_in_failure(text: str) -> bool:
-    """Return whether the last line of a text is an error. A list of such lines is a list that was asked for.
+    """Return whether the last line of a text is an error, and the text is no list of errors that was asked for.
 
-    ``MAY_END_BADLY`` matches the last line of all of these. Asking it first spares most answers a call.
+    ``MAY_END_BADLY`` matches the last line of all such texts. Asking it first spares most answers a call.
     """
     last = last_line(text)
     if _LAST_LINE.fullmatch(last) is None:
@@ -204,7 +207,7 @@ def ends_in_failure(text: str) -> bool:
 
 
 def last_line(text: str) -> str:
-    """Return the last line that says something."""
+    """Return the last line that says something; an empty text when there is none."""
     for line in reversed(text[-LAST:].splitlines()):
         if line and _CLOSING.fullmatch(line) is None:
             return line.strip()
@@ -236,7 +239,7 @@ _COMPLAINT: Final = re.compile(
 
 
 def _is_complaint(text: str) -> bool:
-    """Whether every line is a command's complaint: a line of output beside it would be a result."""
+    """Return whether every line is a command's complaint: a line of output beside it would be a result."""
     if ": " not in text[:80]:
         return False
     lines = [line for line in text.splitlines() if line.strip()]
@@ -288,7 +291,7 @@ _REMINDERS: Final = (
 
 
 def embedded_json(text: str) -> Any:
-    """The dict or list that a text consists of, or None. Only what may tell an outcome is parsed."""
+    """Return the dict or list that a text consists of, or None. Only what may tell an outcome is parsed."""
     if len(text) > _MOST_OF_A_FAILURE:
         return None
     start, end = text[:40].lstrip()[:1], text[-40:].rstrip()[-1:]
@@ -306,7 +309,7 @@ def embedded_json(text: str) -> Any:
 
 
 def failing_json(text: str) -> Any:
-    """The dict that stands in a text with a note or a code fence around it, if it may be a failure; else None."""
+    """Return the dict inside a text with a note or a code fence around it; None unless it may be a failure."""
     at = text.find("{", 0, _NOTE_BEFORE)
     if at < 0 or len(text) > _MOST_OF_A_FAILURE or _FAILING.search(text, at, at + HEAD) is None:
         return None

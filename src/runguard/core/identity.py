@@ -1,10 +1,9 @@
 """The identity of a call or an answer: canonical, bounded, the same in every process.
 
 ``call_fingerprint`` is what a call *means*, ``answer_text`` what an answer *is*, ``input_fingerprint`` what a run is
-asked. ``mask`` hides what differs between
-two versions of an answer, and ``AnswerBook`` compares answers. ``engine/tools``, ``calls/function_loops``, the rules
-and the replay readers call it. No foreign ``__str__``, ``__repr__`` or ``__eq__`` is ever called, and no input costs
-more than a bounded walk.
+asked. ``mask`` hides what differs between two versions of an answer, and ``AnswerBook`` compares answers.
+``engine/tools``, ``calls/function_loops``, the rules and the replay readers call it. No foreign ``__str__``,
+``__repr__`` or ``__eq__`` is ever called, and no input costs more than a bounded walk.
 """
 
 import json
@@ -43,10 +42,10 @@ def call_fingerprint(
     volatile: Iterable[str] = (),
     exact: bool = False,
 ) -> bytes:
-    """Return the digest of a call: key order, ``1.0`` against ``1``, absent against ``None`` and white space do not
-    matter.
+    """Return the digest of what a call means.
 
-    ``identity`` names the only arguments that count, ``volatile`` those that never do; ``exact``: every one does.
+    Key order, ``1.0`` against ``1``, absent against ``None`` and white space do not matter. ``identity`` names the only
+    arguments that count, ``volatile`` those that never do. ``exact``: every argument counts, also those in ``ASIDE``.
     """
     if type(args) is dict and (identity is not None or volatile):
         kept = None if identity is None else frozenset(identity)
@@ -72,8 +71,8 @@ def call_fingerprint(
 def input_fingerprint(agent: str, asked: Any) -> bytes:
     """Return the identity of what a user asks of an agent: texts, media, and lists or dicts of them.
 
-    Each is compared whole; white space in short texts does not matter. Empty where nothing is asked, or where a part
-    cannot be compared.
+    Each is compared whole; white space in short texts does not matter. The identity is empty where nothing is asked, or
+    where a part cannot be compared.
     """
     whole = blake2b(_encoded(agent), digest_size=DIGEST_SIZE)
     is_empty = True
@@ -105,7 +104,7 @@ def _encoded(text: str) -> bytes:
 
 
 def _plain_args(args: Any) -> dict[str, object] | None:
-    """Canonical arguments when they are what they nearly always are, a flat dict of short values; else None."""
+    """Return canonical arguments when they are what they nearly always are, a flat dict of short values; else None."""
     if type(args) is not dict or len(args) > 32:
         return None
     plain: dict[str, object] = {}
@@ -131,14 +130,17 @@ def _plain_args(args: Any) -> dict[str, object] | None:
 
 
 def answer_text(value: Any) -> str:
-    """The bounded canonical text of any value; equal data gives equal text in every process."""
+    """Return the bounded canonical text of any value. Equal data gives equal text in every process."""
     if type(value) is str:
         return value if len(value) <= MAX_CHARS else edges(value, EDGE)
     return encode(value) if _is_small(value) else bounded_text(value)
 
 
 def _is_small(value: Any) -> bool:
-    """Whether the C encoder may see ``value``: plain JSON, within the limits. A look at sizes only, level by level."""
+    """Return whether the C encoder may take ``value``: it is plain JSON within the limits.
+
+    Only sizes are looked at, level by level.
+    """
     size = nodes = 0
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -172,8 +174,9 @@ def _is_small(value: Any) -> bool:
 
 
 def _canonical(value: Any) -> object:
-    """Arguments as they are meant: None dropped, whole floats as integers, white space collapsed. Only for small
-    values.
+    """Return arguments as they are meant: None dropped, whole floats as integers, white space collapsed.
+
+    It is recursive, so it takes only small values.
     """
     kind = type(value)
     if kind is str:
@@ -194,12 +197,12 @@ _c_encode: Final[Any] = _make and _make(None, None, json.encoder.encode_basestri
 
 
 def encode(value: object) -> str:
-    """JSON with sorted keys. Only for plain values of bounded size."""
+    """Return JSON with sorted keys. ``value`` must be plain and of bounded size."""
     return "".join(_c_encode(value, 0)) if _c_encode is not None else _encoder.encode(value)
 
 
 def digest(text: str) -> bytes:
-    """BLAKE2b of a text; lone surrogates are kept apart rather than refused."""
+    """Return the BLAKE2b digest of a text, which may contain lone surrogates."""
     return blake2b(_encoded(text), digest_size=DIGEST_SIZE).digest()
 
 
@@ -213,7 +216,7 @@ def read_as(value: Any) -> str:
 
 
 def words_name(text: str) -> int:
-    """A name for what was said, within this process; never 0. Saying nothing has a name too."""
+    """Return a name for a text, within this process; never 0. An empty text has a name, too."""
     return hash(text[:_WORDS_READ]) or 1
 
 
@@ -243,8 +246,9 @@ class AnswerBook:
         self.size = 0  # bytes of the last answer; -1 when it is too large to be copied
 
     def name(self, call: bytes, value: Any, by: str = "") -> tuple[int, bool]:
-        """Return the answer's identity, and whether this (call, answer) pair is new to the agent: a reviewer may read
-        what a writer has read.
+        """Return the answer's identity, and whether this (call, answer) pair is new to the agent.
+
+        ``by``: the agent. A reviewer may read what a writer has read, and it is news to the reviewer.
         """
         copy = copy_of(value)
         self.size = max(len(copy) - HEAD, 0) if copy is not None else -1
@@ -279,7 +283,10 @@ class AnswerBook:
             oldest.shots, oldest.held, oldest.was_dropped = (), 0, True
 
     def forget_pairs(self) -> None:
-        """Something changed the world: what was known may be asked again."""
+        """Count every answer as news again.
+
+        Something has changed the world, so what was known may be asked once more.
+        """
         for known in self._calls.values():
             known.received = set()
 
@@ -298,14 +305,14 @@ class _Known:
         self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
 
     def keep(self, name: int, shot: bytes | str) -> int:
-        """Returns how many bytes more it holds."""
+        """Keep the latest snapshot of an answer. Return how many bytes more the call holds."""
         others = [entry for entry in self.shots if entry[0] != name][: AnswerBook.VERSIONS - 1]
         self.shots, before = ((name, shot), *others), self.held
         self.held = sum(len(kept) for _, kept in self.shots)
         return self.held - before
 
     def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
-        """The name of one more answer, and whether it is news to ``by``."""
+        """Return the name of one more answer, and whether it is news to ``by``."""
         if self.names is None:
             self.names = {self.exact: self.exact}
         if self.received is None:
@@ -321,8 +328,9 @@ class _Known:
         return name, True
 
     def _identify(self, exact: int, shot: bytes | str, names: dict[int, int]) -> int:
-        """A name for a snapshot not seen before: that of an answer which differs in volatile parts alone, or its
-        own.
+        """Return the name of a snapshot not seen before.
+
+        It is the name of an answer that differs in volatile parts alone, else its own.
         """
         if len(names) > 2 * AnswerBook.ANSWERS:
             names.clear()
@@ -335,13 +343,13 @@ class _Known:
 
 
 def snapshot(value: Any) -> bytes | str:
-    """A copy for comparing, as cheap as copying gets; larger or stranger values by their bounded text."""
+    """Return a copy for comparing, as cheap as copying gets; for larger or stranger values their bounded text."""
     copy = copy_of(value)
     return bounded_text(value) if copy is None else copy
 
 
 def _text_of(shot: bytes | str) -> str:
-    """The text of a snapshot, for masking."""
+    """Return the text of a snapshot, for masking."""
     if not isinstance(shot, bytes):
         return shot
     value = restored(shot)
@@ -383,12 +391,12 @@ def mask(text: str) -> str:
 
 
 def are_alike(one: str, other: str) -> bool:
-    """Whether two texts differ in volatile parts alone: ``mask(one) == mask(other)``, but only what differs is masked.
+    """Return whether two texts differ in volatile parts alone: ``mask(one) == mask(other)``, at less cost.
 
-    A text is cut only where no volatile part can reach from one side to the other. So the masks of its pieces, put
-    together, are the mask of the whole, and the answer True is always right. The answer False comes early, when no cut
-    shortly after a difference makes the pieces before it alike. So it may be wrong where a volatile part of another
-    kind took the place of one, such as a duration that of a date: the answer then counts as new.
+    Only what differs is masked. A text is cut only where no volatile part can reach from one side to the other, so the
+    masks of its pieces together are the mask of the whole, and the answer True is always right. The answer False comes
+    early, when no cut shortly after a difference makes the pieces before it alike. It may be wrong where a volatile
+    part of another kind took the place of one, such as a duration that of a date: the answer then counts as new.
     """
     if _is_measurement(one) or _is_measurement(other):
         return mask(one) == mask(other)
@@ -407,7 +415,7 @@ def are_alike(one: str, other: str) -> bool:
 
 
 def _alike_until(one: str, at_one: int, other: str, at_other: int) -> tuple[int, int] | None:
-    """The next place in both texts up to which they are alike; None: there is none within a few cuts."""
+    """Return the next place in both texts up to which they are alike; None when a few cuts show none."""
     cuts = list(islice(_CUT.finditer(one, at_one), _CUTS_TRIED))
     compared = 0
     for found in cuts:
@@ -427,14 +435,14 @@ def _alike_until(one: str, at_one: int, other: str, at_other: int) -> tuple[int,
 
 
 def _unescaped(text: str) -> str:
-    """An escaped line break of JSON would glue its letter to the next word."""
+    """Return a text with JSON's escaped line breaks as such, because their letters would join the next word."""
     if "\\" in text:
         text = text.replace("\\n", "\n").replace("\\t", "\t").replace("\\r", "\r")
     return text
 
 
 def _is_measurement(text: str) -> bool:
-    """Whether a text is nothing but ids or durations."""
+    """Return whether a text is nothing but ids or durations."""
     if len(text) > 2 * _ONLY:
         return False
     text = _unescaped(text)
@@ -448,8 +456,9 @@ def _mask_parts(text: str) -> str:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """Mask a time, but keep durations that show progress or remaining work. A date to wait for changes with each
-    report anyway.
+    """Return the mask of a time, but keep durations that show progress or remaining work.
+
+    A date to wait for is masked: it changes with each report anyway.
     """
     whole, (start, end) = found.string, found.span()
     before = _LEFT_BEFORE.search(whole, max(start - 40, 0), start)
@@ -467,8 +476,8 @@ _LEFT_BEFORE: Final = re.compile(
     re.IGNORECASE,
 )
 _LEFT_AFTER: Final = re.compile(r"\s(?:remaining|left|to go)\b", re.IGNORECASE)
-# Nothing but ids or durations, with or without the name of their field: they are the answer. A clock is none, it moves
-# by itself.
+# A text of nothing but ids or durations, with or without the name of their field, is a measurement: they are the
+# answer. A clock is no measurement, because it moves by itself.
 _ONLY: Final = 1_024
 _MEASUREMENT: Final = re.compile(
     r"\W*(?:(?:\"(?:result|output|value|uuid)\"\W{1,4})?(?:(?:[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}|(?=\d{0,63}[a-f])[0-9a-f]{12,64})\b\W*)+"
@@ -495,7 +504,7 @@ _CUT: Final = re.compile(
 
 
 def _equal_chars(one: str, at_one: int, other: str, at_other: int) -> int:
-    """How many characters are equal from two positions on: in growing steps, then in halves."""
+    """Return how many characters are equal from two positions onward, found in growing steps and then in halves."""
     most = min(len(one) - at_one, len(other) - at_other)
     equal, step = 0, _LOOK
     while equal < most and step:
@@ -508,7 +517,7 @@ def _equal_chars(one: str, at_one: int, other: str, at_other: int) -> int:
 
 
 def _cut_before(text: str, start: int, end: int) -> int:
-    """The last place near ``end`` where the text may be cut, else ``start``."""
+    """Return the last place near ``end`` where the text may be cut, else ``start``."""
     begin = max(start, end - _LOOK)
     cuts = [found.end() for found in _CUT.finditer(text[begin:end])]
     return begin + cuts[-1] if cuts else start
@@ -521,9 +530,9 @@ MAX_NODES: Final = 4_096
 MAX_DEPTH: Final = 32
 EDGE: Final = MAX_CHARS // 4
 BIG: Final = 10**40  # printing a longer integer is neither bounded nor always allowed
-# Values of the standard library whose text is theirs: exact types only, a subclass may bring code of its own.
+# Types of the standard library whose ``str`` is safe. Exact types only: a subclass may bring code of its own.
 _SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
-_TIMES: Final = frozenset({datetime, dt_time})  # without their zone, whose code may be anybody's
+_TIMES: Final = frozenset({datetime, dt_time})  # read without their zone, which may run foreign code
 _STR: Final = frozenset({str})
 _LISTS, _SETS, _BYTES = (list, tuple), (set, frozenset), (bytes, bytearray)
 _MODULUS: Final = 2**61 - 1
@@ -532,14 +541,14 @@ _LONG: Final = 512  # a longer text is identified by its edges
 
 
 def edges(text: str, edge: int) -> str:
-    """Head, tail and length of a long text. A middle that differs alone is not seen: the price of a bounded cost."""
+    """Return head, tail and length of a long text. A change in the middle alone is not seen: that bounds the cost."""
     return f"{text[:edge]}\0{len(text)}\0{text[-edge:]}"
 
 
 class _Budget:
     """The rest of a bounded walk: how many more entries of containers are read, and how many characters.
 
-    Without characters left, texts are identified by length and a few characters.
+    Without characters left, texts are identified by their length.
     """
 
     __slots__ = ("chars", "nodes")
@@ -548,7 +557,7 @@ class _Budget:
         self.nodes, self.chars = nodes, chars
 
     def take(self, entries: Any) -> Any:
-        """As many of these entries as may be read."""
+        """Return as many of these entries as may be read, and count them."""
         taken = entries[: self.nodes]
         self.nodes -= len(taken)
         return taken
@@ -580,7 +589,7 @@ def bounded_text(value: Any) -> str:
 
 
 def _told(item: Any, below: list[Any], budget: _Budget) -> str:
-    """One node's own text; what it contains goes to the next level."""
+    """Return one node's own text. What it contains is added to ``below``, the next level."""
     kind = type(item)
     if kind is str and len(item) <= _LONG and budget.chars > 0:
         budget.chars -= len(item)
@@ -618,14 +627,17 @@ def _told(item: Any, below: list[Any], budget: _Budget) -> str:
 
 
 def _told_keys(item: dict[Any, Any], below: list[Any], budget: _Budget) -> str:
-    """The keys of a dict, sorted: their order does not matter. A dict that holds itself is listed a few times only."""
+    """Return the keys of a dict, sorted because their order does not matter, and add its values to ``below``.
+
+    A dict that holds itself is listed a few times only.
+    """
     if budget.nodes <= 0:
         return ""
     size = dict.__len__(item)
     keys = [*dict.keys(item)] if size <= _WIDTH else []
     if keys and _STR.issuperset(map(type, keys)):
         chars = sum(map(len, keys))
-        if chars <= _LONG and chars < budget.chars:  # as below, without a call for each of them: most dicts
+        if chars <= _LONG and chars < budget.chars:  # most dicts: the same as below without a call for each key
             keys.sort()
             del keys[budget.nodes :]
             budget.nodes -= len(keys)
@@ -696,7 +708,7 @@ _places: Final[dict[type, list[tuple[str, Any]]]] = {}  # by class: where its ob
 
 
 def stored_attributes(item: Any) -> Iterable[tuple[str, Any]]:
-    """Names and values in the dict and the slots of an object."""
+    """Yield names and values in the dict and the slots of an object."""
     kind = type(item)
     places = _places.get(kind)
     if places is None:
@@ -752,7 +764,7 @@ class _Parts(list[bytes]):
 
 class _PlainPickler(Pickler):
     def reducer_override(self, obj: Any) -> NoReturn:
-        """Called for every value that is not of a built-in type."""
+        """Refuse every value that is not of a built-in type."""
         raise _NoCopyError
 
 
@@ -764,7 +776,7 @@ def copy_of(value: Any) -> bytes | None:
     """
     for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
         if type(part) is str and len(part) > _MOST_BYTES:
-            return None  # before it is copied in vain
+            return None  # too large: checked first, so that nothing is copied in vain
     parts = _Parts()
     pickler = _PlainPickler(parts, 4)
     pickler.fast = True  # writes shared parts out: a copy does not depend on what a value shares
@@ -776,7 +788,7 @@ def copy_of(value: Any) -> bytes | None:
 
 
 def restored(copy: bytes) -> Any:
-    """The value of a copy. Only for copies made here, which never left this process."""
+    """Return the value of a copy. Only for copies made here, which never left this process."""
     return loads(copy)
 
 
@@ -791,7 +803,7 @@ _PARTS: Final[tuple[Any, ...]] = (list, tuple, set, frozenset)
 
 
 def size_of(value: Any, enough: int) -> int:
-    """Characters of text inside ``value``, counted until ``enough`` is passed. A number or another scalar counts 4.
+    """Return the characters of text inside ``value``, counted until ``enough`` is passed. A number or scalar counts 4.
 
     What a dict or a list holds itself is counted in one go: most of what tools answer consists of small dicts.
     """
@@ -844,13 +856,13 @@ def size_of(value: Any, enough: int) -> int:
 
 
 def _size_of_key(key: Any) -> int:
-    """A key that is not a plain text: its size, and that of what it holds directly."""
+    """Return the size of a key that is not a plain text, with what it holds directly."""
     below, size = _size_of_other(key)
     return size + sum(len(part) if type(part) is str else 4 for part in below)
 
 
 def _size_of_other(item: Any) -> tuple[list[Any], int]:
-    """What a value of another type holds, and its own size. Runs no code of the value."""
+    """Return what a value of another type holds, and its own size. Runs no code of the value."""
     kind = type(item)
     if issubclass(kind, dict):
         return [*islice(dict.keys(item), _SIZED), *islice(dict.values(item), _SIZED)], 0

@@ -33,9 +33,10 @@ _LONGEST: Final = 64  # characters of an amount
 
 
 def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
-    """Dollars -> nano-USD. A fraction of a nano is dropped, so that a cap is never wider than it was written.
+    """Return dollars as nano-USD. A fraction of a nano is dropped, so that a cap is never wider than it was written.
 
-    ``least``: the smallest result that is accepted. A fixed cap of 0 is rejected; a function may give one.
+    ``least``: 1 rejects 0, as for a fixed cap; 0 accepts it, as from a function. Raise PolicyError for anything that is
+    not such an amount.
     """
     if fault := fault_of_dollars(value, least):
         raise PolicyError(f"{name} = {shown(value)}: {fault}")
@@ -46,14 +47,14 @@ def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
 
 
 def nanos(usd: Decimal | int, *, up: bool = False) -> int:
-    """Dollars as whole nano-USD. A fraction is dropped, or with ``up`` counted as one more."""
+    """Return dollars as whole nano-USD. A fraction is dropped, or with ``up`` counted as one more."""
     # by integers: Decimal arithmetic obeys a context that the host program may have changed
     numerator, denominator = usd.as_integer_ratio()
     return -(-numerator * NANO // denominator) if up else numerator * NANO // denominator
 
 
 def fault_of_dollars(value: object, least: int = 1) -> str:
-    """What is wrong with an amount of dollars, on one line; nothing where it is fine."""
+    """Return what is wrong with an amount of dollars, on one line; an empty text where nothing is."""
     too_much = f"the largest accepted value is {MOST_USD:,} dollars; leave it out for no limit"
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return "give dollars as a number or a decimal string such as '2.50'"
@@ -75,7 +76,8 @@ def fault_of_dollars(value: object, least: int = 1) -> str:
 def stated_usd(value: object) -> Decimal | None:
     """Return a cost that somebody stated in dollars: a number or its text, finite, from 0 to ``MOST_USD``.
 
-    None: it cannot be right, so the cost is unknown. What is less than a billionth of a dollar counts as one.
+    None: it cannot be right, so the cost is unknown. An amount between 0 and a billionth of a dollar counts as a
+    billionth.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
         return None
@@ -92,13 +94,13 @@ def stated_usd(value: object) -> Decimal | None:
 
 
 def stated_nano(value: object) -> int | None:
-    """Return a stated cost as nano-USD, rounded up so that it is never lower than stated; None as ``stated_usd``."""
+    """Return a stated cost as nano-USD, rounded up so that it is never lower than stated; None as in ``stated_usd``."""
     usd = stated_usd(value)
     return None if usd is None else nanos(usd, up=True)
 
 
 def shown(value: object) -> str:
-    """A value in an error message: short, on one line, and without running code of a foreign object."""
+    """Return a value for an error message: short, on one line, and without running code of a foreign object."""
     if isinstance(value, int) and abs(value) >= 10**30:  # Python refuses to write out more than 4,300 digits
         return f"{'-' if value < 0 else ''}(a number of {value.bit_length() * 3 // 10} digits)"
     if value is None or type(value) in (bool, int, float, str, Decimal):
@@ -108,14 +110,14 @@ def shown(value: object) -> str:
 
 
 def to_usd(nano: int) -> Decimal:
-    """nano-USD -> dollars, exact, without trailing zeros."""
+    """Return nano-USD as dollars, exact and without trailing zeros."""
     whole, rest = divmod(abs(nano), NANO)
     text = f"{whole}.{rest:09d}".rstrip("0").rstrip(".")
     return Decimal(text if nano >= 0 else f"-{text}")  # from text, which no context rounds
 
 
 def usd_text(nano: int) -> str:
-    """``$0.10``: two decimals, or as many as the amount needs."""
+    """Return an amount as ``$0.10``: with two decimals, or as many as it needs."""
     text = f"{to_usd(nano):f}"
     whole, _, cents = text.partition(".")
     return f"${whole}.{cents.ljust(2, '0')}"
@@ -128,11 +130,12 @@ def amount_text(unit: int, number: int) -> str:
 
 
 def edge(unit: int, number: int) -> Decimal | int:
-    """A count as users see it: dollars as ``Decimal``, tokens and calls as they are."""
+    """Return a count as users see it: dollars as ``Decimal``, tokens and calls as they are."""
     return to_usd(number) if unit == 0 else number
 
 
 def to_count(value: object, name: str, *, least: int = 1) -> int:
+    """Return a whole number from ``least`` to ``MOST_COUNT``. Raise PolicyError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int):
         if isinstance(value, float) and math.isfinite(value) and value == int(value):
             value = int(value)
@@ -148,9 +151,9 @@ def to_count(value: object, name: str, *, least: int = 1) -> int:
 
 
 def cap_from_function(value: object, unit: int) -> int:
-    """A cap that a function gave.
+    """Return the cap that a function gave: 0 is a cap, None means no limit.
 
-    0 is a cap; None means no limit. PolicyError for anything else that is not an amount.
+    Raise PolicyError for anything else that is not an amount. ``unit``: the index in ``UNITS``.
     """
     if value is None:
         return UNLIMITED
@@ -158,10 +161,10 @@ def cap_from_function(value: object, unit: int) -> int:
 
 
 def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
-    """What must be spent to reach a share of a limit, by integers: 7 of 100 is 7 %, whatever floats say. Unlimited
-    stays unlimited.
+    """Return what must be spent to reach a share of a limit, counted in integers: 7 of 100 is 7 %, whatever floats say.
 
-    At least 1: no share of a limit of 0 is reached while nothing is spent.
+    Unlimited stays unlimited. It is at least 1: no share of a limit of 0 is reached while nothing is spent.
+    ``granted``: what was added to the limit. ``percent``: a fraction, 1 for the whole.
     """
     share = Fraction(str(percent))
     usd, tokens, calls = (
@@ -172,19 +175,22 @@ def share_of(limit: Amount, granted: Amount, percent: float) -> Amount:
 
 
 def unit_reached(spent: Amount, needed: Amount) -> int | None:
-    """The first unit in which what is needed is spent."""
+    """Return the first unit in which as much is spent as needed, as an index in ``UNITS``; None when there is none."""
     return next((unit for unit in range(3) if needed[unit] < UNLIMITED and spent[unit] >= needed[unit]), None)
 
 
 # ---- What a budget counts by: a run, a session, a user, an app, an agent, a model, a tool or a label.
 
 KINDS: Final = ("run", "session", "user", "app", "agent", "model", "tool", "label")
-_SHARED: Final = frozenset({"run", "session", "user", "app", "label"})  # once spent, the whole run must stop
+_SHARED: Final = frozenset({"run", "session", "user", "app", "label"})  # when one is spent, the whole run must stop
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Whom a budget is about. A callable amount gets this: ``usd=lambda scope: 5 if is_pro(scope.user) else 1``."""
+    """The run, user, model and so on that a budget is about.
+
+    A callable amount gets this: ``usd=lambda scope: 5 if is_pro(scope.user) else 1``.
+    """
 
     kind: str
     key: str
@@ -199,11 +205,11 @@ class Scope:
 
 
 def scope_part(text: str) -> str:
-    """A part of a scope's key: the separator cannot come from inside a name, so two names never make one key."""
+    """Return a part of a scope's key with the separator escaped, so that two names never make one key."""
     plain = text.replace("%", "%25").replace("/", "%2F")
     if plain.isascii() and "\0" not in plain:
         return plain
-    # What no store can write as text: half of a surrogate pair, and NUL.
+    # no store can write half of a surrogate pair or NUL as text
     return "".join(f"%{ord(c):X}" if c == "\0" or "\ud800" <= c <= "\udfff" else c for c in plain)
 
 
@@ -215,6 +221,7 @@ class Per:
 
     @classmethod
     def parse(cls, text: object) -> Self:
+        """Return what a text such as ``"run+agent:research*"`` stands for. Raise PolicyError when it is not valid."""
         if not isinstance(text, str) or not text:
             raise PolicyError(f"per = {text!r}: give one of {', '.join(KINDS)}")
         parts: list[tuple[str, str]] = []
@@ -243,7 +250,7 @@ class Per:
         return all(kind in _SHARED for kind, _ in self.parts)
 
     def key(self, scope: Scope) -> str | None:
-        """The scope's key for this budget, or None when the budget is not about it."""
+        """Return the scope's key for this budget, or None when the budget is not about it."""
         values: list[str] = []
         for kind, pattern in self.parts:
             if kind == "label":
@@ -284,6 +291,10 @@ class Window:
 
     @classmethod
     def parse(cls, text: object, tz: object = None) -> Self:
+        """Return the window that a text such as ``"6h"`` or ``"month"`` stands for.
+
+        ``tz``: the time zone of days, weeks and months; None is UTC. Raise PolicyError when a value is not valid.
+        """
         if not isinstance(text, str):
             raise PolicyError(f"window = {text!r}: give a text such as '1h', '1d', '1w' or 'month'")
         found = _WINDOW.fullmatch(text)
@@ -310,17 +321,17 @@ class Window:
 
     @property
     def length(self) -> float:
-        """Seconds of the current kind of window; of months and days, those of the first one."""
+        """Seconds of a window; of days and months those of the first one, in January 1970."""
         _, begins, ends = self.bounds(0.0)
         return ends - begins
 
     def period(self, at: float) -> tuple[str, float]:
-        """The name of the period that ``at`` falls into, and when it ends."""
+        """Return the name of the period that ``at`` falls into, and when it ends."""
         name, _, ends = self.bounds(at)
         return name, ends
 
     def bounds(self, at: float) -> tuple[str, float, float]:
-        """The name of the period that ``at`` falls into, when it begins and when it ends."""
+        """Return the name of the period that ``at`` falls into, when it begins and when it ends."""
         if self.text[-1] in _SECONDS and self.text != "month":
             length = int(self.text[:-1]) * _SECONDS[self.text[-1]]
             number = int(at // length)
@@ -328,7 +339,7 @@ class Window:
         zone = _zone(self.tz)
         local = (_EPOCH + timedelta(seconds=at)).astimezone(zone)
         found = self._period_of(local.toordinal(), zone)
-        if at >= found[2]:  # the clock went back over midnight: what comes twice belongs to the new period
+        if at >= found[2]:  # clocks were set back over midnight: the hour that comes twice belongs to the new period
             found = self._period_of(local.toordinal() + 1, zone)
         return found
 
@@ -357,7 +368,10 @@ def window_words(window: str) -> str:
 
 
 def begin_of(window: str, ends: float) -> float:
-    """About when the period of a window began that ends at ``ends``. An hour of daylight saving time is ignored."""
+    """Return about when the period of a window began that ends at ``ends``.
+
+    An hour of daylight saving time is ignored.
+    """
     if window == "month":
         first = (_EPOCH + timedelta(seconds=ends - 15 * _DAY)).replace(day=1)  # of that month, whatever the time zone
         after = first.replace(year=first.year + first.month // 12, month=first.month % 12 + 1)
@@ -434,18 +448,24 @@ class Threshold(metaclass=Checked):
         object.__setattr__(self, "agents", tuple(self.agents))
 
     def is_for(self, agent: str) -> bool:
-        """Whether ``model`` is meant for the calls of this agent."""
+        """Return whether ``model`` is meant for the calls of this agent."""
         return not self.agents or any(fnmatchcase(agent, name) for name in self.agents)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for YAML, TOML or JSON; the callback becomes ``"package.module:function"``."""
+        """Return plain data for YAML, TOML or JSON; the callback becomes ``"package.module:function"``.
+
+        Raise InvalidValueError when the callback cannot be imported by such a path.
+        """
         path = None if self.callback is None else _path_of(self.callback)
         data = {"percent": self.percent, "callback": path, "recurring": self.recurring, "action": self.action}
         return data if self.model is None else {**data, "model": self.model, "agents": list(self.agents)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The way back. It imports the module that the callback names: read only data that you trust."""
+        """Return the threshold that ``to_dict`` wrote. Raise InvalidValueError when the data is not valid.
+
+        It imports the module that the callback names: read only data that you trust.
+        """
         if not isinstance(data, Mapping):
             raise InvalidValueError(f"a threshold must be a mapping, not {data!r}")
         known = {field.name for field in fields(cls)}
@@ -505,8 +525,9 @@ CountAmount = int | Callable[[Scope], Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(metaclass=Checked):
-    """A limit on a scope. Every amount given holds. Each may be a function of the ``Scope``, which returns an
-    amount, 0, or None for no limit.
+    """A limit on a scope. Every amount given holds.
+
+    Each amount may be a function of the ``Scope``, which returns an amount, 0, or None for no limit.
 
     ``per``: run, session, user, app, agent, model, tool or ``label:<name>``; ``"agent:research*"`` chooses by name,
     ``"run+agent"`` counts each agent of each run. ``window``: ``"1m"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"month"``;
@@ -575,7 +596,7 @@ class Budget(metaclass=Checked):
 
     @classmethod
     def of(cls, entry: object) -> Self:
-        """A budget as it stands in a policy file."""
+        """Return a budget from its table in a policy file, or as it is. Raise PolicyError when it is not valid."""
         if isinstance(entry, cls):
             return entry
         if not isinstance(entry, Mapping):
@@ -591,8 +612,9 @@ class Budget(metaclass=Checked):
         return cls(**entry)
 
     def limits(self, scope: Scope) -> Amount:
-        """The amounts in force for a scope; functions are called now. PolicyError when one returns something that is
-        not an amount.
+        """Return the amounts in force for a scope. Functions are called now.
+
+        Raise PolicyError when a function returns something that is not an amount.
         """
         usd, tokens, calls = (self._limit(unit, scope) for unit in range(3))
         return usd, tokens, calls
@@ -608,19 +630,19 @@ class Budget(metaclass=Checked):
             raise PolicyError(f"the function for {UNITS[unit]} gave {shown(given)} for {scope.key}: {error}") from None
 
     def function(self, unit: int) -> Callable[[Scope], Any] | None:
-        """The function that gives the amount of a unit, if there is one."""
+        """Return the function that gives the amount of a unit, if there is one. ``unit``: the index in ``UNITS``."""
         value = getattr(self, UNITS[unit])
         return value if callable(value) else None
 
     def fixed(self, unit: int) -> int:
-        """The amount of a unit where it is a plain number; no limit where it is not."""
+        """Return the amount of a unit where it is a plain number; no limit where it is not."""
         value = getattr(self, UNITS[unit])
         if value is None or callable(value):
             return UNLIMITED
         return to_nano(value) if unit == 0 else to_count(value, UNITS[unit])
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for digests and comparison; a callable shows as the fact that there is one."""
+        """Return plain data for digests and comparison. A function shows only as the fact that there is one."""
         data: dict[str, Any] = {"per": self.per}
         for name in UNITS:
             value = getattr(self, name)
@@ -660,7 +682,7 @@ def _threshold(entry: object) -> Threshold:
 
 @dataclass(frozen=True, slots=True)
 class BudgetStatus:
-    """One budget on one scope, as it stands: what a threshold's callback gets and ``plugin.budgets()`` lists."""
+    """One budget on one scope at a moment: what a threshold's callback gets and ``plugin.budgets()`` lists."""
 
     scope: str
     unit: str

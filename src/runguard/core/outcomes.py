@@ -29,7 +29,7 @@ from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
-_WRAPPED: Final = 32  # levels of {"result": …} that are opened; real answers have one or two
+_WRAPPED: Final = 32  # levels of {"result": …} to open; real answers have one or two
 
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 _BAD_WORDS: Final = (
@@ -48,8 +48,8 @@ _NO_SUCH_TOOL: Final = re.compile(
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
     re.IGNORECASE,
 )
-# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths. How many errors
-# are left is no such thing.
+# What varies between two reports of one failure besides times and ids: quoted names, numbers, paths. The number of
+# errors that are left stays, because it shows progress.
 _PARTICULARS: Final = re.compile(
     r"'[^'\n]{0,200}'|\"[^\"\n]{0,200}\"|`[^`\n]{0,200}`|\S{0,200}/\S{0,200}"
     r"|\d+(?! (?:[a-z]{1,20} )?(?:errors?|failures?|failed|failing|remaining|left|passed|to go)\b)(?!\d)"
@@ -63,12 +63,12 @@ _HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
 _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
 _SAYING: Final = frozenset({*_STATUS_KEYS, *_MESSAGE_KEYS})
-MISSING: Final = "missing"  # beside EMPTY: told as an error, so nothing was done
+MISSING: Final = "missing"  # class of an EMPTY answer that was reported as an error: nothing was done
 _TRACE: Final = "Traceback (most recent call last)"
 _ZERO: Final = re.compile(r"\W{0,4}<returncode>0<")
 _NO_SUCH_PAGE: Final = (404, 410)
 _REFUSED: Final = (401, 403, 407, 429)
-# only these are asked for their truth: others may run code
+# only values of these types are tested for truth, because others may run code
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
 _NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
@@ -97,16 +97,17 @@ _BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "que
 
 
 def was_done(answer: Any) -> bool:
-    """Whether a side effect with this answer happened."""
+    """Return whether a side effect with this answer happened."""
     outcome, why = classify(answer)
     return outcome is _OK or (outcome is _EMPTY and not why)
 
 
 def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
-    """The outcome of an answer and, for a failure, its class: equal for the same failure told about other particulars.
+    """Return the outcome of an answer and, for a failure, its class.
 
-    OK with a class is an answer that looks like success and asks to try again.
-    MISSING is like EMPTY, but the tool reported "nothing there" as an error. ``depth``: levels of wrapping to open.
+    The class is equal for the same failure with other particulars. OK with a class is an answer that looks like success
+    and asks to try again. EMPTY with the class MISSING: the tool reported "nothing there" as an error. ``depth``: how
+    many levels of wrapping to open.
     """
     if depth <= 0:
         return _OK, ""
@@ -123,7 +124,7 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
 
 
 def failure_class(text: str) -> str:
-    """A failure's message without its particulars: the same failure with another path or number is still the same."""
+    """Return a failure's message without its particulars: with another path or number it is still the same failure."""
     return _PARTICULARS.sub("#", mask(text if len(text) <= HEAD else f"{text[:HEAD]}\n{text[-TAIL:]}"))
 
 
@@ -141,7 +142,7 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
     if code is not None and code != 1:
         return _failed(text)
     if code == 1 and len(text) <= HEAD and not _has_output(text):
-        return _EMPTY, ""  # as of grep or diff: nothing found
+        return _EMPTY, ""  # grep and diff end with 1 when nothing was found
     if reports_failure(text):
         late = is_list_of_errors(text) or (_TRACE in head and not head.lstrip().startswith(_TRACE))
         return _failed(text, late=late)
@@ -178,7 +179,7 @@ def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
 
 
 def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
-    """What the fields that speak of success or failure say, or None."""
+    """Return the outcome that the fields about success or failure tell, or None."""
     get = answer.get
     if get("isError") is True or get("is_error") is True:
         return _failed(_said(answer), answer)
@@ -187,7 +188,7 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
         if error is None or (type(error) in _PLAIN and (not error or error in _NO_ERROR)):
             continue
         if type(error) is list and _is_record(answer):
-            continue  # what was found in a thing: a linter's errors are its answer
+            continue  # they were found in a thing: a linter's errors are its answer
         return _failed(_said(answer if error is True else error) or type(error).__name__, error)
     for key in _FLAG_KEYS:
         if get(key) is False:
@@ -215,7 +216,7 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
 
 
 def _asks_again(answer: dict[str, object]) -> str:
-    """The words by which a dict that holds no result asks to try again, or ""."""
+    """Return the words by which a dict that holds no result asks to try again, or ""."""
     if len(answer) > _FEW_KEYS:
         return ""
     said: list[str] = []
@@ -236,7 +237,10 @@ def _asks_again(answer: dict[str, object]) -> str:
 
 
 def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
-    """Exit code 1 without a message is how grep and diff say that something was or was not found."""
+    """Return the outcome of a command that ended with an exit code above 0.
+
+    Exit code 1 without a message is how grep and diff say that something was or was not found.
+    """
     errors, printed = answer.get("stderr"), answer.get("stdout", answer.get("output"))
     if code == 1 and (errors is None or (type(errors) is str and not errors.strip())):
         return classify(printed, depth - 1) if printed is None or type(printed) is str else (_OK, "")
@@ -244,7 +248,10 @@ def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome,
 
 
 def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
-    """One wrapping level: {"result": "..."} is how frameworks carry a bare string, None or list."""
+    """Return the outcome of an answer without telling fields, from what it wraps.
+
+    Frameworks carry a bare string, None or list as ``{"result": "..."}``.
+    """
     if len(answer) == 1:
         (key, value), *_ = answer.items()
         if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
@@ -280,8 +287,9 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
 
 
 def _is_record(answer: dict[str, object]) -> bool:
-    """Whether a dict tells about a thing that was looked up: its failed state is the answer, and no failure of the
-    tool.
+    """Return whether a dict tells about a thing that was looked up.
+
+    Its failed state is the answer then, and no failure of the tool.
     """
     return any(
         key not in _ENVELOPE and value is not None and type(value) in (str, int, float) for key, value in answer.items()
@@ -310,7 +318,7 @@ def _message_of(value: object) -> object:
 
 
 def _said(value: Any, depth: int = 3) -> str:
-    """The texts inside a failure, in a fixed order: its message, or else its status fields."""
+    """Return the texts inside a failure in a fixed order, joined to one text."""
     kind = type(value)
     if kind is str:
         content: str = value[:MAX_CHARS]
@@ -408,7 +416,7 @@ def _name(value: object) -> str:
 
 
 def _contains(text: str, name: str) -> bool:
-    """Whether ``name`` stands in ``text`` as a word of its own."""
+    """Return whether ``name`` stands in ``text`` as a word of its own."""
     at = text.find(name)
     return at >= 0 and not (_in_word(text[max(at - 1, 0) : at]) or _in_word(text[at + len(name) : at + len(name) + 1]))
 
@@ -495,12 +503,12 @@ _LOOKED_UP: Final = re.compile(
 
 
 def _is_nothing(text: str) -> bool:
-    """A whole answer that says "nothing". An edit whose text is not there has failed."""
+    """Return whether a whole answer says "nothing". An edit whose text is not there has failed."""
     return _NOTHING.match(text) is not None and _EDIT.match(text) is None
 
 
 def says_missing(message: str) -> bool:
-    """A short message of an error about one of many things."""
+    """Return whether an error is a short message that one of many things is missing or unavailable."""
     if len(message) > _SHORT_MESSAGE:
         return False
     if _NEEDED.search(message) is not None:
@@ -519,13 +527,13 @@ _TAGS: Final = re.compile(r"</?\w{1,20}>|\b(?:std)?(?:out(?:put)?|err)\s*:|\(?no
 
 
 def _exit_code(text: str) -> int | None:
-    """The exit code that a text begins with, unless it is 0."""
+    """Return the exit code that a text begins with, unless it is 0."""
     found = _EXIT.match(text)
     return (int(found[1]) or None) if found is not None else None
 
 
 def _has_output(text: str) -> bool:
-    """Whether anything is left of a text that begins with an exit code."""
+    """Return whether anything is left of a text beside the exit code that it begins with."""
     found = _EXIT.match(text)
     return found is None or bool(_TAGS.sub("", text[found.end() :]))
 
@@ -571,7 +579,7 @@ _VERDICT: Final = re.compile(
 
 
 def _may_ask(text: str) -> bool:
-    """A quick look, for the many answers that ask for nothing. Every text that asks for another attempt passes it."""
+    """Return False for most answers that ask for nothing. Every text that asks for another attempt passes."""
     if len(text) > _SHORT_ANSWER:
         return False
     lower = text.lower()
@@ -582,12 +590,12 @@ def _may_ask(text: str) -> bool:
 
 
 def _is_try_again(status: str) -> bool:
-    """A status that asks for another attempt: "retry_later"."""
+    """Return whether a status asks for another attempt, such as "retry_later"."""
     return len(status) <= _SHORT_ANSWER and _TRY_AGAIN.fullmatch(status) is not None
 
 
 def _says_try_again(text: str) -> bool:
-    """A short text that asks for another attempt and reports neither a result nor a verdict."""
+    """Return whether a short text asks for another attempt and reports neither a result nor a verdict."""
     return (
         _may_ask(text)
         and _ASKS.search(text) is not None

@@ -17,8 +17,11 @@ FILE_NAME: Final = "runguard.toml"
 
 
 def find_policy_file(start: Path | None = None) -> Path | None:
-    """Return the file that applies: the one named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml``, or
-    ``pyproject.toml`` with ``[tool.runguard]``, found upward from the working directory.
+    """Return the policy file that applies; None when there is none.
+
+    It is the one named by ``RUNGUARD_POLICY``, or else the first ``runguard.toml``, or ``pyproject.toml`` with
+    ``[tool.runguard]``, found upward from ``start`` (None: the working directory). Raise PolicyError when a folder or
+    file cannot be read.
     """
     named = os.environ.get("RUNGUARD_POLICY")
     if named:

@@ -1,8 +1,7 @@
-"""Keywords or ``runguard.toml`` -> a frozen ``Policy``. Invalid settings are rejected here, never in the middle of a
-run.
+"""Keywords or ``runguard.toml`` -> a frozen ``Policy``.
 
-The adapters and ``calls/functions`` build a policy, ``engine`` obeys it, ``cli`` reads its file. ``Policy.build`` says
-which setting wins.
+Invalid settings are rejected here, never in the middle of a run. The adapters and ``calls/functions`` build a policy,
+``engine`` obeys it, ``cli`` reads its file. ``Policy.build`` says which setting wins.
 """
 
 import json
@@ -158,9 +157,9 @@ LEAST_HELD: Final = 1  # what shows that something is left
 
 
 def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
-    """Return the nano-USD and tokens to reserve for a call; None is all that is left.
+    """Return the nano-USD and tokens to reserve for a call; None stands for all that is left.
 
-    Without a figure it is as little as shows that something is left.
+    Without a figure and without ``send_budget``, it is the smallest amount, which shows that something is left.
     """
     least = None if rule.send_budget else LEAST_HELD
     return (
@@ -173,7 +172,7 @@ def reserved_for(rule: RemoteAgent) -> tuple[int | None, int | None]:
 
 
 class ToolRule(SettingsModel):
-    """What is special about one tool.
+    """The settings of one tool.
 
     By name or glob in ``tools=``, or beside the tool with ``@runguard.tool(...)``.
     """
@@ -236,7 +235,7 @@ class ToolRule(SettingsModel):
 
 
 def declared_rule(**options: Any) -> ToolRule:
-    """Make a ToolRule from the keywords of ``@runguard.tool(...)``."""
+    """Return a ToolRule made from the keywords of ``@runguard.tool(...)``. Raise PolicyError for invalid ones."""
     try:
         return ToolRule.model_validate(options)
     except ValidationError as error:
@@ -545,7 +544,7 @@ _T = TypeVar("_T")
 
 
 class Policy(PolicyFile):
-    """A policy with the parts that only code can give. Frozen; ``Policy.build`` is the way to make one."""
+    """A policy with the parts that only code can give. Frozen; made with ``Policy.build``."""
 
     tool_result_normalizer: dict[str, Callable[[Any], Any]] = Field(
         default={}, description="Per tool: what of an answer counts for its identity."
@@ -569,9 +568,10 @@ class Policy(PolicyFile):
 
     @classmethod
     def build(cls, **keywords: Any) -> Self:
-        """Take keywords over the policy file over the defaults, and the environment over all. Raise PolicyError.
+        """Return the policy that the environment, keywords, the policy file and defaults give, in this order.
 
-        The environment is ``RUNGUARD_MODE`` and ``RUNGUARD_STORE``. ``find_policy_file`` says which file applies.
+        The first that names a setting decides it. The environment is ``RUNGUARD_MODE`` and ``RUNGUARD_STORE``.
+        ``find_policy_file`` says which file applies. Raise PolicyError for invalid settings.
         """
         values, source = off_loop(values_from_file)
         if keywords:
@@ -585,6 +585,10 @@ class Policy(PolicyFile):
 
     @classmethod
     def validated(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Return a policy of these values, where None means the default for most settings.
+
+        ``source`` names where they come from. Raise PolicyError for invalid settings.
+        """
         values = {
             key: value for key, value in values.items() if value is not None or key in _NONE_MEANS_OFF or key == "mode"
         }
@@ -647,8 +651,9 @@ class Policy(PolicyFile):
 
     @property
     def fan_out(self) -> int | None:
-        """The most branches of one node. Setting the number in flight also decides about fan-out, so there is no
-        default then.
+        """The most branches of one node, or None for no limit.
+
+        A policy that sets the number of calls in flight also decides about fan-out, so it has no default then.
         """
         if self.max_fan_out is not None:
             return self.max_fan_out
@@ -754,6 +759,7 @@ _LEAST: Final = {
 
 
 def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
+    """Raise ValueError when a rule or one of its rungs does not exist, or a rung can never fire."""
     if rule not in RULES:
         raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
     if rungs is True:
@@ -818,7 +824,7 @@ def switching(budgets: Iterable[Budget]) -> list[tuple[Budget, Threshold]]:
 
 
 def fault_of_switches(budgets: Iterable[Budget], prices: Mapping[str, Any], models: Any, source: Any) -> str:
-    """Return what is wrong with the models that thresholds switch to, or an empty text."""
+    """Return what is wrong with the models that thresholds switch to; an empty text when nothing is."""
     found = switching(budgets)
     if not found:
         return ""

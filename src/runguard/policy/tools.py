@@ -230,6 +230,7 @@ class Tools:
             self.known.pop(tool, None)
 
     def rule(self, tool: str) -> ToolRule | None:
+        """Return the rule of a tool, from the policy or from beside its code; None where there is none."""
         try:
             return self.known[tool]
         except KeyError:

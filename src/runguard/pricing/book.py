@@ -309,8 +309,8 @@ def packaged_table() -> PriceTable:
 def current_table() -> PriceTable:
     """Return the newest price table that this process can use.
 
-    There are three: the packaged table, the one that ``runguard prices --update`` wrote, and the prices of the installed
-    genai-prices. A process keeps the table that it first loaded.
+    There are three: the packaged table, the one that ``runguard prices --update`` wrote, and the prices of the
+    installed genai-prices. A process keeps the table that it first loaded.
     """
     return off_loop(_newest_table)
 

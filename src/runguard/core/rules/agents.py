@@ -147,8 +147,10 @@ class ReEntry:
         self._count = 0
 
     def go_on_from(self, caller: "ReEntry", *, is_call: bool) -> None:
-        """The lane of this detector begins inside the one of ``caller``: by a call of an agent, or as a parallel branch
-        of a container, which goes on with the chain only if the work was just handed to it.
+        """Go on with the chain of ``caller``, in whose lane the lane of this detector begins.
+
+        ``is_call``: it begins with a call of an agent. Else it is a parallel branch of a container, which goes on with
+        the chain only if the work was just handed to it.
         """
         if is_call or caller._handed:
             self._around = (*caller._around, *caller._chain)[-_CHAIN_KEPT:]
@@ -247,12 +249,13 @@ _VOCABULARY: Final = 1_024
 _NUMBER: Final = re.compile(r"\d+")
 _ITEM: Final = 1 / 3  # of a round: an order for the next item of a list is probably healthy
 _NEW_WORDS: Final = 4  # fewer are another way to say the same
-_NEW_SHARE: Final = 3  # one word in so many is new where a text brings another subject
+_NEW_SHARE: Final = 3  # a text brings another subject when one word in this many is new
 
 
 class Vocabulary:
-    """The words that orders and reports have used. Other words for one order soon repeat each other; other items do
-    not.
+    """The words that orders and reports have used.
+
+    Other words for one order soon repeat each other; other items do not.
     """
 
     __slots__ = ("_words",)
@@ -261,7 +264,7 @@ class Vocabulary:
         self._words: set[str] = set()
 
     def learn(self, text: str) -> bool:
-        """Remember the words of a text. Returns whether the text is about something else than those before it."""
+        """Remember the words of a text. Return whether the text is about something else than those before it."""
         words = _words(text)
         new = len(words - self._words)
         is_first = not self._words
@@ -284,6 +287,7 @@ class Templates:
         self._texts: OrderedDict[int, int] = OrderedDict()  # hash without numbers -> hash of the last such text
 
     def is_next_item(self, text: str) -> bool:
+        """Return whether the text equals an earlier one but for its numbers, and remember it."""
         text = text[:_READ]
         template, whole = hash(_NUMBER.sub("", text)), hash(text)
         before = self._texts.get(template)
@@ -346,7 +350,7 @@ class Orders:
         self._counting = False  # some worker has a round without news
         self._vocabulary = Vocabulary()
         self._templates = Templates()
-        self._is_next_item = False  # what was said last
+        self._is_next_item = False  # whether the last text was an order for the next item
         self._due: tuple[str, str, int] | None = None  # worker, lane, rounds: what the supervisor should read
 
     def observe(self, event: AgentEntered | ModelCall | ModelResult | ToolResults) -> Finding | None:
@@ -385,7 +389,7 @@ class Orders:
         if "@" in opened_by:
             _put(self._delegates, opened_by.partition("@")[0], None)
         elif self._due is not None and self._due[0] == event.agent and self._due[1] == event.lane:
-            self._due = ("", *self._due[1:])  # no other agent has spoken since: the worker itself reads it
+            self._due = ("", *self._due[1:])  # no other agent has spoken since, so the worker itself gets the nudge
 
     def _look_at(self, event: ToolResults) -> Finding | None:
         repeated: Answer | None = None
@@ -412,7 +416,7 @@ class Orders:
         return None if repeated is None or worker is None else self._count(event, repeated, worker)
 
     def _is_order(self, agent: str) -> bool:
-        """Whether the words of an agent are orders: those of a worker that repeats itself are reports."""
+        """Return whether the words of an agent are orders: those of a worker that repeats itself are reports."""
         worker = self._workers.get(agent)
         return worker is None or not worker.rounds
 
@@ -437,12 +441,12 @@ class Orders:
             return None
         turn = self._turns.get(event.lane.rpartition("/")[0], 0) if event.lane else -1
         if worker.lane != event.lane and worker.supervisor_turn == turn and worker.rounds:
-            return None  # set to work at once with others
+            return None  # the same response set it to work together with others
         worker.counted, worker.lane, worker.supervisor_turn = worker.entered, event.lane, turn
         others, before = self._calls - worker.calls, worker.calls_of_others
         worker.calls_of_others = others
         if others == before:
-            return None  # a loop set it to work, and no agent gave an order: its own texts may be its work
+            return None  # a loop set it to work without an order of an agent: its own texts may be its work
         worker.rounds += _ITEM if self._is_next_item else 1
         self._counting = True
         reached = self.rungs.at(worker.rounds)
@@ -459,7 +463,7 @@ class Orders:
         )
 
     def _reported(self, event: ToolResults) -> Finding | None:
-        """The nudge, where these are the answers that the supervisor waits for."""
+        """Return the nudge if these are the answers that the supervisor waits for."""
         assert self._due is not None
         lane = self._due[1]
         for a in event.answers:
@@ -469,7 +473,7 @@ class Orders:
         return None
 
     def _tell(self, event: ModelCall) -> Finding | None:
-        """The nudge, where another agent of the same lane is about to give the next order."""
+        """Return the nudge if another agent of the same lane is about to give the next order."""
         assert self._due is not None
         worker, lane, _ = self._due
         return self._nudge(worker or event.agent) if lane == event.lane and worker != event.agent else None
@@ -492,7 +496,7 @@ _Value = TypeVar("_Value")
 
 
 def _put(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int = _AGENTS_KEPT) -> None:
-    """Set an entry and make it the newest; the oldest goes when there are too many."""
+    """Set an entry and make it the newest. The oldest one goes when there are more than ``most``."""
     kept[key] = value
     kept.move_to_end(key)
     if len(kept) > most:
@@ -522,7 +526,10 @@ class _Reporter:
         self.reports: set[str] = set()
 
     def compare(self, order: set[str], report: set[str]) -> str:
-        """How this round relates to those before it; from now on its words are known."""
+        """Return how this round relates to those before it, and add its words to the known ones.
+
+        ``""``: its words are known, but a new order or a short report proves nothing.
+        """
         if not self.reports:
             self.orders, self.reports = order, report
             return OTHER
@@ -604,7 +611,7 @@ class ToldAgain:
 
 
 def _joined(known: set[str], words: set[str]) -> set[str]:
-    """All of them; only the newer ones where they become too many."""
+    """Return all words, or only the newer ones where they become too many."""
     return known | words if len(known) <= _VOCABULARY else words
 
 
@@ -612,8 +619,10 @@ def _joined(known: set[str], words: set[str]) -> set[str]:
 
 
 class Talk:
-    """Counts final texts of agents that have spoken before, in one lane. The first text of each agent is free: a chain
-    of many agents is not a talk. To a ``patient`` detector a text about something else is a step.
+    """Counts final texts of agents that have spoken before, in one lane.
+
+    The first text of each agent is free: a chain of many agents is not a talk. To a ``patient`` detector a text about
+    something else is a step.
 
     ``after_work`` are earlier limits for a row of texts, the first one counted, by those who have worked with tools:
     one agent, or a team that has so far acted after every few texts.
@@ -719,13 +728,16 @@ class Talk:
         return Finding("talk", action, count, limit, unit, key=key, detail=f"agent {event.agent}")
 
     def _idle(self) -> int:
-        """How long a row of texts is that those who have worked should not write; 0 where it may be their work."""
+        """Return how many texts in a row are too many for those who have worked.
+
+        It is 0 where the texts may be their work.
+        """
         if self._speaker in self._worked:
             return self._row
         return self._row if self._rows >= _ROWS and self._row >= _TIMES_LONGER * self._longest else 0
 
 
-_WATCH: Final = "\0"  # is not the name of an agent: the next step shows that the agent at work uses tools
+_WATCH: Final = "\0"  # stands for no agent, so that the next step is looked at: it shows that the agent uses tools
 _ROWS: Final = 3  # rows of texts that ended with a step: fewer show no habit
 _TIMES_LONGER: Final = 2
 

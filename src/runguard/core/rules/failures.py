@@ -45,11 +45,11 @@ class _Streak:
         self.is_command = False  # the tool takes one free text: a shell, a query
 
     def is_new_command(self, call: bytes) -> bool:
-        """Whether this is another text for a tool that takes any. It may differ in all that matters."""
+        """Return whether this is another text for a tool that takes any, and so may differ in all that matters."""
         return self.is_command and call not in self.calls
 
     def is_free(self, call: bytes, free: int) -> bool:
-        """Whether this is one of the first retries of a call that has met it already."""
+        """Return whether this is one of the first ``free`` retries of a call that has already failed like this."""
         return self.retries < free and call in self.calls
 
 
@@ -66,11 +66,14 @@ class _Streaks:
         return self.by_tool.get(tool)
 
     def next_count(self, streak: _Streak, call: bytes) -> int:
-        """What the next failure of this call would be counted as."""
+        """Return the number that the next failure of this call would be."""
         return streak.count + (not streak.is_free(call, self._free))
 
     def add(self, tool: str, kind: str, batch: str, call: bytes) -> int:
-        """One more of ``kind``; calls of one batch count once, another kind starts at one."""
+        """Count one more of ``kind`` and return how many are in a row.
+
+        Calls of one batch count once; another kind starts at one.
+        """
         streak = self.by_tool.pop(tool, None)
         if streak is None or streak.kind != kind:
             streak = _Streak(kind, batch)
@@ -151,14 +154,14 @@ class Stall:
         if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
             return None
         if streak.is_new_command(event.call):
-            return None  # tried for the first time: if it fails in the same way, too, its answer counts
+            return None  # it is tried for the first time; if it fails in the same way, its answer counts
         count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
         action, limit = self.rungs.at(count) or (Action.BLOCK, block)
         evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
         return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, "", evidence)
 
     def _kind(self, failure: str) -> str:
-        """What is counted together; "" for a failure that does not count here."""
+        """Return what is counted together; "" for a failure that does not count here."""
         return failure
 
 
@@ -229,7 +232,10 @@ class LastingFailures:
         return worst
 
     def _add(self, key: bytes | str, kind: str, call: bytes = b"") -> int:
-        """Returns how often this has failed in this way."""
+        """Count a failure and return how often this has failed in this way; 0 when it does not count.
+
+        ``call``: counts only if it is another one than before; empty counts always.
+        """
         lasting = self._kept.pop(key, None)
         if lasting is None or lasting.kind != kind:
             lasting = _Lasting(kind)
@@ -292,7 +298,10 @@ _LONGEST: Final = 400  # characters of an acknowledgement in JSON
 
 
 def is_acknowledgement(answer: object) -> bool:
-    """Whether an answer only says that the call was carried out: its values are true, words like "ok" or a count."""
+    """Return whether an answer only says that the call was carried out.
+
+    Its values are true, words like "ok" or a count.
+    """
     words = counts = 0
     leaves = _leaves(answer, _LEVELS)
     for leaf in islice(leaves, _MOST_LEAVES):
@@ -306,7 +315,7 @@ def is_acknowledgement(answer: object) -> bool:
 
 
 def _leaves(value: object, levels: int) -> Iterator[object]:
-    """The values inside of a dict, of a list with one entry, and of a short text that is JSON."""
+    """Yield the values inside of a dict, of a list with one entry, and of a short text that is JSON."""
     if type(value) is str and len(value) <= _LONGEST and value.strip()[:1] == "{":
         with suppress(ValueError):
             value = json.loads(value)
@@ -341,7 +350,7 @@ class EmptyAnswers:
                 continue
             if a.outcome is not _EMPTY:
                 if self.record:
-                    # whatever was found elsewhere: the work moves
+                    # a result of any tool shows that the work moves on
                     self._streaks.clear(a.tool if a.outcome in FAILURES else None)
                 continue
             count = self._streaks.add(a.tool, "empty", event.batch, a.call)
@@ -363,7 +372,7 @@ class EmptyAnswers:
 
 
 def _is_command(args: object) -> bool:
-    """Whether a call has one argument, a text of several words."""
+    """Return whether a call has one argument, a text of several words."""
     if type(args) is not dict or len(args) != 1:
         return False
     text = next(iter(args.values()))
@@ -390,7 +399,7 @@ class _Row:
         self.wordings: set[str] = set()
 
     def add(self, wording: str, call: bytes, batch: str) -> bool:
-        """Returns whether this answer counts: to a new call, in words that are known or nearly so, once per batch."""
+        """Take in an answer. Return whether it counts: to a new call, in known wording or nearly so, once per batch."""
         if wording not in self.wordings and len(self.wordings) >= _WORDINGS:
             self.count = self.in_a_row = 0
             self.calls.clear()
@@ -407,9 +416,10 @@ class _Row:
 
 
 class AskedAgain:
-    """Counts answers of one tool that ask to try again, each to another call. The same call once more is a retry and is
-    not counted here. A result of any tool ends the row, so that a batch in which some calls get through is not
-    stopped.
+    """Counts answers of one tool that ask to try again, each to another call.
+
+    The same call once more is a retry and is not counted here. A result of any tool ends the row, so that a batch in
+    which some calls get through is not stopped.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
@@ -447,7 +457,7 @@ class AskedAgain:
         return found
 
     def _relax(self) -> None:
-        """Something was achieved."""
+        """Reduce the counts after a success."""
         for tool, row in list(self._rows.items()):
             row.in_a_row = 0
             row.count -= _NEWS_WORTH
@@ -459,7 +469,7 @@ class AskedAgain:
 
 _NUDGE_AT: Final = 2
 _SAID: Final = 800
-_CUT: Final = "\0"  # is not the name of a tool
+_CUT: Final = "\0"  # cannot be the name of a tool
 # ADK's own words, whatever the arguments are.
 _REJECTED: Final = re.compile(r"mandatory input parameters? (?:are|is) not present", re.IGNORECASE)
 # Other validators, believed only where the arguments are empty: code that is being debugged says such things, too.
@@ -473,7 +483,7 @@ _MISSING: Final = re.compile(
 
 
 def lacks_arguments(args: object, said: str) -> bool:
-    """Whether a failure says that the call came without arguments that it needs."""
+    """Return whether a failure says that the call came without arguments that it needs."""
     head = said[:_SAID]
     if _REJECTED.search(head) is not None:
         return True

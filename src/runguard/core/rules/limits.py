@@ -24,7 +24,7 @@ class ModelCalls:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.kept = 0  # of the limit, for a last answer
+        self.kept = 0  # how many calls of the limit are kept for a last answer
         self.count = 0
 
     def observe(self, event: ModelCall) -> Finding | None:
@@ -35,7 +35,7 @@ class ModelCalls:
         return None
 
     def forget(self) -> None:
-        """The call was answered by somebody else's cache or never left."""
+        """Do not count a call that somebody else's cache answered or that was never sent."""
         self.count = max(0, self.count - 1)
 
 
@@ -61,14 +61,17 @@ class ToolCalls:
 
 
 class CallsPerTool:
-    """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops."""
+    """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops the run."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolCall,)
     rests = sees
     __slots__ = ("_counts", "_refused", "limit_of", "record")
 
     def __init__(self, limit_of: Callable[[str], int | None], limited: Sized) -> None:
-        """``limited``: the tools that have a limit, as far as they are known. More may be declared later."""
+        """Take the limits of tools from ``limit_of``, which returns None for a tool without one.
+
+        ``limited``: the tools that have a limit, as far as they are known. More may be declared later.
+        """
         self.limit_of, self.record = limit_of, limited
         self._counts: Counter[str] = Counter()
         self._refused: dict[str, str] = {}
@@ -94,11 +97,14 @@ class CallsPerTool:
             self._counts[event.tool] -= 1
 
     def dump(self) -> dict[str, list[int | str | None]]:
-        """Each tool that was counted: its calls, and the response in which one was refused first. JSON-ready."""
+        """Return each tool that was counted, ready for JSON.
+
+        Its values are its calls and the response in which one was refused first.
+        """
         return {tool: [self._counts[tool], self._refused.get(tool)] for tool in {**self._counts, **self._refused}}
 
     def load(self, counted: dict[str, list[Any]]) -> None:
-        """What ``dump`` gave, on another worker."""
+        """Take over what ``dump`` returned on another worker."""
         for tool, (count, refused) in counted.items():
             self._counts[tool] = int(count)
             if refused is not None:
@@ -133,7 +139,7 @@ class FanOut:
 class Deadline:
     """Wall clock of the run."""
 
-    # before the next step: a finished run is not stopped
+    # only events that begin a step, so that a finished run is not stopped
     sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff)
     __slots__ = ("seconds", "started")
 
@@ -147,12 +153,12 @@ class Deadline:
         return Finding("deadline", Action.STOP, round(elapsed, 3), self.seconds, "seconds", "run")
 
     def skip(self, seconds: float) -> None:
-        """So much time does not count: the run was paused."""
+        """Do not count the seconds in which the run was paused."""
         self.started += seconds
 
 
 class ResultSize:
-    """An answer too large to enter the history: the model gets a note instead."""
+    """Keeps answers that are too large out of the history: the model gets a note instead."""
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
     __slots__ = ("limit",)
@@ -199,6 +205,10 @@ class PromptSizes:
         self.size = 0  # bytes of the last request that was answered
 
     def add(self, tokens: int) -> float | None:
+        """Take in the prompt of one call.
+
+        Return the new ratio of last to first prompts; None while there are too few.
+        """
         self.seen += 1
         self.size = self.asked
         if self.seen <= self.wanted:
@@ -212,8 +222,10 @@ class PromptSizes:
         return self.ratio
 
     def was_cut(self, size: int, stop: float) -> bool:
-        """Whether the history was cut since the last answer: the next request is at most half as large, and would be
-        within the limit.
+        """Return whether the history was cut since the last answer, and the next request would be within the limit.
+
+        It was cut when the next request, of ``size`` bytes, is at most half as large as the last one. ``stop``: the
+        ratio that is the limit.
         """
         if not size or not self.size or not self.last or 2 * size > self.size:
             return False
@@ -229,7 +241,7 @@ class PromptSizes:
 
     @classmethod
     def load(cls, wanted: int, seen: int, first: int, size: int, last: list[int]) -> "PromptSizes":
-        """The inverse of ``dump``. Raises ``ValueError`` for what it cannot have written."""
+        """Return the sizes that ``dump`` described. Raise ValueError for what it cannot have returned."""
         if any(type(count) is not int or count < 0 for count in (seen, first, size, *last)) or len(last) > wanted:
             raise ValueError("sizes must be whole numbers, not negative")
         made = cls(wanted)
@@ -258,7 +270,7 @@ class Growth:
 
     def observe(self, event: ModelResult | ModelCall) -> Finding | None:
         key = (self._place, event.agent)
-        # a stop is for the next call: a run whose last answer is there is not stopped any more
+        # only a call is stopped, so a run that has given its last answer is not stopped any more
         if isinstance(event, ModelCall):
             known = self._sizes.get(key)
             if known is None:
@@ -300,7 +312,7 @@ class Growth:
         )
 
     def ratios(self) -> dict[str, float]:
-        """Recent over first, for every agent with enough calls to say."""
+        """Return the ratio of recent to first prompts, for every agent with enough calls."""
         known = list(self._sizes.items())
         return {
             agent: round(sizes.ratio, 3)
@@ -345,13 +357,13 @@ class Context:
 
     @property
     def suspicious_chars(self) -> int:
-        """Answers up to this size need no second look; 0 when there is nothing to compare with."""
+        """The most characters of an answer that needs no second look; 0 when there is nothing to compare with."""
         return self.limit * CHARS_PER_TOKEN // 2
 
     def _too_large(self, event: ToolResults) -> Finding | None:
-        """An answer is refused when it does not fit beside the prompt and is itself the larger half of the window.
+        """Refuse an answer that does not fit beside the prompt and is itself the larger half of the window.
 
-        A smaller one that does not fit either is not the culprit: the next request is stopped instead.
+        A smaller one that does not fit is let in: the next request is stopped instead.
         """
         room = (self.limit - self.prompt) * CHARS_PER_TOKEN
         worst = 0

@@ -63,7 +63,7 @@ _REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as m
 
 
 def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
-    """Digests only: arguments and results may hold secrets."""
+    """Return digests of the calls and answers, because arguments and results may hold secrets."""
     return tuple(
         {"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)}
         for a in event.answers[:MAX_EVIDENCE]
@@ -75,14 +75,14 @@ def _digest_of(answer: Answer) -> str:
 
 
 def swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
-    """``Rungs.at`` gives (action, limit); a Finding wants (action, observed, limit)."""
+    """Return (action, observed, limit) as a Finding takes them, from the (action, limit) of ``Rungs.at``."""
     return reached[0], observed, reached[1]
 
 
 # ---- The same call again: with the same answer, or with ever new ones.
 
-# One observation is one model response with all its calls; equal calls within it collapse. A refusal of ours is an
-# attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging do not enter here.
+# One observation is one model response with all its calls; equal calls within it count once. RunGuard's own refusal is
+# an attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging are left out.
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _READ: Final = 16_384  # characters of a text that are looked at
@@ -179,13 +179,14 @@ class Repetition:
         )
 
     def _ask_again(self, event: ToolCall) -> Finding | None:
-        """A framework may leave a call without an answer and ask the model again.
+        """Judge a call that is made again without an answer.
 
-        Calls outside of a model's response never get one.
+        A framework may leave a call unanswered and ask the model again. Calls outside of a model's response never get
+        an answer and do not count.
         """
         if not event.batch:
             return None
-        # an agent that never answers is not asked something else by other words
+        # other words for an agent that never answers are still the same call
         call = event.tool if event.depth else event.call
         agent, batch, calls = self._unanswered
         if event.batch == batch:
@@ -231,8 +232,10 @@ class SameCall:
     )
 
     def __init__(self, rungs: Rungs, *, look_from: float | None = None, wandering: Rungs | None = None) -> None:
-        """``look_from``: how long a row must be before words are looked at; a journal is kept for other rungs too, so
-        it wants to know early. ``wandering``: limits for answers that differ in their numbers alone; its rung ``block``
+        """Take the limits of a row of equal calls and of answers that say the same.
+
+        ``look_from``: how long a row must be before words are looked at. A journal is kept for other rungs too, so it
+        wants to know early. ``wandering``: limits for answers that differ in their numbers alone; its rung ``block``
         stops a call with a long argument.
         """
         self.rungs = rungs
@@ -344,8 +347,10 @@ class _Said:
         self._moved: list[int] = []
 
     def compare(self, text: str) -> str:
-        """How an answer relates to the one before, from now on the last one: WANDERS when the words are equal and no
-        number moves one way, MOVES when one does or nothing differs, "" when it says something else.
+        """Return how an answer relates to the one before, and remember it as the last one.
+
+        WANDERS: the words are equal and no number moves one way. MOVES: a number does, or nothing differs. "": it says
+        something else.
         """
         words = frozenset(word for word in _WORD.findall(text) if not word[0].isdigit())
         numbers = [float(number) for number in _NUMBER.findall(text)[:_NUMBERS_KEPT]]
@@ -365,7 +370,7 @@ class _Said:
 
 
 def _text_of(event: ToolResults, most: int) -> str:
-    """The text of the answers that count."""
+    """Return the text of the answers that count, up to ``most`` characters of each."""
     return " ".join(
         [answer_text(a.value)[:most] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
     )
@@ -391,7 +396,10 @@ class Rounds:
         self._same = [0] * (max_len + 1)  # _same[p]: steps in a row equal to the one p before
 
     def add(self, step: object, name: str) -> tuple[int, list[str]]:
-        """How many rounds end with this step, and the names of one round; no rounds where nothing repeats."""
+        """Return how many rounds end with this step, and the names of one round.
+
+        Where nothing repeats, that is 0 and no names.
+        """
         rounds, length = 0, 0
         for period in range(1, self.max_len + 1):
             same = len(self._recent) >= period and self._recent[-period] == step
@@ -454,9 +462,10 @@ _SAME: Final = 0.9  # share of the words of both calls
 
 
 class NearEqualCalls:
-    """Counts calls of one tool in a row whose long argument has nearly the same words, and whose other arguments are
-    equal. A call of another tool ends the row. It nudges and never stops: one query over thirty countries looks the
-    same.
+    """Counts nearly equal long calls of one tool in a row.
+
+    Their long argument has nearly the same words, and the other arguments are equal. A call of another tool ends the
+    row. It nudges and never stops: one query over thirty countries looks the same.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
@@ -501,7 +510,10 @@ class NearEqualCalls:
         )
 
     def _is_near(self, tool: str, args: dict[str, object], long: str) -> bool:
-        """Whether the call resembles the last one; from now on it is the last one. An equal call is a repetition."""
+        """Return whether the call resembles the last one, and remember it as the last one.
+
+        An equal call is a repetition and not near.
+        """
         listed = long[:_READ].split()
         words = frozenset(listed)
         others = frozenset(
@@ -529,10 +541,11 @@ _BACK: Final = 3  # words that come back: in a list that shrinks or a status tha
 
 
 class Reworded:
-    """Counts answers to one call, in a row, that are not equal to the answer before but bring no new number and hardly
-    a new word. The words of all answers in the row are known words. An equal answer, and one that only leaves words
-    out, does not count and does not end the row. Programs do not reword their answers, so this is not a wait for a
-    change.
+    """Counts answers to one call, in a row, that say the same in other words.
+
+    Such an answer is not equal to the one before, but brings no new number and hardly a new word. The words of all
+    answers in the row are known words. An equal answer, and one that only leaves words out, does not count and does not
+    end the row. Programs do not reword their answers, so this is not a wait for a change.
     """
 
     sees: ClassVar[tuple[type, ...]] = (ToolResults,)
@@ -575,7 +588,7 @@ class Reworded:
         )
 
     def _compare(self, answer: Answer) -> str:
-        """How the answer's words relate to those of the answers before it; from now on they are known."""
+        """Return how the answer's words relate to those of the answers before it, and add them to the known ones."""
         if self._text:
             self._last, self._text = _words(self._text), ""
             self._known = set(self._last)
@@ -591,7 +604,7 @@ class Reworded:
 
 
 def _prose(value: object) -> str:
-    """The text of an answer that is one text, as it is or as the only value of a dict."""
+    """Return the text of an answer that is one text, as it is or as the only value of a dict; else an empty one."""
     if type(value) is dict and len(value) == 1:
         value = next(iter(value.values()))
     return value[:_READ] if type(value) is str else ""
@@ -761,7 +774,10 @@ class SameAnswers:
         return found
 
     def _look_alike(self, event: ToolResults, a: Answer, args: object) -> Finding | None:
-        """``args``: of the call before, another one with the same answer."""
+        """Count an answer that equals the last one, to another call that may read like the last one.
+
+        ``args``: the arguments of the last call.
+        """
         if not event.is_understood:
             a.reads_alike = bool(a.args) and bool(args) and read_as(a.args) == read_as(args)
         self._alike = self._alike + 1 if a.reads_alike else 1
@@ -830,12 +846,12 @@ class NoNews:
         self._patient = patient
         self._count = 0
         self._batch = ""
-        self._by_words = False  # what was counted last were words: nothing has been said about it yet
+        self._by_words = False  # words were counted last, and no finding was made about them yet
         self._said: dict[int, None] = {}
         self._asked: dict[int, None] = {}
         self._is_asked_again = False
-        self._is_report = False  # a tool has answered since the last words: the next ones tell of that
-        self._times: dict[Pair, int] = {}  # since the last news, how often again
+        self._is_report = False  # a tool has answered since the last words, so the next ones may report on it
+        self._times: dict[Pair, int] = {}  # how often each was given again since the last news
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if type(event) is ModelCall:
@@ -871,7 +887,10 @@ class NoNews:
         )
 
     def _may_be_waiting(self, pairs: frozenset[Pair]) -> bool:
-        """Refusals alone are no waiting."""
+        """Return whether a patient detector should not stop yet: an answer in the row was given only a few times.
+
+        False for a long circle, and when every answer was a refusal.
+        """
         return bool(pairs) and self._count < _LONG_CIRCLE and min(self._times.values(), default=0) < _WAITED
 
     def _hear(self, words: int) -> None:
@@ -883,7 +902,10 @@ class NoNews:
         self._is_report = False
 
     def _before_the_next(self, event: ModelCall) -> Finding | None:
-        """Words stop the call that would follow them: a run whose last words are there is not stopped any more."""
+        """Judge words at the call that would follow them.
+
+        A run that has said its last words is not stopped any more.
+        """
         reached = self.rungs.at(self._count)
         if (
             reached is None
@@ -914,7 +936,7 @@ class NoNews:
 
 
 def _is_known(names: dict[int, None], name: int) -> bool:
-    """Whether it was there before; now it is."""
+    """Return whether the name was there before, and remember it."""
     if name in names:
         return True
     names[name] = None
@@ -964,6 +986,6 @@ class Polling:
         return worst
 
     def skip(self, seconds: float) -> None:
-        """So much time does not count: the run was paused."""
+        """Do not count the seconds in which the run was paused."""
         for call, (answer, since) in self._since.items():
             self._since[call] = (answer, since + seconds)
