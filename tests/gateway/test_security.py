@@ -1,6 +1,5 @@
 """Who may use a gateway, and what a hostile client can do to it."""
 
-import http.client
 import json
 import os
 import signal
@@ -80,17 +79,52 @@ def test_a_web_page_cannot_use_it(fine: RawUpstream, headers: dict[str, str], st
 # ---- no open relay
 
 
-@pytest.mark.parametrize("target", ["http://evil.example/v1/models", "//evil.example/v1/models", "/v1/../../@evil/x"])
-def test_a_request_goes_to_the_set_addresses_only(fine: RawUpstream, target: str) -> None:
-    with served(a_gateway(fine.url)) as url:
-        connection = http.client.HTTPConnection("127.0.0.1", httpx.URL(url).port or 0, timeout=10)
-        connection.putrequest("GET", target, skip_host=True)
-        connection.putheader("Host", "evil.example")
-        connection.endheaders()
-        connection.getresponse().read()
-        connection.close()
+def status_of(url: str, target: str, *headers: str) -> int:
+    """Ask for a target exactly as it is written, and give the status of the answer."""
+    lines = [f"GET {target} HTTP/1.1", "Host: evil.example", *headers, "Connection: close", "", ""]
+    with socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), timeout=10) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize("header", ["x-other: 1", "anthropic-version: 1"])  # chooses the provider, and so the address
+@pytest.mark.parametrize(
+    ("target", "status"),
+    [
+        ("http://EVIL/v1/models", 400),
+        ("@EVIL/v1/models", 400),
+        (".example/v1/models", 400),
+        ("*", 400),
+        ("/v1/models#@EVIL/", 400),
+        ("/v1/models?a=#@EVIL/", 400),
+        ("/v1/../../@EVIL/x", 400),
+        ("/anthropic/%2e%2e/..%2f..%2f@EVIL", 400),
+        ("//EVIL/v1/models", 200),
+        ("/anthropic@EVIL/x", 200),
+        ("/anthropic/@EVIL/x", 200),
+        ("/%61nthropic/v1/models", 200),  # an encoded name must not shift what is cut off
+        ("/token/a%2fb/v1/models", 200),
+    ],
+)
+def test_a_request_goes_to_the_set_addresses_only(fine: RawUpstream, header: str, target: str, status: int) -> None:
+    evil = RawUpstream()
+    try:
+        with served(a_gateway(fine.url)) as url:
+            assert status_of(url, target.replace("EVIL", evil.url.removeprefix("http://")), header) == status
+    finally:
+        evil.close()
+    assert not evil.arrived
+    assert len(fine.arrived) == (status == 200)
     for request in fine.arrived:
         assert request.headers["host"] == fine.url.removeprefix("http://")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "/v1//chat//completions", "/v1/chat%2fcompletions"])
+def test_another_spelling_of_a_path_passes_no_budget(fine: RawUpstream, path: str) -> None:
+    with served(a_gateway(fine.url, max_usd="0.000001")) as url:
+        answer = httpx.post(f"{url}{path}", json=ASKED)
+    assert answer.headers["x-runguard-stop"] == "budget"
+    assert not fine.arrived
 
 
 @pytest.mark.parametrize(
@@ -105,7 +139,8 @@ def test_paths_find_their_provider() -> None:
     upstreams = Upstreams({"openai": "http://o/api/v1", "anthropic": "http://a", "gemini": "http://g/"})
 
     def url(path: str, **headers: str) -> str:
-        return upstreams.target(path, path, {name.replace("_", "-"): value for name, value in headers.items()}).url
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return str(upstreams.target(path, "", given).url)
 
     assert url("/v1/chat/completions") == "http://o/api/v1/chat/completions"
     assert url("/openai/v1/chat/completions") == "http://o/api/v1/chat/completions"

@@ -4,11 +4,13 @@
 """
 
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+import httpx
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
@@ -30,8 +32,8 @@ class Target(NamedTuple):
     """The provider that a request is for, and its path there."""
 
     provider: str
-    path: str  # decoded, to see what is asked for
-    url: str  # without the query
+    path: str  # decoded and tidied, to see what is asked for
+    url: httpx.URL
 
 
 class Upstreams:
@@ -42,23 +44,29 @@ class Upstreams:
         if unknown := set(given or {}) - set(PUBLIC):
             raise PolicyError(f"upstream {min(unknown)!r}: not a provider; use {', '.join(PUBLIC)}")
 
-    def target(self, path: str, raw_path: str, headers: Mapping[str, str]) -> Target:
-        """Return where a request goes. The first part of its path may name the provider."""
-        first = path[1:].partition("/")[0]
-        if first in self._bases:
-            path, raw_path, provider = path[len(first) + 1 :], raw_path[len(first) + 1 :], first
+    def target(self, raw_path: str, query: str, headers: Mapping[str, str]) -> Target:
+        """Return where a request goes. The first part of its path may name the provider.
+
+        ``raw_path`` begins with a slash. It is only ever a path: no part of it can become the host.
+        """
+        provider = raw_path[1:].partition("/")[0]
+        if provider in self._bases:
+            raw_path = raw_path[len(provider) + 1 :]
         else:
-            provider = _provider_of(path, headers)
-        if provider == "openai" and (path == "/v1" or path.startswith("/v1/")):  # the address has it already
-            path, raw_path = path[3:], raw_path[3:]
-        return Target(provider, path, self._bases[provider] + raw_path)
+            provider = _provider_of(unquote(raw_path), headers)
+        if provider == "openai" and (raw_path == "/v1" or raw_path.startswith("/v1/")):  # the address has it already
+            raw_path = raw_path[3:]
+        base = self._bases[provider]
+        whole = f"{base.path.rstrip('/')}{raw_path}{'?' if query else ''}{query}" or "/"
+        path = re.sub("/{2,}", "/", unquote(raw_path)).rstrip("/")
+        return Target(provider, path, base.copy_with(raw_path=whole.encode()))
 
 
-def _base(name: str, url: str) -> str:
+def _base(name: str, url: str) -> httpx.URL:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or "@" in url:
         raise PolicyError(f"upstream {name}: not an http(s) address without a query: {printable(url)!r}")
-    return url.rstrip("/")
+    return httpx.URL(url)
 
 
 def _provider_of(path: str, headers: Mapping[str, str]) -> str:
@@ -73,6 +81,7 @@ def _provider_of(path: str, headers: Mapping[str, str]) -> str:
 
 TOKEN_HEADER: Final = "x-runguard-token"
 TOKEN_PATH: Final = "/token/"
+_DOTS: Final = frozenset({".", ".."})
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -104,10 +113,9 @@ class Access:
         """Return the names of this machine on a port."""
         return frozenset(f"{name}:{port}" for name in _LOOPBACK)
 
-    def admit(self, scope: Scope, headers: Headers) -> tuple[str, str] | Refused:
-        """Return the path of an admitted request, decoded and as it was sent."""
-        path: str = scope["path"]
-        raw_path = scope.get("raw_path", b"").decode("latin-1") or path
+    def admit(self, scope: Scope, headers: Headers) -> str | Refused:
+        """Return the path of an admitted request, as it was sent."""
+        raw_path: str = scope["raw_path"].decode("latin-1")
         if self.hosts and headers.get("host", "").lower() not in self.hosts:
             return Refused(421, f"this gateway answers at {min(self.hosts)} only")
         if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
@@ -115,15 +123,17 @@ class Access:
         if headers.get("upgrade", "").lower() == "websocket":
             return Refused(426, "this gateway has no websockets; use the HTTP interface of the provider")
         given = headers.get(TOKEN_HEADER, "")
-        if path.startswith(TOKEN_PATH) and raw_path.startswith(TOKEN_PATH):
-            given, slash, _ = path[len(TOKEN_PATH) :].partition("/")
-            path = path[len(TOKEN_PATH) + len(given) :] if slash else "/"
-            raw_path = "/" + raw_path[len(TOKEN_PATH) :].partition("/")[2]
+        if raw_path.startswith(TOKEN_PATH):
+            secret, _, rest = raw_path[len(TOKEN_PATH) :].partition("/")
+            given, raw_path = unquote(secret), f"/{rest}"
         if self.token and not hmac.compare_digest(given.encode(), self.token.encode()):
             return Refused(
                 401, f"this gateway needs its token: header {TOKEN_HEADER}, or {TOKEN_PATH}TOKEN in the path"
             )
-        return path, raw_path
+        is_plain = raw_path.startswith("/") and _DOTS.isdisjoint(unquote(raw_path).split("/"))
+        if not is_plain or "#" in raw_path or b"#" in scope["query_string"]:
+            return Refused(400, "this gateway is no proxy: ask for a plain path of a provider")
+        return raw_path
 
     def payer(self, headers: Headers, query: str) -> Payer:
         """Return who pays: a trusted header, the program that was started with this gateway, or the provider's key."""

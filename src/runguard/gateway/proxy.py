@@ -105,7 +105,7 @@ class Gateway(Controls):
         self.tally.requests += 1
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
-        target = self.upstreams.target(*admitted, headers)
+        target = self.upstreams.target(admitted, scope["query_string"].decode("latin-1"), headers)
         await Exchange(self, scope, headers, receive, send, target).run()
 
     def note_unguarded(self, path: str) -> None:
@@ -205,7 +205,7 @@ class Exchange:
         if (changed := call.changed()) is not None:
             content = json.dumps(changed).encode()
             headers = [(name, value) for name, value in headers if name != b"content-encoding"]
-        request = httpx.Request(self._scope["method"], self._url(), headers=headers, content=content)
+        request = httpx.Request(self._scope["method"], self._target.url, headers=headers, content=content)
         self._gateway.tally.calls += 1
         try:
             response = await call.permission.during(self._gateway.client.send(request, stream=True))
@@ -308,7 +308,7 @@ class Exchange:
             content = self._chunks()
             if (length := self._headers.get("content-length")) is not None:
                 headers.append((b"content-length", length.encode()))
-        request = httpx.Request(self._scope["method"], self._url(), headers=headers, content=content)
+        request = httpx.Request(self._scope["method"], self._target.url, headers=headers, content=content)
         try:
             response = await self._gateway.client.send(request, stream=True)
         except httpx.HTTPError as error:
@@ -328,9 +328,6 @@ class Exchange:
         await self._piece(b"", is_last=True)
 
     # ---- the client -------------------------------------------------------------------------------------------------
-
-    def _url(self) -> str:
-        return f"{self._target.url}?{self._query}" if self._query else self._target.url
 
     def _request_headers(self) -> list[tuple[bytes, bytes]]:
         """The headers for the provider. Of the encodings of the answer, one is kept that can be read here."""
