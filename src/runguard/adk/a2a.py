@@ -71,7 +71,7 @@ class RemoteCalls:
         self._reported: set[str] = set()  # agents whose missing usage is in the log
 
     async def before(self, agent: BaseAgent, invocation: Invocation, lane: str, ic: InvocationContext) -> Trip | None:
-        """Reserve for a call of a remote agent. A trip: it may not be made."""
+        """Reserve for a call of a remote agent. Return the trip if it may not be made."""
         guard, rule = self._guard, self._guard.policy.remote_agent(agent.name)
         event = ModelCall(
             invocation.run.info.run, lane, agent.name, guard.clock(), rule.model, bound=reserved_for(rule)
@@ -101,7 +101,7 @@ class RemoteCalls:
         if call is not None and event.content is not None and not event.error_message:
             parts = event.content.parts or ()
             said = "".join(part.text or "" for part in parts if not part.thought)
-            # files and data are not compared: each is news
+            # Files and data are not compared: each counts as new.
             call.said = said or (event.id if any(part.text is None for part in parts) else call.said)
         if response is None:
             if call is not None and event.error_message:
@@ -121,8 +121,9 @@ class RemoteCalls:
                 self._stop(invocation, event, lane, reply.trip)
 
     def stop_of(self, call: _RemoteCall, *, is_late: bool = False) -> Trip | None:
-        """Return why a call at work has to end: a stop in force, a budget, or the time. ``is_late``: its time is over
-        by the clock of the event loop.
+        """Return why a call at work has to end: a stop in force, a budget, or the time.
+
+        ``is_late``: its time is over by the clock of the event loop.
         """
         try:
             return self._stop_of(call, is_late)
@@ -169,7 +170,7 @@ class RemoteCalls:
         return event
 
     def after(self, agent: BaseAgent, ic: InvocationContext) -> None:
-        """The agent has finished."""
+        """Close the call of an agent that has finished."""
         call = self._open.get((ic.invocation_id, agent.name, ic.branch))
         if call is not None:
             self._close(call)
@@ -218,8 +219,8 @@ class RemoteCalls:
                 missing = guard.accounts.open_settled(call.invocation.run.run_costs, rest)
                 missing.rates = _NO_USAGE
                 guard.settle(missing, Usage())
-        # The rules see it as the words of a local agent. ADK sends nothing where nobody has said anything since: those
-        # calls have no words, all of them.
+        # The rules see it as the words of a local agent. ADK sends nothing where nobody has said anything since, so
+        # such calls never have words.
         words = ModelResult(event.run, lane, event.agent, guard.clock())
         words.text_id, words.text = words_name(call.said), call.said
         guard.after(words)
@@ -227,7 +228,7 @@ class RemoteCalls:
             self._log_unreported(event.agent)
 
     def _stop(self, invocation: Invocation, event: Event, lane: str, far: Any) -> None:
-        """A guard on the far side has stopped the run there. This run stops, too."""
+        """Stop this run, because a guard on the far side has stopped the run there."""
         guard, agent = self._guard, event.author
         rule, name = (_short(far.get(key, "an unknown rule")) for key in ("rule", "id"))
         detail = f"remote agent {agent} was stopped by {rule}" + (f", trip {name}" if far else "")
@@ -251,7 +252,7 @@ _remote_types: Final[dict[type, bool]] = {}
 
 
 def is_remote(agent: BaseAgent) -> bool:
-    """Whether an agent works on another server. ADK's class is not imported: it needs the A2A packages."""
+    """Return whether an agent works on another server. ADK's class is not imported: it needs the A2A packages."""
     kind = type(agent)
     known = _remote_types.get(kind)
     if known is None:
@@ -279,7 +280,7 @@ class _Work:
         self._late: _RemoteCall | None = None  # the call whose time is over first
 
     def end(self) -> None:
-        """Stop waiting. From any thread."""
+        """End the wait for the next event. Safe to call from any thread."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end)
 
@@ -289,7 +290,10 @@ class _Work:
             self._timeout.reschedule(self._loop.time())
 
     async def following(self, events: AsyncGenerator[Event, None]) -> Event | None:
-        """Wait for the next event. None: the time is over, or the kill switch was used. Raises StopAsyncIteration."""
+        """Wait for the next event. Return None if the time is over or the kill switch was used.
+
+        Raise ``StopAsyncIteration`` at the end of the reply.
+        """
         left = {call: call.calls.seconds_left(call) for call in self.calls}
         self._late = min(left, key=left.__getitem__, default=None)
         seconds = left[self._late] if self._late is not None else math.inf
@@ -314,7 +318,10 @@ class _Work:
 
 
 def wrap_remote_agents() -> None:
-    """Wrap the classes of remote agents that exist by now. Before a run: ADK reads the method before its first hook."""
+    """Wrap the classes of remote agents that exist by now.
+
+    To be called before each run, because ADK reads the method before its first hook.
+    """
     kinds: list[type] = [kind for kind in BaseAgent.__subclasses__() if kind.__name__ == _REMOTE]
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
@@ -374,7 +381,7 @@ def watched(original: Any) -> Any:
 
 
 def _held(charge: Any, rule: RemoteAgent) -> Ceiling:
-    """What was reserved, in the units that a budget limits; else what the rule says."""
+    """Return what was reserved, in the units that a budget limits, and else what the rule says."""
     usd = None if rule.max_usd is None else to_nano(rule.max_usd)
     tokens = rule.max_tokens
     if charge.hold is not None:
@@ -389,7 +396,7 @@ def _is_estimate(rates: Rates | Unpriced) -> bool:
 
 
 def _short(name: Any) -> str:
-    """A name from the far side, for a message."""
+    """Return a name from the far side in a form that is safe in a message."""
     return printable(name[:64]) if isinstance(name, str) else "an unknown name"
 
 
@@ -406,7 +413,7 @@ _sending: Final = LruDict[_Key, Ceiling](_SENDING_KEPT)
 
 
 def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:
-    """What the caller of an A2A server can pay for; and an error text when that cannot be read.
+    """Return what the caller of an A2A server can pay for, and an error text when that cannot be read.
 
     ADK's server passes the metadata of a request on in ``RunConfig.custom_metadata["a2a_metadata"]``.
     """
@@ -430,7 +437,7 @@ def remote_budget(policy: Policy, config: Any) -> tuple[Ceiling, str]:
 
 
 def prepare(agent: BaseAgent, key: _Key, amount: Ceiling) -> None:
-    """The next request of a remote agent carries ``amount``. Several guards: the lower one counts."""
+    """Let the next request of a remote agent carry ``amount``. With several guards, the lowest amount counts."""
     _sending[key] = lower_ceiling(_sending.get(key, _NO_CEILING), amount)
     try:
         _connect(agent)
@@ -443,7 +450,7 @@ def prepare(agent: BaseAgent, key: _Key, amount: Ceiling) -> None:
 
 
 def forget(key: _Key) -> None:
-    """The call of the remote agent is over."""
+    """Forget the amount for a call of a remote agent that is over."""
     _sending.pop(key, None)
 
 
@@ -458,11 +465,11 @@ class BudgetSender:
         self._provider = provider
 
     def __call__(self, context: Any, message: Any) -> Any:
-        """As ``a2a_request_meta_provider``."""
+        """Add the budget as ADK's ``a2a_request_meta_provider``."""
         return _with_budget(context, self._provider(context, message))
 
     async def before_request(self, context: Any, request: Any, parameters: Any) -> tuple[Any, Any]:
-        """As an interceptor."""
+        """Add the budget as an interceptor of ADK."""
         parameters.request_metadata = _with_budget(context, parameters.request_metadata)
         return request, parameters
 
@@ -493,5 +500,5 @@ def _connect(agent: Any) -> None:
     if any(isinstance(getattr(one.before_request, "__self__", None), BudgetSender) for one in interceptors):
         return
     ours = RequestInterceptor(before_request=BudgetSender().before_request)
-    # a copy: agents may share a config
+    # Changed in a copy, because agents may share a config.
     agent._config = agent._config.model_copy(update={"request_interceptors": [*interceptors, ours]})

@@ -112,7 +112,7 @@ class EventReader:
             self._stopper.mark(event, invocation.stop_in(self._event_lane(invocation, event)))
 
     def _judge_code(self, invocation: Invocation, event: Event, parts: list[types.Part]) -> None:
-        """Under an explicit limit of equal answers, what executed code has printed is an answer of a tool."""
+        """Judge what executed code has printed, as an answer of a tool. Only under an explicit limit on equal ones."""
         lane, guard = self._event_lane(invocation, event), self._guard
         answers: list[Answer] = []
         for part in parts:
@@ -132,7 +132,7 @@ class EventReader:
                 announce(decision.trip, self._invocations)
 
     def _transfer_lane(self, invocation: Invocation, event: Event, answers: list[types.FunctionResponse]) -> str:
-        """The lane of the call that asked for a transfer.
+        """Return the lane of the call that asked for a transfer.
 
         The branch alone is not enough: older versions of ADK give simultaneous calls the same branch.
         """
@@ -149,8 +149,9 @@ class EventReader:
         return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
     def _release_slot(self, invocation: Invocation, event: Event) -> None:
-        """An agent's event shows that its model's answer has arrived, or that a callback or a later plugin answered the
-        call.
+        """Release the slot of the call that an agent's event answers.
+
+        The answer came from its model, or from a callback or a later plugin.
         """
         unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
         for task, flight in invocation.flights.items():
@@ -170,7 +171,7 @@ class EventReader:
                 invocation.run.slots.give_back(task)
 
     def _on_change(self, invocation: Invocation, event: Event) -> None:
-        """Something was stored without a tool call. The text of an agent under its ``output_key`` is still talk."""
+        """Report what was stored without a tool call. The text of an agent under its ``output_key`` is still talk."""
         parts = (event.content.parts if event.content is not None else None) or []
         words = "".join(part.text for part in parts if part.text and not part.thought)
         changed: list[object] = [[key, value] for key, value in event.actions.state_delta.items() if value != words]
@@ -181,9 +182,7 @@ class EventReader:
             self._guard.after(StateChanged(invocation.run.info.run, lane, event.author, self._guard.clock(), name))
 
     def _on_live_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
-        """A live model reports its usage in events. Each report is booked at once; a spent budget stops the run at the
-        next user content.
-        """
+        """Book the usage that a live model reports in an event. A spent budget stops it at the next user content."""
         if event.author == _USER:
             return
         run, lane, guard = invocation.run, self._event_lane(invocation, event), self._guard
@@ -195,7 +194,7 @@ class EventReader:
         prompt = usage.prompt or prompt
         invocation.live_usage[lane] = CallUsage(), prompt  # one entry per lane
         if usage.reported is None and not usage.text_tokens:
-            return  # zeros, and no answer since the last report
+            return  # the report holds zeros, and there was no answer since the last one
         billed, estimated = usage.bill(prompt)
         call = ModelCall(
             run.info.run, lane, event.author, guard.clock(), event.model_version or _live_model(ic, event.author)
@@ -204,7 +203,7 @@ class EventReader:
         if (
             run.model_calls is not None and guard.policy.max_model_calls is not None
         ):  # ADK's own limit excludes live calls
-            run.model_calls.count += 1  # the count of the hook was taken back: a live model answers without it
+            run.model_calls.count += 1  # the hook's own count was taken back, because a live model answers without it
         guard.settle(guard.accounts.open_settled(run.run_costs, call), billed, estimated=estimated)
         guard.after(ModelResult(run.info.run, lane, event.author, guard.clock(), usage.prompt, billed.output))
 
@@ -218,7 +217,7 @@ class EventReader:
         waiting: Collection[str] = (),
         hands_over: bool = False,
     ) -> None:
-        """Judge the answers to one model response. A nudge or a refusal is added to them.
+        """Judge the answers to one model response, and add a nudge or a refusal to them.
 
         ``hands_over``: one of the tools set ``transfer_to_agent``. With several answers ADK does not show which one.
         """
@@ -279,9 +278,7 @@ class EventReader:
             announce(decision.trip, self._invocations)
 
     def read_outside_answers(self, invocation: Invocation, responses: list[types.FunctionResponse]) -> None:
-        """The user or another system has answered open calls. Judge copies, so that the user's message stays as it
-        is.
-        """
+        """Judge answers that the user or another system gave to open calls. The user's message is not changed."""
         copies = [response.model_copy() for response in responses]
         lanes = {call.lane for response in responses if (call := invocation.calls.get(response.id or "")) is not None}
         self.judge_answers(invocation, copies, author=invocation.root_agent)
@@ -292,9 +289,9 @@ class EventReader:
                 own.notice = next((notice for notice in notices if notice), own.notice)
 
     def _was_interrupted(self, invocation: Invocation, key: str, answer: dict[str, Any] | None) -> bool:
-        """Whether an agent called as a tool was stopped before it answered.
+        """Return whether an agent called as a tool was stopped before it answered.
 
-        Text from one of its branches is kept: it is paid.
+        An answer with text from one of its branches counts as an answer, because it is paid.
         """
         lanes = invocation.run.lanes
         own = lanes.get(key)
@@ -309,7 +306,7 @@ class EventReader:
         )
 
     def _is_stop_text(self, invocation: Invocation, lane: str, answer: dict[str, Any] | None) -> bool:
-        """Whether a tool answers with our stop text: it ran an agent whose model call was refused."""
+        """Return whether a tool answers with our stop text, because it ran an agent whose model call was refused."""
         trip = invocation.stop_in(lane)
         result = (answer or {}).get("result")
         return trip is not None and result in ("", self._guard.stop_text(trip))
@@ -325,7 +322,7 @@ class EventReader:
 
 
 def _live_model(ic: InvocationContext, author: str) -> str:
-    """The model of a live agent, where its events do not name it."""
+    """Return the model of a live agent, for events that do not name it; "" where it is unknown."""
     root = getattr(ic.agent, "root_agent", None)
     agent = (root.find_agent(author) if root is not None else None) or ic.agent
     model = getattr(agent, "canonical_live_model", None) or getattr(agent, "canonical_model", None)
@@ -346,11 +343,11 @@ class RunStarter:
         self._policy_error = policy_error
 
     async def invocation_of(self, ic: InvocationContext) -> Invocation:
-        """The invocation that a hook is called for. Starts it where no hook announced it."""
+        """Return the invocation that a hook is called for. Start it where no hook announced it."""
         return self._invocations.find_current(ic.invocation_id) or await self.start(ic)
 
     async def start(self, ic: InvocationContext, *, announced: bool = False) -> Invocation:
-        """``announced``: by ADK's before-run hook, rather than found by a later hook."""
+        """Register a nested, resumed or new invocation. ``announced``: by ADK's before-run hook, not by a later one."""
         guard, tool = self._guard, enclosing_tool(self._guard)
         if tool is not None:
             lane = open_child(guard, tool)
@@ -360,7 +357,7 @@ class RunStarter:
         info, wrong = self._info(ic, history.name)
         run = await run_of(guard, info, history)
         known = self._invocations.find(ic.invocation_id)
-        if known is not None and known.run is run:  # resumed twice at once: both streams are the same run
+        if known is not None and known.run is run:  # resumed twice at once, so both streams belong to the same run
             known.entered += announced
             return self._invocations.register(ic, known)
         invocation = Invocation(ic.invocation_id, run, ic.plugin_manager, ic.session.id, _root_of(ic))
@@ -377,7 +374,7 @@ class RunStarter:
         return invocation
 
     def _info(self, ic: InvocationContext, name: str) -> tuple[RunInfo, str]:
-        """The scope and the limits of the run; and an error text when the options in its RunConfig are invalid."""
+        """Return the scope and the limits of the run, and an error text when options in its RunConfig are invalid."""
         config = ic.run_config
         limit = config.max_llm_calls if config else None
         given = config.custom_metadata.get(METADATA_KEY) if config and config.custom_metadata else None
@@ -407,8 +404,9 @@ def _parts(content: types.Content | None) -> list[types.Part]:
 
 
 def _input_of(ic: InvocationContext) -> bytes:
-    """The identity of the user's message to the root agent. A short message in the middle of a conversation, such as
-    "continue", has none: its meaning depends on what was said before.
+    """Return the identity of the user's message to the root agent; empty for a short one inside a conversation.
+
+    The meaning of a short message, such as "continue", depends on what was said before.
     """
     asked: list[Any] = []
     size = 0
@@ -470,7 +468,10 @@ def history_of(ic: InvocationContext) -> SessionHistory:
 
 
 def _is_message(event: Event) -> bool:
-    """Whether it is a message of the user. Results of tasks and summaries of compactions have the author "user" too."""
+    """Return whether it is a message of the user.
+
+    Results of tasks and summaries of compactions have the author "user" too.
+    """
     parts: list[Any] = (event.content.parts if event.content is not None else None) or []
     return (
         bool(parts) and not any(part.function_response is not None for part in parts) and not event.actions.compaction
@@ -478,7 +479,7 @@ def _is_message(event: Event) -> bool:
 
 
 async def run_of(guard: Guard, info: RunInfo, history: SessionHistory) -> Run:
-    """The run to go on with, or a new one.
+    """Return the run to continue, or a new one.
 
     ADK resumes an invocation under its id: when a function response answers an open question, or when the caller names
     the id. Neither adds a message of the user. A further message of the user starts a new run, also where ADK uses the
@@ -503,9 +504,9 @@ _LABELS_KEPT: Final = 64
 
 
 def run_options(given: Any) -> tuple[dict[str, str], int | None, int | None, str]:
-    """Labels, nano-USD, tokens; and an error text when they are invalid, which stops the run before it pays.
+    """Return labels, nano-USD, tokens, and an error text when they are invalid, which stops the run before it pays.
 
-    ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
+    Users give them as ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
     """
     if given is None:
         return {}, None, None, ""

@@ -97,7 +97,7 @@ class GuardedLlm(Controls, BaseLlm):
         return self._inner.capabilities  # newer versions of ADK ask a model what it can do
 
     def connect(self, llm_request: LlmRequest) -> Any:
-        """A live connection goes to the inner model without a guard. The plugin books the usage of live runs."""
+        """Connect to the inner model without a guard. The plugin books the usage of live runs."""
         return self._inner.connect(llm_request)
 
     async def generate_content_async(
@@ -160,7 +160,7 @@ class GuardedLlm(Controls, BaseLlm):
         yield last
 
     def _read(self, response: LlmResponse, state: _AgentState, mine: tuple[ModelLayer, ...]) -> Trip | None:
-        """Returns our own stop, decided further in or because of this answer. Notes whether the agent is done."""
+        """Note whether an answer ends the agent's work. Return our own stop, decided further in or because of it."""
         if response.error_code == STOP_CODE and (stop := trip(response)) is not None and self._is_mine(stop):
             return stop
         if response.partial:
@@ -176,7 +176,7 @@ class GuardedLlm(Controls, BaseLlm):
         )
 
     def _handoff_lane(self, run: Run) -> str:
-        """Each agent has a lane. Their hand-offs are counted in one lane of their Runner."""
+        """Return the lane of the Runner, in which hand-offs are counted: each of its agents has a lane of its own."""
         stream = HERE.get().stream
         if stream is None or stream.outer is None:
             return ROOT_LANE
@@ -188,7 +188,7 @@ class GuardedLlm(Controls, BaseLlm):
     # ---- the run of a call ------------------------------------------------------------------------------------------
 
     async def _place(self, request: LlmRequest) -> tuple[_GuardedRun, str, str, bool]:
-        """The run, the lane and the agent of a call; and whether this guard judges the tools' answers."""
+        """Return the run, the lane and the agent of a call, and whether this guard judges the tools' answers."""
         agent = (request.config.labels or {}).get(_AGENT_LABEL) or _UNNAMED
         stream = HERE.get().stream
         if stream is None:
@@ -234,7 +234,7 @@ class GuardedLlm(Controls, BaseLlm):
     def _learn(
         self, invocation: Invocation, state: _AgentState, lane: str, agent: str, request: LlmRequest
     ) -> Trip | None:
-        """Judge the answers at the end of a request: they came since the last request."""
+        """Judge the answers at the end of a request, which came since the last request."""
         guard, run = self._guard, invocation.run
         if lane not in run.lanes:
             guard.open_lane(run, lane, ROOT_LANE, concurrent=False)
@@ -245,7 +245,7 @@ class GuardedLlm(Controls, BaseLlm):
                 return stop
         answers = _answers(guard, request.contents)
         mark = (len(request.contents), b"".join(answer.call for answer in answers))
-        if not answers or mark == state.seen:  # the same request again: a retry
+        if not answers or mark == state.seen:  # the same request again is a retry
             return None
         state.seen = mark
         event = ToolResults(run.info.run, lane, agent, guard.clock(), "", answers)
@@ -261,7 +261,7 @@ def _guarded(run: Run) -> _GuardedRun:
 
 
 def _end(guard: Guard, run: Run, context: InvocationContext | None) -> None:
-    """The stream of a run is over. Keep a run that can be resumed."""
+    """End a run whose stream is over, or keep it if it can be resumed."""
     history = history_of(context) if context is not None else None
     asked = history is not None and bool(history.questions)
     if run.unsure or not (asked or run.stopped is not None or (context is not None and context.is_resumable)):
@@ -291,9 +291,7 @@ def _calls_of(content: types.Content | None) -> list[types.FunctionCall]:
 
 
 def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
-    """The answers after the model's last content, each with the call it answers: by id where there are ids, else in
-    order.
-    """
+    """Return the answers after the model's last content, each with its call, found by id or else by order."""
     responses: list[types.FunctionResponse] = []
     calls: list[types.FunctionCall] = []
     for content in reversed(contents):

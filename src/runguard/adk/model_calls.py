@@ -50,8 +50,8 @@ _BLOCK: Final = Action.BLOCK
 
 # ---- The accounts of one model call
 
-# Why a call is not made: a stop; or the text to answer with where only this call is refused; or None beside a run that
-# has given its answer.
+# Why a call is not made: a stop; or the text to answer with, where only this call is refused; or None, where the run
+# has already given its last answer.
 Stop = tuple[Trip | str | None, Guard]
 
 
@@ -103,7 +103,7 @@ class CallAccount:
     def saw(self, response: LlmResponse) -> None:
         """Read a chunk or the whole answer.
 
-        Settles the charge when the answer is complete, and again when a later report changes the usage.
+        Settle the charge when the answer is complete, and again when a later report changes the usage.
         """
         if self.charge.is_probe:  # the provider takes calls again: do not wait for the end of the stream
             self.guard.provider_waits.ended(self.charge, is_success=True)
@@ -125,7 +125,7 @@ class CallAccount:
             self._settled = bill, self._model
 
     def called_off(self) -> None:
-        """The call is not made after all."""
+        """Release the reservation of a call that will not be sent."""
         self._give_back()
         if not self.charge.over:
             self.guard.release(self.charge)
@@ -153,7 +153,7 @@ class CallAccount:
             self._settle(self._usage.bill(self.charge.input, self.charge.audio))
             return
         received = self._usage.text_tokens
-        if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it: it never left
+        if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it, so it was never sent
             self.called_off()
             return
         self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error), error=error)
@@ -202,7 +202,7 @@ class PassingCall:
             self.task.cancel()
 
     def by_switch(self) -> tuple[Trip, Guard] | None:
-        """The stop that ended the call. None when other code cancelled it."""
+        """Return the stop that ended the call, and its guard. None when other code cancelled it."""
         task = asyncio.current_task()
         if not self._thrown or task is None or task.uncancel() > 0:
             return None
@@ -229,7 +229,7 @@ def give_up(account: CallAccount, fault: Exception) -> None:
 
 
 def call_off(accounts: list[CallAccount]) -> None:
-    """The call is not made after all: another guard refused it, or its caller was cancelled."""
+    """Release the accounts of a call that will not be sent: another guard refused it, or its caller was cancelled."""
     for account in accounts:
         try:
             account.called_off()
@@ -247,7 +247,7 @@ def cap_output(request: LlmRequest, tokens: int) -> None:
 
 
 def wrap_model(original: Any) -> Any:
-    """The wrapped ``generate_content_async`` of a model class. Outside of guarded runs it passes the call through."""
+    """Wrap ``generate_content_async`` of a model class. Outside of guarded runs the wrapper passes calls through."""
 
     @wraps(original)
     def generate_content_async(
@@ -256,7 +256,7 @@ def wrap_model(original: Any) -> Any:
         here = HERE.get()
         passing = here.model_call
         if passing is not None:
-            # a class that calls its parent's method: the same call
+            # A class that calls its parent's method makes no second call.
             if passing.llm is self or not (passing.accounts or here.layers):
                 return original(self, llm_request, stream, *args, **kwargs)
         elif not (here.conditions or here.layers or here.tool or here.stream or ANNOUNCED.get()):
@@ -283,7 +283,7 @@ def wrap_model(original: Any) -> Any:
 async def _guarded(
     original: Callable[..., Any], llm: BaseLlm, request: LlmRequest, stream: bool, args: Any, kwargs: Any
 ) -> AsyncGenerator[LlmResponse, None]:
-    """The model's answers, booked on the accounts of the call.
+    """Yield the model's answers, and book them on the accounts of the call.
 
     A failure of RunGuard does not change them and leaves no reservation behind.
     """
@@ -373,7 +373,7 @@ async def _guarded(
 
 
 def _stop_by_switch(passing: PassingCall | None, accounts: list[CallAccount]) -> LlmResponse | None:
-    """The answer when the kill switch has ended the call. None when other code has cancelled it."""
+    """Return the answer to a call that the kill switch has ended. None when other code has cancelled it."""
     try:
         stopped = passing.by_switch() if passing is not None else None
     except Exception as fault:
@@ -390,10 +390,7 @@ def _stop_by_switch(passing: PassingCall | None, accounts: list[CallAccount]) ->
 
 
 def _fault(fault: Exception, accounts: list[CallAccount]) -> Stop | None:
-    """Report a failure of RunGuard to the guards of this call.
-
-    Returns a stop where the policy of one of them says stop.
-    """
+    """Report a failure of RunGuard to the guards of this call. Return a stop where the policy of one says stop."""
     guards, runs = _guards_of_call(accounts)
     if not guards:
         _log.error(
@@ -427,7 +424,7 @@ def _guards_of_call(accounts: list[CallAccount]) -> tuple[set[Guard], dict[Any, 
 
 
 async def _open_accounts(outer: PassingCall | None, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
-    """Fill in the accounts of this call. Returns a stop when the call may not be made."""
+    """Add an account to ``accounts`` for each guard of this call. Return a stop when the call may not be made."""
     if outer is not None:
         for account in outer.accounts:
             stop = await _attempt(account, request, accounts)
@@ -447,7 +444,7 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
     if accounts and not here.layers and here.tool is None and here.stream is not None:
         registry = here.stream.registry
         if registry is not None and registry.guard is accounts[0].guard:
-            return None  # most calls: the hook of the only guard around has announced it
+            return None  # the common case: the hook of the only guard around has announced the call
     mine = {account.guard for account in accounts}
     for guard, invocation, lane, agent, tool, is_layer in callers(request):
         if guard in mine or (outer is not None and not is_layer):
@@ -466,7 +463,7 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
     stream = here.stream
     if outer is None and stream is not None and stream.registry is not None and not stream.invocation_ids:
         guard = stream.registry.guard
-        if guard not in mine and guard.must_hold():  # its run could not begin
+        if guard not in mine and guard.must_hold():  # the run of this guard could not begin
             return guard.own_faults.refuse("border", LookupError("no run")), guard
     return None
 
@@ -481,7 +478,7 @@ async def _recover(
     accounts: list[CallAccount],
     error: Exception,
 ) -> Stop | None:
-    """After a fault of ``guard``, add an account that is reserved without its rules. Returns a stop if that fails."""
+    """Add an account that is reserved without rules, after a fault of ``guard``. Return a stop if that fails."""
     describe = partial(plain_call, request, run_id, lane, agent)
     decision, event = await guard.recover("border", error, run_id, agent, describe)
     if decision.action is Action.STOP and decision.enforced:
@@ -504,9 +501,9 @@ def plain_call(request: LlmRequest, run_id: str, lane: str, agent: str, at: floa
 
 
 async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
-    """After a fault before the call is sent, reserve it for every guard around it that has no account of it yet.
+    """Reserve a call, after a fault before it is sent, for every guard around it that has no account of it yet.
 
-    A guard that cannot do so refuses the call: see ``Guard.recover``.
+    A guard that cannot reserve refuses the call: see ``Guard.recover``. Return its stop, or None.
     """
     guards, runs = _guards_of_call(accounts)
     mine = {account.guard for account in accounts}
@@ -520,7 +517,10 @@ async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[Cal
 
 
 async def _attempt(account: CallAccount, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
-    """A model inside a model: the first attempt takes over the reservation, each further one is a call of its own."""
+    """Ask for a call that a model makes of another model, such as a fallback. Return a stop, or None.
+
+    The first attempt takes over the reservation of the outer call; each further one is a call of its own.
+    """
     guard, charge = account.guard, account.charge
     invocation, flight = account.place
     first = not account.delegated
@@ -601,7 +601,7 @@ _AGENT_LABEL: Final = "adk_agent_name"
 
 
 def announced_accounts(request: LlmRequest) -> list[CallAccount]:
-    """The accounts that hooks have opened for this call."""
+    """Return the accounts that hooks have opened for this call, each once."""
     found: list[CallAccount] = []
     for guard, invocation, flight in ANNOUNCED.get():
         if (
@@ -621,10 +621,9 @@ def announced_accounts(request: LlmRequest) -> list[CallAccount]:
 
 
 def callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
-    """Who makes a call that no hook announced: the guarded models around it; the tool call that it is in, or else the
-    Runner at work.
+    """Find who makes a call that no hook announced: guarded models around it, then its tool call or else its Runner.
 
-    Yields guard, invocation, lane, agent, tool, and whether it is a guarded model.
+    Yield guard, invocation, lane, agent, tool, and whether it is a guarded model.
     """
     child = _child_agent(request)
     for layer in HERE.get().layers:
@@ -650,8 +649,9 @@ def callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, 
 
 
 def _child_agent(request: LlmRequest) -> str:
-    """The agent that makes this call in a Runner without a guard: ADK labels each request with its name. Empty for a
-    call that no agent makes.
+    """Return the agent that makes this call in a Runner without a guard; "" for a call that no agent makes.
+
+    ADK labels each request with the name of its agent.
     """
     labels = request.config.labels if request.config is not None else None
     named = labels.get(_AGENT_LABEL) if labels else None
@@ -668,11 +668,11 @@ _SPINS: Final = 1_000
 
 
 async def refuse(trip: Trip | str | None, guard: Guard, accounts: list[CallAccount]) -> LlmResponse:
-    """Answer instead of the model. A loop that ignores the refusals is ended from outside."""
-    call_off(accounts)  # another guard had admitted it
+    """Answer instead of the model. Raise ``Halt`` or ``RunStoppedError`` in a loop that ignores the refusals."""
+    call_off(accounts)  # another guard may have admitted the call
     if isinstance(trip, str):
         return _text_response(trip)
-    if trip is None:  # beside a run that has given its answer: nothing is stopped
+    if trip is None:  # the run has given its last answer, and nothing is stopped
         return LlmResponse(error_code=STOP_CODE, error_message=text_for_user(""))
     run = guard.runs.get(trip.run_id)
     first = run is not None and not run.refusing
@@ -692,7 +692,7 @@ async def refuse(trip: Trip | str | None, guard: Guard, accounts: list[CallAccou
 
 
 def refuse_barely(trip: Trip | str | None, guard: Guard, accounts: list[CallAccount], fault: Exception) -> LlmResponse:
-    """Refuse a call although ``refuse`` failed. A run that is stopped as a whole is ended."""
+    """Refuse a call although ``refuse`` failed. Raise ``Halt`` where the whole run is stopped, outside of tools."""
     guard.faults.note("refusing", fault)
     call_off(accounts)
     if isinstance(trip, str):
@@ -711,7 +711,7 @@ def _text_response(text: str) -> LlmResponse:
 
 
 def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:
-    """``answers``, paid by the run of another framework whose tool makes this call.
+    """Return ``answers``, paid by the run of another framework whose tool makes this call.
 
     Every guard of another framework around the call is asked first. ADK's own guard judges the call as always.
     """
@@ -729,7 +729,7 @@ async def _paid_by(
     try:
         held = (flight.charge for _, _, flight in ANNOUNCED.get() if flight.request() is request)
         token = OWNERS.set((*OWNERS.get(), *(charge for charge in held if charge is not None)))
-        try:  # what ADK's guard holds in the same store is not held again
+        try:  # so that one store does not hold again what ADK's guard holds in it
             permission = await run.ask(lambda: _asked(llm, request))
         finally:
             OWNERS.reset(token)
@@ -760,14 +760,16 @@ async def _paid_by(
 
 
 def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:
-    if isinstance(end, Ended):  # as where a condition of ADK's own has fired
+    if isinstance(end, Ended):  # the same answer as after a condition of ADK's own
         return LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
     return stop_response(end, run.guard.stop_text(end))
 
 
 def leave_tools_out(request: LlmRequest, names: Collection[str]) -> None:
-    """Take the declarations of these tools out of a request. Nothing is changed where no other function would be left,
-    since some providers reject a history of calls without tools, or where only these may be called.
+    """Take the declarations of these tools out of a request.
+
+    Nothing is changed where no other function would be left, since some providers reject a history of calls without
+    tools, or where only these may be called.
     """
     config = request.config
     calling = config.tool_config.function_calling_config if config.tool_config is not None else None
@@ -796,7 +798,7 @@ def leave_tools_out(request: LlmRequest, names: Collection[str]) -> None:
 
 
 def _cap(permission: Permission, request: LlmRequest) -> LlmRequest:
-    """A budget can pay only for a shorter answer. A notice is not added: ADK's guard gives its own."""
+    """Cap the output where a budget can pay only for a shorter answer. ADK's guard gives its own notices."""
     if (limit := permission.max_output_tokens) is not None:
         cap_output(request, limit)
     return request

@@ -55,7 +55,7 @@ class InUse:
         self.in_sync_run: dict[int, SyncRun] = {}  # by the id of the message that Runner.run passes to its thread
 
     def is_anything(self) -> bool:
-        """Whether anything but an installed guard needs the wrappers."""
+        """Return whether anything but an installed guard needs the wrappers."""
         return self.has_agent_conditions or bool(len(self.plugins)) or bool(len(self.of_models))
 
 
@@ -66,29 +66,29 @@ _lock: Final = threading.Lock()
 
 
 def watch(plugin: BasePlugin) -> None:
-    """A guard, a budget or a condition exists that needs wrapped Runners."""
+    """Keep the Runners wrapped for a plugin: a guard, a budget or a condition."""
     IN_USE.plugins.add(plugin)
     _patch()
 
 
 def unwatch(plugin: BasePlugin) -> None:
-    """Another plugin has taken over. Only runs in flight still need this one."""
+    """Stop keeping the Runners wrapped for a plugin that another one has replaced. Runs in flight still use it."""
     IN_USE.plugins.discard(plugin)
 
 
 def watch_guard(guard: Guard) -> None:
-    """A guarded model exists, which must know the run that calls it."""
+    """Keep the Runners wrapped for the guard of a guarded model, which must know the run that calls it."""
     IN_USE.of_models.add(guard)
     _patch()
 
 
 def watch_agents(invocations: "Invocations") -> None:
-    """Agent callbacks drive this guard: its runs end with the stream."""
+    """Keep the Runners wrapped for a guard that agent callbacks drive: its runs end with the stream."""
     IN_USE.per_agent.add(invocations)
 
 
 def watch_conditions(*, end_runs: bool) -> None:
-    """An agent has a condition of its own, which ends the agent alone or the whole run."""
+    """Keep the Runners wrapped for the condition of an agent, which ends the agent alone or the whole run."""
     IN_USE.has_agent_conditions = True
     IN_USE.has_run_conditions = IN_USE.has_run_conditions or end_runs
     _patch()
@@ -111,8 +111,9 @@ def _patch() -> None:
 
 
 def unpatch_if_unused() -> None:
-    """Put the original methods back, unless something still needs the wrappers or other code has patched on top of
-    them: then they stay and pass everything through.
+    """Put the original methods back, unless something still needs the wrappers.
+
+    Where other code has patched on top of the wrappers, they stay and pass everything through.
     """
     with _lock:
         if IN_USE.installed is not None or IN_USE.is_anything():
@@ -202,10 +203,10 @@ async def guarded_stream(
     fault: Exception | None = None,
     turn: LiveTurn | None = None,
 ) -> AsyncGenerator[Event, None]:
-    """The events of a run. A failure of RunGuard removes none of them.
+    """Yield the events of a run. End a stopped run, report its stop, and forget the run when it is over.
 
-    It ends a stopped run, reports its stop, and forgets the run when it is over.
-    ``fault``: a failure of RunGuard before the run started. ``turn``: of a live connection.
+    A failure of RunGuard removes no event. ``fault``: a failure of RunGuard before the run started. ``turn``: of a live
+    connection.
     """
     nested = HERE.get().tool is not None
     invocations: set[str] = set()
@@ -217,7 +218,7 @@ async def guarded_stream(
     HERE.set(HERE.get()._replace(stream=here, session=key))
     is_reported = False  # a stop event has passed
     ended: list[Event] = []  # which the caller has seen as escalated
-    # a live connection or a Workflow goes on after a soft stop
+    # A live connection or a Workflow continues after a soft stop.
     goes_on = turn is not None or not isinstance(runner.agent, BaseAgent)
     try:
         try:
@@ -254,7 +255,7 @@ async def guarded_stream(
                     except Exception as error:
                         report_fault(error, registry, here)
         except Halt:
-            pass  # it has done its work: the run is over
+            pass  # the Halt has done its work: the run is over
         except BaseExceptionGroup as group:
             # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
             _, rest = group.split((Halt, GeneratorExit))
@@ -309,9 +310,9 @@ async def guarded_stream(
 
 
 def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
-    """What a plugin raises to end an invocation from outside.
+    """Return what a plugin raises to end an invocation from outside.
 
-    The stream knows of it even where nested branches hide the Halt.
+    Tell the stream, which must know even where nested branches hide the Halt.
     """
     stream = HERE.get().stream
     if stream is not None:
@@ -320,10 +321,7 @@ def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
 
 
 async def _forget(here: RunnerStream, registry: Invocations | None, invocations: set[str]) -> Stop | None:
-    """Forget everything of a run that is over, however it ended.
-
-    Returns a stop that was not reported yet, if there was one.
-    """
+    """Forget everything of a run that is over, however it ended. Return a stop that was not reported yet, or None."""
     stop: Stop | None = None
     for guard, _, end in here.ends:
         guard.faults.attempt("end of run", end)
@@ -339,7 +337,7 @@ async def _forget(here: RunnerStream, registry: Invocations | None, invocations:
 async def _missing_stop(
     runner: Runner, registry: Invocations, invocations: set[str], user: str, session: str
 ) -> list[Event]:
-    """The stop of a run whose stop event got lost: an agent swallowed it, or a Halt came first."""
+    """Return the stop events of a run whose stop event got lost: an agent swallowed it, or a Halt came first."""
     invocation_id = next((one for one in invocations if registry.stop_of(one) is not None), None)
     trip = registry.stop_of(invocation_id) if invocation_id is not None else None
     if invocation_id is None or trip is None:
@@ -349,14 +347,15 @@ async def _missing_stop(
 
 
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    """Return the first exception of a group that is no group itself."""
+    """Return the first exception inside nested groups."""
     one = group.exceptions[0]
     return _first(one) if isinstance(one, BaseExceptionGroup) else one
 
 
 def _shown(event: Event) -> Event:
-    """The event as the caller sees it: the last event of an inner loop shows ``escalate``. Inside the run it must not,
-    because it would end the loops around it.
+    """Return the event as the caller sees it: the last event of an inner loop shows ``escalate``.
+
+    Inside the run it must not, because it would end the loops around it.
     """
     if not event.custom_metadata or METADATA_KEY not in event.custom_metadata or event.actions.escalate:
         return event
@@ -366,7 +365,7 @@ def _shown(event: Event) -> Event:
 
 
 def _can_end(registry: Invocations, invocation_id: str) -> bool:
-    """The whole run is stopped and no paid call is in flight: closing the stream now loses no paid work."""
+    """Return whether the whole run is stopped and closing its stream now would lose no paid work."""
     invocation = registry.find(invocation_id)
     return registry.stop_of(invocation_id) is not None and (invocation is None or invocation.is_quiet())
 
@@ -399,7 +398,7 @@ def report_fault(error: Exception, registry: Invocations | None, here: RunnerStr
 
 
 def note_fault(error: Exception, here: RunnerStream | None) -> None:
-    """Report a failure of RunGuard in a condition at work. The run goes on without the condition."""
+    """Report a failure of RunGuard in a condition at work. The run continues without the condition."""
     report_fault(error, here.registry if here is not None else None, here)
 
 
@@ -430,13 +429,13 @@ class Generations:
         return self._plugins
 
     def add(self, plugin: "RunGuardPlugin") -> None:
-        """``plugin`` gets new runs from now on. Older plugins without runs are dropped."""
+        """Give new runs to ``plugin`` from now on. Drop older plugins without runs."""
         plugin.generations = self
         plugin.invocations.owner = plugin
         self._plugins = (plugin, *(older for older in self._plugins if older.invocations.known))
 
     def of(self, invocation_id: str) -> "RunGuardPlugin":
-        """The plugin of a known invocation, else that of the tool call or the runner around it, else the newest."""
+        """Return the plugin of an invocation, else that of the runner or tool call around it, else the newest."""
         plugins = self._plugins
         for plugin in plugins:
             if plugin.invocations.find(invocation_id) is not None:
@@ -450,7 +449,7 @@ class Generations:
         return self.here()
 
     def here(self) -> "RunGuardPlugin":
-        """The plugin of a run that starts here: that of the tool call around it, else the newest."""
+        """Return the plugin for a run that starts here: that of the tool call around it, else the newest."""
         for plugin in self._plugins:
             if enclosing_tool(plugin.guard) is not None:
                 return plugin
@@ -463,6 +462,6 @@ class Generations:
 
 
 def invocation_of(given: dict[str, Any]) -> str:
-    """The invocation that a hook is called for, from its keyword arguments."""
+    """Return the id of the invocation that a hook is called for, from its keyword arguments; "" where none is given."""
     context = given.get("callback_context") or given.get("tool_context") or given.get("invocation_context")
     return getattr(context, "invocation_id", "") or ""

@@ -118,7 +118,7 @@ class RunGuardPlugin(Controls, BasePlugin):
     generations: Generations | None = None  # of an installed guard whose policy was replaced
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunGuardPlugin":
-        """A copied App has the same guard: a second one would double its budgets."""
+        """Return this plugin: a second guard in a copied App would double its budgets."""
         return self
 
     def __init__(self, *, name: str = NAME, **policy: Unpack[PolicySettings]) -> None:
@@ -197,7 +197,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         )
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
-        """What ADK gets from a hook that failed."""
+        """Return what ADK gets from a hook that failed."""
         return self.stopper.instead_of(hook, error, *given)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ class ModelHooks:
         return await self._stopper.at_model(callback_context, trip, self._invocations.find(ic.invocation_id), lane)
 
     async def _recover(self, ic: InvocationContext, request: LlmRequest, lane: str, error: Exception) -> Trip | None:
-        """After a fault, reserve the call on the ledger alone. Returns why it must not be made, or None."""
+        """Reserve a call on the ledger alone, after a fault. Return why it must not be made, or None."""
         guard, invocation = self._guard, self._invocations.find(ic.invocation_id)
         run, agent = invocation.run.info.run if invocation is not None else "", getattr(ic.agent, "name", "")
         describe = partial(plain_call, request, run, lane, agent)
@@ -450,7 +450,7 @@ class ModelHooks:
         return None
 
     def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:
-        """What the call may take: the size of its prompt, and the largest answer."""
+        """Write into the event what the call may take: the size of its prompt, and the largest answer."""
         sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
         event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
         event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
@@ -458,7 +458,7 @@ class ModelHooks:
         event.candidates = request.config.candidate_count or 1
         event.asked = prompt_hash(request)
         if invocation.live:
-            # its usage comes in events: this call reserves almost nothing, it only needs permission
+            # The usage of a live call comes in events. It only needs permission here, so it reserves almost nothing.
             event.input_tokens = event.max_output_tokens = 1
         if self._watches_context:
             try:
@@ -484,7 +484,7 @@ class ModelHooks:
                 event.input_tokens = counted
 
     def _context_limit(self, invocation: Invocation, model: str) -> int | None:
-        """The window of a model, looked up once per run."""
+        """Return the context window of a model, looked up once per run; None where it is unknown."""
         limits = invocation.context_limits
         if len(limits) >= _LIMITS_KEPT:
             limits.clear()
@@ -499,7 +499,7 @@ class ModelHooks:
         request: LlmRequest,
         task: "asyncio.Task[Any] | None",
     ) -> None:
-        """The call may be made. From here on ``model_calls`` reports how it ended, or the event of another answer."""
+        """Record a call that may be made. ``model_calls``, or the event of another answer, reports how it ends."""
         guard = self._guard
         charge = flight.charge = event.charge
         flight.request = weakref.ref(request)
@@ -518,8 +518,9 @@ class ModelHooks:
         ANNOUNCED.set((*others, (guard, invocation, flight)))
 
     def _take_back(self, event: ModelCall | None) -> None:
-        """The guard failed after it had reserved: release the charge. If the call is made, ``model_calls`` reserves
-        for it anew.
+        """Release what was reserved for a call, because the guard failed afterwards.
+
+        If the call is made all the same, ``model_calls`` reserves for it anew.
         """
         if event is None:
             return
@@ -532,8 +533,7 @@ class ModelHooks:
             run.slots.give_back(task)
 
     async def _count_siblings(self, state: Lane, above: Lane, event: ModelCall) -> None:
-        """A Workflow's branch begins. Its siblings begin in the same turn of the event loop: wait for that turn, then
-        judge them together.
+        """Judge a Workflow's branch together with its siblings, which begin in the same turn of the event loop.
 
         No hook of ADK says how many branches a node starts. Without this, the first ones would be paid before there
         are too many.
@@ -544,13 +544,13 @@ class ModelHooks:
         above.starting += 1
         try:
             await asyncio.sleep(0)
-            # a stop shows at the next check
+            # Its decision is not needed: the next check finds the stop.
             self._guard.check(AgentEntered(event.run, above.key, event.agent, event.at, 0, above.starting))
         finally:
             above.starting -= 1
 
     def _settle_unanswered(self, invocation: Invocation, flight: ModelInFlight) -> None:
-        """Close the last call of this task. Without an answer from a model, a callback or a cache answered it."""
+        """Close the last call of this task. If no model answered it, a callback or a cache did."""
         if not flight.answered and not flight.left:
             flight.answered = flight.delivered = True
             self._guard.unspent(invocation.run.info.run)
@@ -559,8 +559,9 @@ class ModelHooks:
     def after(
         self, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> tuple[Trip, Invocation, str] | None:
-        """Return the stop, its invocation and lane where a last answer is none, or where the kill switch has ended the
-        call: the loops around it must end, too.
+        """Return the stop, its invocation and lane where a last call gave no answer, or the kill switch ended the call.
+
+        The loops around it must end, too.
         """
         ic = callback_context._invocation_context
         try:
@@ -575,7 +576,7 @@ class ModelHooks:
                 flight.usage.add(llm_response)
             flight.answered = True
             if ANNOUNCED.get():
-                # the call reached its model or never will: a context that outlives the run must not keep the run
+                # The call has reached its model, or never will. A context that outlives the run must not keep the run.
                 ANNOUNCED.set(())
             if llm_response.partial:
                 flight.streamed = True
@@ -612,7 +613,7 @@ class ModelHooks:
         return None
 
     def failed(self, invocation_id: str) -> tuple[Trip, Invocation, str] | None:
-        """The model raised an error. Returns the stop, its invocation and lane where that was the last answer."""
+        """Record that the model raised. Return the stop, its invocation and lane if this was the last call."""
         invocation = self._invocations.find(invocation_id)
         task = asyncio.current_task()
         if invocation is not None and (flight := invocation.flights.get(task)) is not None:
@@ -625,7 +626,7 @@ class ModelHooks:
 
 
 def _final_text(response: LlmResponse, streamed: bool) -> str | None:
-    """The text that ends an agent's work. None when it calls tools, sends media or has sent chunks before."""
+    """Return the text of an answer that ends an agent's work. None: it calls tools, sends media, or came in chunks."""
     text = ""
     for part in (response.content.parts if response.content is not None else None) or ():
         if part.text is None:
@@ -643,7 +644,7 @@ async def ask_for_last_answer(guard: Guard, run: Run, event: ModelCall, agent: A
     """Make this request the last one of its run: without tools, with the instruction, within what is held.
 
     Its answer is the agent's own. The stop event follows it: the agents after it are skipped, and the wrapper on the
-    Runner adds the event where none was. False: it cannot be paid, and the request is as it was.
+    Runner adds the event where none was. Return False if it cannot be paid; then the request is not changed.
     """
     last = guard.last_answers
     assert last is not None
@@ -673,7 +674,7 @@ def _without_tools(config: types.GenerateContentConfig, agent: Any) -> types.Gen
 
 
 def is_answer(response: LlmResponse, agent: Any) -> bool:
-    """Whether a last response can stand as the agent's answer: text, no tool call, valid for its schema."""
+    """Return whether a last response can stand as the agent's answer: text, no tool call, valid for its schema."""
     parts = (response.content.parts if response.content is not None else None) or []
     if response.error_code is not None or any(part.function_call is not None for part in parts):
         return False
@@ -695,7 +696,7 @@ def is_answer(response: LlmResponse, agent: Any) -> bool:
 def choose_model(
     downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
 ) -> bool:
-    """Whether the request goes to a cheaper model now.
+    """Send the request to a cheaper model where a threshold says so. Return whether that is the case.
 
     ADK picks the model object by the agent and passes the name in the request, so the name is changed. Every model
     class of ADK that lists the name in ``supported_models()`` sends the request to that model.
@@ -708,14 +709,14 @@ def choose_model(
     is_other = bool(event.instead_of)
     is_unknown = is_other != was_other or key not in invocation.prompts
     if is_unknown and request.cache_metadata is not None and not _caches_know_their_model():
-        request.cache_metadata = None  # it may be of the other model, and ADK would send it to this one
+        request.cache_metadata = None  # the cache may belong to the other model, and ADK would send it to this one
     if is_other:
         request.model = event.model
     return is_other
 
 
 def _has_open_call(contents: list[types.Content]) -> bool:
-    """Whether the newest function calls of a conversation lack an answer. By name: ADK removes its own ids."""
+    """Return whether the newest function calls lack an answer. Compare names, because ADK removes its own ids."""
     answered: Counter[str] = Counter()
     for content in reversed(contents):
         parts = content.parts or ()
@@ -739,7 +740,7 @@ def _obstacle(agent: Any, model: str, request: LlmRequest) -> str:
 
 @cache
 def _caches_know_their_model() -> bool:
-    """Whether ADK itself keeps the context cache of one model away from another one. Older releases do not."""
+    """Return whether ADK itself keeps the context cache of one model from another one. Older releases do not."""
     scope = SimpleNamespace(_cache_scope=lambda: "")
     try:
         name = GeminiContextCacheManager._generate_cache_fingerprint
@@ -758,10 +759,10 @@ _PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def prompt_hash(request: LlmRequest) -> int:
-    """A hash of what a model is asked, so that equal answers to new questions do not count as repetition.
+    """Return a hash of what a model is asked, so that equal answers to new questions do not count as repetition.
 
-    Valid within this process. 0 where the instruction is not a text. Tool calls and their answers do not count: other
-    rules judge them.
+    It is valid within this process, and 0 where the instruction is not a text. Tool calls and their answers do not
+    count: other rules judge them.
     """
     instruction = request.config.system_instruction
     if instruction is not None and type(instruction) is not str:
@@ -779,11 +780,11 @@ def prompt_hash(request: LlmRequest) -> int:
 
 
 def read_parts(request: LlmRequest | None, contents: int) -> PromptParts | None:
-    """Digests of the parts of a request, to say what changed when a prompt cache is no longer used.
+    """Return digests of the parts of a request, to say what changed when a prompt cache is no longer used.
 
-    Only made once a model has reported cached tokens. Strings keep their hash, and ADK copies contents without copying
-    their strings, so a long text is hashed once. Of function calls and responses the names and the plain values count.
-    None where the request is gone, or where ADK manages a context cache and takes the cached parts out of it.
+    They are made once a model has reported cached tokens. Strings keep their hash, and ADK copies contents without
+    copying their strings, so a long text is hashed once. Of function calls and responses the names and the plain values
+    count. None where the request is gone, or where ADK manages a context cache and takes the cached parts out of it.
     """
     if request is None or request.cache_config is not None:
         return None
@@ -845,7 +846,7 @@ def _tools_hash(given: Any) -> int:
 
 
 def _tools_around() -> Place | None:
-    """The ADK tool calls around the running code, from the outermost guard to the innermost."""
+    """Return the place inside the ADK tool calls around this code, the outermost guard first; None without any."""
     tool = innermost = HERE.get().tool
     if innermost is None:
         return None

@@ -75,7 +75,7 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
 
 
 def uninstall() -> None:
-    """Take the installed guard out of every Runner. Does nothing without one."""
+    """Take the installed guard out of every Runner. Do nothing without one."""
     _set_installed(None)
 
 
@@ -103,7 +103,7 @@ class _Successor(RunGuardPlugin):
     def __init__(self, before: Guard, policy: PolicySettings) -> None:
         self._before: Guard | None = before
         super().__init__(**policy)
-        self._before = None  # only its runs keep it alive
+        self._before = None  # so that only its runs keep the old guard alive
 
     def _new_guard(self, policy: Policy) -> Guard:
         return Guard(policy, heir_of=self._before, gives_last_answers=True, switches_models=True)
@@ -123,7 +123,7 @@ def replace_policy(plugin: RunGuardPlugin, policy: PolicySettings) -> RunGuardPl
 
 
 def _is_same_file(one: str, other: str) -> bool:
-    """False for code without a file, such as a cell of a notebook."""
+    """Return whether two paths name the same file. False for code without a file, such as a cell of a notebook."""
     return not one.startswith("<") and os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -132,7 +132,7 @@ def _shown(place: tuple[str, int]) -> str:
 
 
 def _same(a: Policy, b: Policy) -> bool:
-    """Equal settings, and functions that come from the same place: a lambda that is defined again is the same."""
+    """Return whether all settings are equal. Functions are equal if they have the same code from the same place."""
     return all(_origin(getattr(a, name)) == _origin(getattr(b, name)) for name in Policy.model_fields)
 
 
@@ -154,7 +154,7 @@ def guards_in(runner: Runner) -> list[RunGuardPlugin]:
 
 
 def is_installed(plugin: RunGuardPlugin) -> bool:
-    """The installed guard, or one whose policy it has replaced."""
+    """Return whether a plugin is the installed guard, or one whose policy that has replaced."""
     installed = IN_USE.installed
     return installed is not None and (
         plugin is installed or (plugin.generations is not None and plugin.generations is installed.generations)
@@ -180,7 +180,10 @@ def overruled_settings(own: RunGuardPlugin) -> str:
 
 
 def _guard_of(runner: Runner) -> Invocations | None:
-    """The registry of a Runner's guard. An installed guard is put first; an App's own guard has precedence over it."""
+    """Return the registry of a Runner's guard, or None. Put an installed guard first in the Runner's plugins.
+
+    A guard of the App's own has precedence over an installed one.
+    """
     plugins = runner.plugin_manager.plugins
     own = next(iter(guards_in(runner)), None)
     if own is None and IN_USE.installed is not None:
@@ -210,7 +213,7 @@ def _guard_of(runner: Runner) -> Invocations | None:
 
 
 def _guard_in_spite_of(error: Exception, runner: Runner) -> Invocations | None:
-    """The guard of a Runner after ``_guard_of`` failed: the one in its plugins, or the installed one."""
+    """Return the guard of a Runner after ``_guard_of`` failed: the one in its plugins, or the installed one."""
     plugins = runner.plugin_manager.plugins
     plugin = next((one for one in plugins if isinstance(one, RunGuardPlugin)), None)
     if plugin is None and IN_USE.installed is not None:
@@ -223,7 +226,7 @@ def _guard_in_spite_of(error: Exception, runner: Runner) -> Invocations | None:
 
 
 def _warn_of_blind_spot(runner: Runner) -> None:
-    """A Runner without a guard inside a guarded run: its model calls are billed and limited, its loops are not seen."""
+    """Warn once of a Runner without a guard inside a guarded run: its calls are billed, its loops are not seen."""
     tool, stream = HERE.get().tool, HERE.get().stream
     if tool is not None:
         key = ("tool", tool.name)
@@ -338,7 +341,10 @@ def _wrap_run_live(original: Any) -> Any:
 
 
 def _wrap_new_context(original: Any) -> Any:
-    """A guarded model gets a request and no context: the stream remembers which invocation it runs."""
+    """Wrap ``Runner._new_invocation_context``, so that the stream remembers which invocation it runs.
+
+    A guarded model gets a request and no context.
+    """
 
     @wraps(original)
     def new_context(self: Runner, *args: Any, **kwargs: Any) -> Any:

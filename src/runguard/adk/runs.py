@@ -39,7 +39,7 @@ _CALLS_KEPT: Final = 4_096
 FLIGHTS_KEPT: Final = 64
 _PROMPTS_KEPT: Final = 1_024
 _START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
-# From a model's answer to its event. An agent that never yields the event must not block us for ever.
+# From a model's answer to its event. An agent that never yields the event must not block a stop for ever.
 DELIVERY_S: Final = 0.25
 
 
@@ -144,37 +144,35 @@ class Invocation:
             self.calls.popitem(last=False)
 
     def ask(self, call_ids: Iterable[str]) -> None:
-        """These calls need an answer from outside. The invocation pauses for them."""
+        """Note calls that need an answer from outside, for which the invocation pauses."""
         self.questions.update(call_ids)
         self.asked = self.asked or bool(self.questions)
 
     def rest(self) -> None:
-        """The run pauses. Keep on the run what the next stream of this invocation needs, without references to this
-        stream.
-        """
+        """Keep on the paused run what the next stream of this invocation needs, without references to this stream."""
         for call in self.calls.values():
             call.running, call.task = False, None
         self.run.memo = (self.calls, self.prompts)
 
     def go_on(self) -> None:
-        """The run was resumed."""
+        """Take over what ``rest`` has kept on a run that is resumed."""
         if self.run.memo is not None:
             self.calls, self.prompts = self.run.memo
             self.run.memo = None
 
     def stop_in(self, lane: str) -> Trip | None:
-        """Why a lane is stopped: by itself, by a lane around it, or with the whole run."""
+        """Return the trip that stops a lane: its own, that of a lane around it, or that of the whole run."""
         found = self.run.lanes.get(lane)
         return self.run.stopped or (found.stop_in_force() if found is not None else None)
 
     def is_quiet(self) -> bool:
-        """No paid call is in flight and no call waits for its answer: ending now loses no paid work."""
+        """Return whether no paid call is in flight and none waits for its answer: ending now loses no paid work."""
         now = time.monotonic()
         busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
         return not busy and not self.in_flight() and not self.run.slots.has_waiting()
 
     def is_idle(self, beside: str) -> bool:
-        """No tool call and no model call runs, except the tool calls around lane ``beside``, which wait for it."""
+        """Return whether no call runs, except the tool calls around lane ``beside``, which wait for it."""
         running = (
             call_id
             for call_id, call in self.calls.items()
@@ -188,7 +186,7 @@ class Invocation:
         return sum(1 for task, flight in self.flights.items() if not flight.is_over(task, now))
 
     def drop_flights(self) -> list[ModelInFlight]:
-        """Returns flights that are over, which it forgets: a long run of many agents has a task for each."""
+        """Forget and return the flights that are over: a long run of many agents has a task for each."""
         now = time.monotonic()
         return [self.flights.pop(done) for done in [t for t, f in self.flights.items() if f.is_over(t, now)]]
 
@@ -221,23 +219,23 @@ class Invocations:
         self.find: Callable[[str], Invocation | None] = self.known.get
 
     def find_current(self, invocation_id: str) -> Invocation | None:
-        """As ``find``, but None where the run that it was nested in has ended: it is a run of its own from now on."""
+        """Find an invocation. None also where the run around it has ended: it is a run of its own from now on."""
         found = self.known.get(invocation_id)
         if found is not None and found.nested and self.guard.runs.get(found.run.info.run) is not found.run:
             return None
         return found
 
     def stop_of(self, invocation_id: str) -> Trip | None:
-        """Why the whole run of an invocation is stopped, or None."""
+        """Return the trip that stops the whole run of an invocation, or None."""
         invocation = self.known.get(invocation_id)
         return self.gave_up.get(invocation_id) or (invocation.run.stopped if invocation is not None else None)
 
     def is_idle(self, run: Run, beside: str) -> bool:
-        """No call of a run is in progress, except the calls around lane ``beside``."""
+        """Return whether no call of a run is in progress, except the calls around lane ``beside``."""
         return all(invocation.is_idle(beside) for invocation in list(self.known.values()) if invocation.run is run)
 
     def give_up(self, invocation_id: str, trip: Trip) -> None:
-        """The guard failed in this invocation and its policy says stop. Hooks do not ask the guard again."""
+        """Stop an invocation in which the guard failed and its policy says stop. Hooks do not ask the guard again."""
         self.gave_up[invocation_id] = trip
 
     def register(self, ic: InvocationContext, invocation: Invocation) -> Invocation:
@@ -255,9 +253,9 @@ class Invocations:
         return invocation
 
     def forget(self, invocation_id: str) -> Trip | None:
-        """A stream of an invocation is over, however it ended.
+        """Forget an invocation whose stream is over, however it ended. Return its last trip, or None.
 
-        The first to notice calls this. Returns the last trip, if there was one.
+        While another stream runs the same invocation, it is only counted down.
         """
         invocation = self.known.get(invocation_id)
         if invocation is not None and invocation.entered > 1:
@@ -281,7 +279,7 @@ class Invocations:
         return invocation.run.trips[-1] if invocation.run.trips else trip
 
     def _end_run(self, invocation: Invocation) -> None:
-        """The run is over or paused. A run that can be resumed is kept with its counts."""
+        """End a run that is over, or keep it with its counts if it can be resumed."""
         run = invocation.run
         may_resume = invocation.asked or invocation.resumable or run.stopped is not None
         if not may_resume or invocation.live or run.unsure:
@@ -299,10 +297,10 @@ class Invocations:
             self.guard.end(run.info.run)
 
     async def written(self, invocation_ids: Iterable[str]) -> None:
-        """Wait, bounded, until the store has the records of paused runs: another worker may resume them as soon as
-        their streams have ended.
+        """Wait, bounded, until the store has the records of paused runs.
 
-        It does not wait while the store is away: every refused run would end a second later.
+        Another worker may resume them as soon as their streams have ended. While the store is away, do not wait: every
+        refused run would end a second later.
         """
         futures = [
             asyncio.wrap_future(future) for one in invocation_ids if (future := self.writing.get(one)) is not None
@@ -420,7 +418,7 @@ def adopt(context: Context) -> None:
 
 
 def enclosing_tool(guard: Guard) -> EnclosingTool | None:
-    """The innermost tool call of this guard around the running code. None when its run has ended."""
+    """Return the innermost tool call of this guard around the running code; None without one, or after its run."""
     tool = HERE.get().tool
     while tool is not None and tool.guard is not guard:
         tool = tool.outer
@@ -461,10 +459,10 @@ class Task:
     starts: list[str] = field(default_factory=list)
 
     def follow(self, branch: str | None) -> int:
-        """An agent begins to work in this branch of the task. Returns the depth of the start that it belongs to."""
+        """Follow the task to a branch in which an agent begins to work. Return the depth of the start around it."""
         if branch:
             while self.starts and self.starts[-1].startswith(f"{branch}."):
-                self.starts.pop()  # that start is over: the agent that made it continues
+                self.starts.pop()  # the inner start is over, and the agent that made it continues
             if branch.endswith(f"@{self.id}") and branch not in self.starts:
                 self.starts.append(branch)
         return self.depth + max(len(self.starts) - 1, 0)
@@ -475,7 +473,7 @@ def child_lane(tool: EnclosingTool) -> str:
 
 
 def open_child(guard: Guard, tool: EnclosingTool) -> str:
-    """The lane of an agent called as a tool. Other running calls of the same response make it a parallel one."""
+    """Return the lane of an agent called as a tool. Open a new one, as parallel if the response made other calls."""
     key = child_lane(tool)
     run = tool.invocation.run
     if key not in run.lanes:
@@ -488,7 +486,7 @@ def open_child(guard: Guard, tool: EnclosingTool) -> str:
 
 
 def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str | None) -> str:
-    """The lane that a hook or an event of this invocation belongs to. ``scope``: its isolation scope.
+    """Return the lane that a hook or an event of this invocation belongs to. ``scope``: its isolation scope.
 
     A model delegates in three ways. A transfer stays in its lane. An agent called as a tool (``AgentTool``,
     ``mode="single_turn"``) gets a lane of its own: its hooks see the tool call around it. So does a task
@@ -516,7 +514,7 @@ def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str
 
 
 def _tool_in(guard: Guard, invocation: Invocation) -> EnclosingTool | None:
-    """The tool call of this invocation that the running code is inside of."""
+    """Return the tool call of this invocation that the running code is inside of, or None."""
     tool = HERE.get().tool
     while tool is not None and tool.guard is not guard:
         tool = tool.outer
@@ -524,7 +522,7 @@ def _tool_in(guard: Guard, invocation: Invocation) -> EnclosingTool | None:
 
 
 def _task_of(invocation: Invocation, branch: str | None, scope: str) -> Task | None:
-    """The task with this id, or None when the scope is not that of a delegated task."""
+    """Return the task with this id, or None when the scope is not that of a delegated task."""
     task = invocation.tasks.get(scope)
     if task is not None:
         return task
@@ -534,7 +532,7 @@ def _task_of(invocation: Invocation, branch: str | None, scope: str) -> Task | N
         lane = invocation.run.lanes.get(call.lane)
         path = (*lane.path, call.agent) if lane is not None else (call.agent,)
         task = Task(scope, call.tool, f"{call.lane}/{call.tool}@{scope}", call.lane, path, depth + 1)
-    elif branch and f"@{scope}" in branch:  # delegated in an earlier turn, and resumed by this one
+    elif branch and f"@{scope}" in branch:  # an earlier turn has delegated it, and this one resumes it
         agent = branch.partition(f"@{scope}")[0].rpartition(".")[2]
         task = Task(scope, agent, f"{invocation.lane}/{agent}@{scope}", invocation.lane, (), -1)
     else:
@@ -562,7 +560,7 @@ def _task_lane(guard: Guard, invocation: Invocation, task: Task, branch: str | N
 
 
 def is_bounded(agent: BaseAgent) -> bool:
-    """Whether an agent works in a ``LoopAgent`` whose number of rounds is set."""
+    """Return whether an agent works in a ``LoopAgent`` whose number of rounds is set."""
     above = agent.parent_agent
     while above is not None:
         if isinstance(above, LoopAgent) and above.max_iterations is not None:
@@ -574,7 +572,7 @@ def is_bounded(agent: BaseAgent) -> bool:
 def enter(
     guard: Guard, invocation: Invocation, agent: BaseAgent, lane: str, branch: str | None, scope: str | None
 ) -> int:
-    """An agent begins to work in a lane. Returns the delegations above it."""
+    """Note that an agent begins to work in a lane. Return the number of delegations above it."""
     task = invocation.tasks.get(scope) if scope else None
     known = invocation.delegates.get(lane)
     if task is not None and task.lane == lane:
@@ -595,7 +593,7 @@ def enter(
 
 
 def depth_of(agent: BaseAgent, invocation: Invocation, lane: str) -> int:
-    """Delegations above an agent in a lane, each made by a model. Containers do not count.
+    """Return the number of delegations above an agent in a lane, each made by a model. Containers do not count.
 
     In the tree of agents these are the models above it that could have sent the work down. In the lane of a delegated
     agent they are those above the delegate, and those between the delegate and an agent below it: a transfer back up to
@@ -609,7 +607,7 @@ def depth_of(agent: BaseAgent, invocation: Invocation, lane: str) -> int:
 
 
 def _levels(agent: BaseAgent, invocation: Invocation) -> int:
-    """Models above an agent in the tree of agents, down from the agent that the invocation began with."""
+    """Count the models above an agent in the tree, down from the agent that the invocation began with."""
     depth = invocation.depth
     current, above = agent, agent.parent_agent
     while above is not None and current.name != invocation.root_agent:
@@ -646,14 +644,14 @@ class PromptProjection:
     answers: AnswerSizes | None = None  # of the large answers that came since
 
     def know(self, tool: str, answer: Any, size: int) -> None:
-        """The size of a large answer, which the next request will bring."""
+        """Remember the size of a large answer, which the next request will bring."""
         key = tool, lengths_of(answer)
         self.answers = self.answers or {}
         self.answers[key] = max(size, self.answers.get(key, 0))
 
 
 def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjection:
-    """The size of a request, based on the request before it. Each content is measured once.
+    """Return the size of a request, based on the request before it. Each content is measured once.
 
     The first request of an agent is measured whole. Its answer says how many tokens it was, so of later requests only
     what was added is measured. ADK copies all contents for every request, so an old content is recognised by its
@@ -689,7 +687,7 @@ def _look(content: types.Content) -> Look:
 
 
 def lengths_of(value: Any) -> int:
-    """The sum of the lengths of the texts, lists and dicts in the upper part of a value."""
+    """Return the sum of the lengths of the texts, lists and dicts in the upper part of a value."""
     total = 0
     level: Any = (value,)
     for _ in range(_LEVELS):
@@ -713,10 +711,10 @@ def lengths_of(value: Any) -> int:
 
 
 def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) -> tuple[int, int, Look | None]:
-    """Bytes of contents, media counted by the text that would have as many tokens; their audio tokens; and a look at
-    the last one.
+    """Return the bytes of contents, their audio tokens, and a look at the last one.
 
-    ``answers``: what is known of large ones. One that has changed since is measured.
+    Media count as much as text with as many tokens. ``answers``: the known sizes of large answers. One that has changed
+    since is measured.
     """
     size = audio = 0
     for content in contents:
@@ -734,7 +732,7 @@ def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) 
                     known = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
                 for entry in value.values() if type(value) is dict and len(value) <= _FEW else ():
                     if type(entry) is str and 2 * len(entry) > known:
-                        break  # one text is most of it
+                        break  # a single text is most of the answer
                 else:
                     known += known // 2  # fields have 2.4 bytes per token where text has 3.2
                 size += len(name or "") + known
@@ -747,7 +745,7 @@ def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) 
 
 
 def _overhead(request: LlmRequest) -> int:
-    """Instruction and tool declarations: sent with every request, measured with the first."""
+    """Return the bytes of the instruction and the tool declarations, which every request carries."""
     config = request.config
     size = _instruction_size(config.system_instruction) if config.system_instruction else 0
     for tool in config.tools or ():

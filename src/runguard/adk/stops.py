@@ -72,7 +72,7 @@ class Stopper:
             return _thought(trip.rule)
 
     def _stop_anyway(self, context: CallbackContext, trip: Trip, error: Exception) -> None:
-        """A failure of RunGuard prevents the normal stop: stop all the same, and end a run that keeps asking."""
+        """Stop although a failure of RunGuard prevents the normal stop. Raise ``Halt`` in a run that keeps asking."""
         ic = context._invocation_context
         self._guard.faults.note("stopping", error)
         failed = self._invocations.failed_stops
@@ -84,7 +84,7 @@ class Stopper:
     async def at_tool_node(
         self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str
     ) -> None:
-        """A tool node of a Workflow was refused. End a graph that keeps running through such nodes."""
+        """Count a refused tool node of a Workflow, and end a graph that keeps running through such nodes."""
         await self._skip(ic, tool, trip, invocation, lane)
 
     async def _skip(
@@ -97,7 +97,7 @@ class Stopper:
         skips = self._invocations.skips.setdefault(ic.invocation_id, {})
         made = invocation.run.spend.model_calls if invocation is not None else 0
         times = _one_more(skips, (agent, ic.branch), made)
-        in_all = _one_more(skips, ("", None), made)  # a Workflow that goes round gives its branches new names
+        in_all = _one_more(skips, ("", None), made)  # a Workflow in a cycle gives its branches new names
         if times <= _SPINS and in_all <= _SPINS_IN_ALL:
             return
         if invocation is not None and not self._is_whole(ic, invocation):
@@ -112,7 +112,7 @@ class Stopper:
         raise Halt(trip)
 
     def _is_whole(self, ic: InvocationContext, invocation: Invocation) -> bool:
-        """The stop covers all of this invocation: the run, or the branch in which it was called as a tool."""
+        """Return whether the stop covers all of this invocation: its run, or the branch in which a tool called it."""
         if ic.invocation_id in self._invocations.gave_up or invocation.run.stopped is not None:
             return True
         own = invocation.run.lanes.get(invocation.lane)
@@ -146,7 +146,7 @@ class Stopper:
     # ---- failures of the guard itself --------------------------------------------------------------------------------
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
-        """The answer of a hook that failed: None, or a stop where the policy says stop."""
+        """Return the answer of a hook that failed: None, or a stop where the policy says stop."""
         try:
             ic = next(context for context in map(_context_in, given) if context is not None)
             trip = self.fault(hook, error, ic)
@@ -164,8 +164,8 @@ class Stopper:
     def fault(self, hook: str, error: Exception, ic: InvocationContext, *, recovers: bool = False) -> Trip | None:
         """Record a failure of the guard itself.
 
-        Returns the trip to stop with where the policy says stop, or where a model call would get past a budget. None
-        lets the run go on. ``recovers``: the caller reserves for the call in another way.
+        Return the trip to stop with where the policy says stop, or where a model call would get past a budget. None
+        lets the run continue. ``recovers``: the caller reserves for the call in another way.
         """
         self._guard.faults.note(hook, error)
         has_run = self._invocations.find(ic.invocation_id) is not None
@@ -213,12 +213,12 @@ def _one_more(skips: Skips, key: tuple[str, str | None], made: int) -> int:
 
 
 def _context_in(given: Any) -> InvocationContext | None:
-    """The invocation that a hook was called for."""
+    """Return the invocation that a hook was called for, from one of its arguments, or None."""
     return given if isinstance(given, InvocationContext) else getattr(given, "_invocation_context", None)
 
 
 def _thought(text: str) -> types.Content:
-    """As ``stop_content``, for where that may be what failed."""
+    """Return what ``stop_content`` returns. For places where that function may be what failed."""
     return types.Content(role="model", parts=[types.Part(text=text, thought=True)])
 
 
@@ -238,7 +238,7 @@ def stop_content(text: str) -> types.Content:
 
 
 def stop_response(trip: Trip, text: str) -> LlmResponse:
-    """The answer to a model call that a stop prevents. It is never the agent's answer.
+    """Return the answer to a model call that a stop prevents. It is never the agent's answer.
 
     A ``thought`` part with ``error_code`` and ``error_message`` does not land in ``output_key``, does not break an
     ``output_schema`` and does not enter the next prompt. Plain text would do all three.
@@ -252,7 +252,7 @@ def stop_response(trip: Trip, text: str) -> LlmResponse:
 
 
 def refused_response(trip: Trip, text: str) -> LlmResponse:
-    """The answer to a call without a hook. It has no content: code must not take it for a summary or an advice."""
+    """Return the answer to a call without a hook. It has no content that code could take for a summary or advice."""
     return LlmResponse(error_code=STOP_CODE, error_message=text, custom_metadata={METADATA_KEY: trip.to_dict()})
 
 
@@ -264,24 +264,24 @@ def mark_stop(event: Event, trip: Trip, text: str) -> None:
 
 
 def refusal(text: str) -> dict[str, Any]:
-    """The answer to a call that was not executed."""
+    """Return the answer to a tool call that was not executed."""
     return {"status": NOT_EXECUTED, "message": text}
 
 
 def left_out(text: str) -> dict[str, Any]:
-    """In place of an answer that is too large. The call was made and had its effects."""
+    """Return what replaces an answer that is too large. The call was made and had its effects."""
     return {"status": LEFT_OUT, "message": text}
 
 
 def with_notice(response: dict[str, Any] | None, text: str) -> dict[str, Any]:
-    """A tool's answer with a nudge added. The tool's own object is not changed."""
+    """Return a tool's answer with a nudge added, as a copy."""
     return {**(response or {}), NOTICE_KEY: text}
 
 
 def may_escalate(agent: BaseAgent) -> bool:
-    """Escalating ends the enclosing loops.
+    """Return whether an agent may escalate, which ends the enclosing loops.
 
-    Not from a direct child of a ParallelAgent: it would cancel paid siblings.
+    A direct child of a ParallelAgent may not: it would cancel paid siblings.
     """
     return not isinstance(agent.parent_agent, ParallelAgent)
 
@@ -292,8 +292,9 @@ def may_escalate(agent: BaseAgent) -> bool:
 async def stored_stop(
     runner: Runner, invocation_id: str, trip: Trip, text: str, user: str, session: str
 ) -> list[Event]:
-    """Store the stop event, and before it an answer for every open call: models reject a history with a call that has
-    no answer.
+    """Store the stop event, and before it an answer for every open call. Return these events.
+
+    Models reject a history with a call that has no answer.
     """
     event = Event(
         author=getattr(runner.agent, "name", "") or "runguard", invocation_id=invocation_id, content=stop_content(text)
@@ -313,7 +314,7 @@ async def stored_stop(
 
 
 async def read_session(runner: Runner, user: str, session: str) -> Any:
-    """The session as stored; None when the session service fails."""
+    """Return the session as stored; None when the session service fails."""
     try:
         return await runner.session_service.get_session(app_name=runner.app_name, user_id=user, session_id=session)
     except Exception:
@@ -330,7 +331,7 @@ async def store(runner: Runner, stored: Any, events: list[Event]) -> None:
 
 
 def answers_to_open_calls(session: Any, invocation_id: str, why: str) -> list[Event]:
-    """An answer for every call of this invocation that has none and does not wait for input from outside."""
+    """Return answers to the calls of this invocation that have none and do not wait for input from outside."""
     events = [event for event in session.events if event.invocation_id == invocation_id]
     answered = {response.id for event in events for response in event.get_function_responses()}
     answers: list[Event] = []
@@ -343,7 +344,7 @@ def answers_to_open_calls(session: Any, invocation_id: str, why: str) -> list[Ev
 
 
 def answer_to(asker: Event, calls: list[types.FunctionCall], invocation_id: str, why: str) -> Event:
-    """One event for the calls of one response, as ADK does it."""
+    """Return one event that answers the calls of one response, as ADK does it."""
     parts = [
         types.Part(function_response=types.FunctionResponse(id=c.id, name=c.name, response=refusal(why))) for c in calls
     ]
@@ -364,12 +365,12 @@ class AdkCallLimitError(LimitExceededError, LlmCallsLimitExceededError):
 
 
 def announce(trip: Trip, invocations: Invocations) -> None:
-    """A stop event with this trip is about to appear in a stream. Remember the guard that decides what follows."""
+    """Remember which guard decides what follows a stop event with this trip, which is about to appear in a stream."""
     _owners[trip.id] = weakref.ref(invocations)
 
 
 def stop_in(event: Event) -> Stop | None:
-    """The announced stop that an event carries."""
+    """Return the announced stop that an event carries, or None."""
     metadata = event.custom_metadata
     if not metadata or METADATA_KEY not in metadata or not isinstance(metadata[METADATA_KEY], dict):
         return None
@@ -382,15 +383,16 @@ def stop_in(event: Event) -> Stop | None:
 
 
 def is_raised(event: Event) -> bool:
-    """Whether an error will be raised in place of this stop event. Code that returns at the final event must not take
-    it for an answer.
+    """Return whether an error will be raised in place of this stop event.
+
+    Code that returns at the final event must not take it for an answer.
     """
     found = stop_in(event) if event.error_code == STOP_CODE else None
     return found is not None and found[1].guard.policy.on_stop == "raise"
 
 
 def error_of(stop: Stop) -> RunStoppedError | None:
-    """What ``on_stop="raise"`` raises after the clean stop."""
+    """Return the error that ``on_stop="raise"`` raises after the clean stop, or None where nothing is raised."""
     trip_id, guard = stop[0], stop[1].guard
     if guard.policy.on_stop != "raise":
         return None
@@ -413,7 +415,7 @@ _LOOKS: Final = 600  # half a minute
 async def until_done(is_done: Callable[[], bool]) -> bool:
     """Wait, at most half a minute, until the paid calls beside a stopped one have their answers.
 
-    Returns whether there was anything to wait for.
+    Return whether there was anything to wait for.
     """
     for look in range(_LOOKS):
         if is_done():
@@ -447,7 +449,7 @@ class LiveTurn:
 
 
 def stored_once(invocation: Invocation | None, trip_id: str, stop: LlmResponse) -> LlmResponse:
-    """The stop of a live run.
+    """Return the stop, marked as partial in a live run that has stored this stop before.
 
     ADK stores every answer to a user content that is not partial. Only the first stop should be stored.
     """

@@ -103,7 +103,7 @@ class ToolHooks:
                 beside = sum(
                     1 for other in invocation.calls.values() if other.batch == call.batch and other.tool == name
                 )
-                # a stop shows at the next check
+                # Its decision is not needed: the next check finds the stop.
                 guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
             known = guard.tools.known
             rule = known[name] if name in known else guard.tool_rule(name)
@@ -139,9 +139,7 @@ class ToolHooks:
     def _check_transfer(
         self, args: dict[str, Any], ic: InvocationContext, invocation: Invocation, lane: str, agent: str
     ) -> dict[str, Any] | None:
-        """Refuse a hand-off that goes too deep, where the model can still read the refusal. Hand-off circles are
-        judged on the event.
-        """
+        """Return the refusal of a hand-off that goes too deep, or None. Hand-off circles are judged on the event."""
         root = getattr(ic.agent, "root_agent", None)
         target = root.find_agent(args.get("agent_name")) if root is not None else None
         if target is None:
@@ -200,14 +198,14 @@ class ToolHooks:
             self._stopper.fault("after_tool", error, ic)
 
     def judge_time(self) -> None:
-        """A call has returned. A sync tool that took too long shows only now."""
+        """Report a call that has returned after its deadline: a sync tool that takes too long shows only now."""
         tool = HERE.get().tool
         call = tool.invocation.calls.get(tool.call_id) if tool is not None and tool.guard is self._guard else None
         if tool is not None and call is not None and call.deadline and self._guard.clock() > call.deadline:
             timed_out(tool)
 
     def failed(self, tool: BaseTool, tool_context: ToolContext, error: BaseException) -> dict[str, Any] | None:
-        """The tool raised an error. Returns the answer to its call where the run is stopped."""
+        """Record that a tool raised. Return the answer to its call where the run is stopped."""
         ic = tool_context._invocation_context
         try:
             call_id = tool_context.function_call_id or ""
@@ -238,7 +236,7 @@ class ToolHooks:
 
 
 def error_text(error: BaseException) -> str:
-    """An exception's type and text arguments, without running its ``__str__``."""
+    """Return an exception's type and text arguments, without running its ``__str__``."""
     words = " ".join(arg for arg in error.args if type(arg) is str)
     return f"{type(error).__name__}: {words}"
 
@@ -251,7 +249,7 @@ _WARNED_KEPT: Final = 256
 
 
 def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> Outcome | None:
-    """The verdict of the first classifier that has one, or None. It comes before RunGuard's own rules.
+    """Return the verdict of the first classifier that has one, or None. It comes before RunGuard's own rules.
 
     ADK's logging plugins take a ``tool_result_classifier`` (from ADK 2.13 on) that knows which answers of the app's
     tools are failures.
@@ -298,7 +296,10 @@ async def reserve_price(guard: Guard, invocation: Invocation, tool: BaseTool, ev
 def settle_price(
     guard: Guard, invocation: Invocation, tool: BaseTool, context: ToolContext, args: Any, answer: object
 ) -> None:
-    """The hook after a tool: ``answer`` is its result, or the exception that it raised."""
+    """Settle the price of a tool call, or release it if the tool was not executed.
+
+    ``answer``: the tool's result, or the exception that it raised.
+    """
     call_id = context.function_call_id or ""
     call = invocation.calls.get(call_id)
     actions = context.actions
@@ -317,7 +318,7 @@ def _was_executed(call: OpenToolCall | None, invocation: Invocation) -> bool:
 
 
 def _lacks_arguments(tool: BaseTool, answer: object) -> bool:
-    """Whether ADK answered in the tool's place, because the model left out arguments."""
+    """Return whether ADK answered in the tool's place, because the model left out arguments."""
     error = answer.get("error") if isinstance(answer, dict) and len(answer) == 1 else None
     return isinstance(error, str) and error.startswith(f"Invoking `{tool.name}()` failed as the following mandatory")
 
@@ -419,7 +420,7 @@ _PLAIN: Final = {
 
 
 def declared_by(tool: BaseTool) -> Fields | None:
-    """What is declared about the arguments of a tool; None where nothing is known.
+    """Return what is declared about the arguments of a tool; None where nothing is known.
 
     ``FunctionTool`` calls its function with the arguments that the signature names and drops all others, also where the
     function takes ``**kwargs``. It injects the tool context and what else it lists in ``_ignore_params``. A subclass
@@ -434,7 +435,7 @@ def declared_by(tool: BaseTool) -> Fields | None:
 
 
 def _parameters(tool: FunctionTool) -> Fields:
-    """The parameters that a model can fill in."""
+    """Return the parameters that a model can fill in."""
     injected = {*_INJECTED, *getattr(tool, "_ignore_params", ())}
     hints = _hints(tool.func)
     fields = Fields(drops_others=True)
@@ -448,14 +449,14 @@ def _parameters(tool: FunctionTool) -> Fields:
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether arguments take the way that ``FunctionTool`` defines."""
+    """Return whether arguments reach the function in the way that ``FunctionTool`` defines."""
     return all(
         next((owner.__module__ in _PLAIN for owner in kind.__mro__ if step in vars(owner)), True) for step in _STEPS
     )
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """Annotations by parameter. One that cannot be resolved does not hide the others."""
+    """Return the annotations by parameter. One that cannot be resolved does not hide the others."""
     while isinstance(function, partial):
         function = function.func
     target: Any = function if inspect.isroutine(function) else type(function).__call__
@@ -476,7 +477,10 @@ def _resolved(annotation: Any, space: dict[str, Any]) -> Any:
 
 
 def _parameter(annotation: Any) -> Kind:
-    """ADK makes models of parameters that are a model or a list of models, and hands on everything else as it came."""
+    """Return the kind of a parameter's value.
+
+    ADK makes models of parameters that are a model or a list of models, and hands on everything else as it came.
+    """
     annotation = _one(annotation)
     inner = get_args(annotation)
     item = _one(inner[0]) if get_origin(annotation) is list and inner else None
@@ -486,7 +490,7 @@ def _parameter(annotation: Any) -> Kind:
 
 
 def _kind(annotation: Any, models: dict[type, Fields | None] | None) -> Kind:
-    """What an annotation says about a value. ``models``: those met on the way; None where models are not made."""
+    """Return what an annotation says about a value. ``models``: those met so far; None where ADK makes no models."""
     annotation = _one(annotation)
     if annotation is int or annotation is float or annotation is bool:
         return annotation
@@ -503,7 +507,7 @@ def _kind(annotation: Any, models: dict[type, Fields | None] | None) -> Kind:
 
 
 def _one(annotation: Any) -> Any:
-    """The type behind ``Annotated``, ``NewType``, an alias and ``Optional``; ``int | float`` is a float."""
+    """Return the type behind ``Annotated``, ``NewType``, an alias and ``Optional``; ``int | float`` is a float."""
     while True:
         if get_origin(annotation) is Annotated:
             annotation = get_args(annotation)[0]
@@ -527,7 +531,7 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _model(model: type[BaseModel], models: dict[type, Fields | None]) -> Fields | None:
-    """The fields of a model that drops what it does not declare; None for one that may look at all it is given."""
+    """Return the fields of a model that drops what it does not declare; None for one that may look at all it gets."""
     if _reads_input(model):
         models[model] = None
         return None
@@ -546,7 +550,7 @@ def _model(model: type[BaseModel], models: dict[type, Fields | None]) -> Fields 
 
 
 def _reads_input(model: type[BaseModel]) -> bool:
-    """Whether more than the names of its fields decides what a model makes of its input."""
+    """Return whether more than the names of its fields decides what a model makes of its input."""
     config, decorators = model.model_config, model.__pydantic_decorators__
     paths = any(not isinstance(of.validation_alias, str | None) for of in model.model_fields.values())
     validators = any(found.info.mode != "after" for found in decorators.model_validators.values()) or bool(
@@ -567,7 +571,7 @@ def _reads_input(model: type[BaseModel]) -> bool:
 
 
 def _schema(tool: BaseTool) -> Fields | None:
-    """The types that a tool's schema declares.
+    """Return the types that a tool's schema declares, or None for a tool without one.
 
     What its code makes of other arguments is unknown, so all of them count.
     """
