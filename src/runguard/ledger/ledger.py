@@ -122,7 +122,11 @@ class StoreSession(Protocol):
     """
 
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
-        """Hold ``want`` on all lines or on none (``ok`` False, with the balances that refused and the others)."""
+        """Hold ``want`` on all lines or on none.
+
+        Where it does not fit, ``ok`` is False, and the balances say who refused. ``ttl``: seconds after which the hold
+        is charged. ``force`` ignores the caps.
+        """
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
         """Book what a call took, and append its record, in one step. Again with the same amount, it appends nothing."""
@@ -130,70 +134,84 @@ class StoreSession(Protocol):
     def settle_and_reserve(
         self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
     ) -> tuple[StoreReply, StoreReply]:
-        """``settle`` and then ``reserve``, in one round trip and with one commit where the store can do that.
+        """Settle and then reserve, in one round trip and with one commit where the store can do that.
 
         It may be repeated, as both of them. When it raises, the settlement may be booked: settle again.
         """
 
     def release(self, hold: str) -> StoreReply:
-        """The call never left. Of an expired or settled hold nothing is taken back. A hold that is not known is
-        remembered as released: a reservation of it that is still on its way holds nothing when it arrives."""
+        """Release the hold of a call that was never sent.
+
+        Of an expired or settled hold nothing is taken back. A hold that is not known is remembered as released: a
+        reservation of it that is still on its way holds nothing when it arrives.
+        """
 
     def extend(self, line: Line, more: Amount) -> Balance:
-        """Move the cap of one account, made if new."""
+        """Raise the cap of one account, which is made if it is new."""
 
     def read(self, scope: str | None = None) -> list[Balance]:
-        """The accounts of a scope, or all; expired holds charged."""
+        """Return the accounts of a scope, or all for None. Expired holds are charged first."""
 
     def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
-        """True once per account and mark."""
+        """Return True once per account and mark.
+
+        ``percent`` and ``limit`` say at which share of which limit the mark stands.
+        """
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
-        """What ``first`` has answered True to."""
+        """Return the marks to which ``first`` has answered True, with their share and limit."""
 
     def unmark(self, key: str, marks: Sequence[str]) -> None:
-        """Arm again."""
+        """Delete marks so that their thresholds can fire again."""
 
     def get(self, name: str) -> tuple[int, str]:
-        """A document and its version; (0, "") when there is none. "control" is one."""
+        """Return the version and the text of a document; (0, "") when there is none. "control" is one."""
 
     def put(self, name: str, version: int, text: str) -> bool:
-        """Replace a document if it still has this version; its next one is one higher."""
+        """Replace a document if it still has this version, and return whether it had.
+
+        Its next version is one higher.
+        """
 
     def drop(self, name: str) -> None:
         """Remove a document, whether or not it can be read."""
 
     def now(self) -> float:
-        """The store's clock."""
+        """Return the time of the store's clock, in unix seconds."""
 
     def append(self, kind: str, ref: str, text: str) -> None:
-        """Add a record. Never changed, dropped by ``purge`` alone."""
+        """Add a record. It never changes, and only ``purge`` drops it."""
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
-        """The last records of a kind, oldest first: when, about what, text."""
+        """Return the last records of a kind, oldest first: when, about what, text."""
 
     def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
-        """The next records of a kind after the one with this id ("" for the oldest), oldest first: id, when, about
-        what, text. Ids are whole numbers, or two of them with a dash between, and grow."""
+        """Return the next records of a kind after the one with this id, oldest first: id, when, about what, text.
+
+        ``after``: "" begins with the oldest. Ids are whole numbers, or two of them with a dash between, and grow.
+        """
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
-        """All records of a kind about one thing, or the ``last`` ones, oldest first: when, text."""
+        """Return all records of a kind about one thing, or the ``last`` ones, oldest first: when, text."""
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
-        """A run is alive, or ended; returns the control version."""
+        """Note that a run is alive, or has ended; return the version of the control document."""
 
     def running(self, within: float) -> list[tuple[str, str, float, str]]:
-        """Runs that gave a sign of life within so many seconds: run, worker, when, text."""
+        """Return the runs that gave a sign of life within so many seconds: run, worker, when, text."""
 
     def claim(self, key: str, ttl: float) -> str:
         """Claim a side effect: "yes", "pending" (another call is doing it), or "done"."""
 
     def finish(self, key: str, done: bool) -> None:
-        """The claimed side effect was done, or is free again."""
+        """Note that the claimed side effect was done, or with ``done=False`` set it free for another claim."""
 
     def purge(self, older_than: float) -> None:
-        """Drop what is older than so many seconds and has no open hold: records, ended or silent runs and
-        sessions with their accounts, finished holds, past periods, finished claims."""
+        """Drop what is older than so many seconds and has no open hold.
+
+        That is records, ended or silent runs and sessions with their accounts, finished holds, past periods, and
+        finished claims.
+        """
 
     def close(self) -> None: ...
 
@@ -205,10 +223,10 @@ class Store(Protocol):
     durable: str  # what survives which failure, in one sentence
 
     def connect(self, timeout: float) -> StoreSession:
-        """A session whose every call ends within about ``timeout``. The first one creates or migrates the
-        schema; ``StoreError`` for another one.
+        """Return a session whose every call ends within about ``timeout`` seconds.
 
-        Later ones create nothing and raise ``StoreReplacedError`` when they meet another store than the first.
+        The first one creates or migrates the schema; it raises ``StoreError`` for another schema. Later ones create
+        nothing and raise ``StoreReplacedError`` when they meet another store than the first.
         """
 
 
@@ -245,7 +263,7 @@ class WaitingLine:
         return len(self._line)
 
     def is_free(self, names: frozenset[str]) -> bool:
-        """Whether a call that comes now could ask at once."""
+        """Return whether a call that comes now could ask at once. ``names``: those of its accounts."""
         if not self._line:
             return True
         with self._lock:
@@ -259,32 +277,38 @@ class WaitingLine:
         return place
 
     def block(self, place: LinePlace, name: str) -> None:
-        """An account refused the call: it waits for that one, and calls on its other accounts may go ahead."""
+        """Note which account refused the call.
+
+        It waits for that one only, and calls on its other accounts may go ahead.
+        """
         if place.blocked_on != name:
             with self._lock:
                 place.blocked_on = name
                 self._advance_locked()
 
     def leave(self, place: LinePlace) -> None:
-        """The call has what it wanted, gave up or was cancelled: the next one may ask."""
+        """Take a call out of the line, because it has what it wanted, gave up or was cancelled.
+
+        The next one may ask.
+        """
         with self._lock:
             self._line.pop(place, None)
             if self._line:
                 self._advance_locked()
 
     def listen(self, place: LinePlace) -> Sleeper:
-        """A future of the running loop that is done when the call may ask, or after ``wake``."""
+        """Return a future of the running loop that is done when the call may ask, or after ``wake``."""
         with self._lock:
             place.sleeper = new_sleeper()
             return place.sleeper
 
     def wake(self, place: LinePlace) -> None:
-        """Let a waiting call look around: its run was stopped."""
+        """End the wait of a call whose run was stopped."""
         with self._lock:
             _wake_place(place)
 
     def waiting_for(self, names: Iterable[str]) -> int:
-        """How many calls wait for one of these accounts."""
+        """Return how many calls wait for one of these accounts."""
         wanted = set(names)
         with self._lock:
             return sum(place.blocked_on in wanted for place in self._line)
@@ -312,13 +336,13 @@ def _wake_place(place: LinePlace) -> None:
 
 
 def new_sleeper() -> Sleeper:
-    """For a call on the running loop."""
+    """Return a new future with its loop, for a call on the running loop."""
     loop = asyncio.get_running_loop()
     return loop, loop.create_future()
 
 
 def wake(sleepers: Iterable[Sleeper]) -> None:
-    """End their waits, from any thread."""
+    """End the waits of calls, from any thread."""
     for loop, woken in sleepers:
         with contextlib.suppress(RuntimeError):  # its loop is closed: nothing waits there any more
             loop.call_soon_threadsafe(_resolve, woken)
@@ -374,7 +398,7 @@ class Account:
 
     @property
     def meter(self) -> str:
-        """Its name without the period."""
+        """The account's key without its period."""
         return self.key.rpartition("#")[0]
 
     @property
@@ -391,7 +415,7 @@ class Account:
 
     @property
     def room(self) -> Amount:
-        """What may still be held; nothing when closed."""
+        """How much may still be held; nothing when closed."""
         if self.closed:
             return NOTHING
         return (
@@ -401,12 +425,15 @@ class Account:
         )
 
     def refusing_units(self, want: Amount) -> list[int]:
-        """All units in which ``want`` does not fit. Of a closed account: what it broke, or what it limits."""
+        """Return all units in which ``want`` does not fit.
+
+        For a closed account: those that it broke, or one that it limits.
+        """
         due, caps = (self.due_usd, self.due_tokens, self.due_calls), self.caps
         if self.closed:
             broken = [unit for unit in range(3) if self.overrun[unit]]
             return broken or [next((unit for unit in range(3) if caps[unit] < UNLIMITED), 0)]
-        # not by the room: above its cap an account refuses nothing too
+        # not by its room, which is 0 above the cap: there an account refuses even a want of 0
         return [unit for unit in range(3) if due[unit] + want[unit] > caps[unit]]
 
 
@@ -441,7 +468,7 @@ class Refusal:
     ) -> None:
         self.account, self.unit, self.wanted = account, unit, wanted
         self.spent, self.held = account.spent, account.held  # as they were when it refused
-        self.seen = seen  # the ledger's state that refused: what changed since then is not waited for
+        self.seen = seen  # the ledger's state that refused: no call waits for a change that came after it
         self.room = room  # what would fit now on all accounts together
         self.wait_helps = wait_helps  # other calls hold the room; when they settle, more may fit
         self.refusing = refusing  # every account, by its key, and unit that refuses
@@ -450,7 +477,7 @@ class Refusal:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
 
 
-CLOCK_BACK_S: Final = 60.0  # calls that are made at once come in any order, seconds apart at most
+CLOCK_BACK_S: Final = 60.0  # less is no sign of a clock set back: calls made at once come in any order
 
 
 def warn_clock_back(seconds: float) -> None:
@@ -461,14 +488,17 @@ def warn_clock_back(seconds: float) -> None:
 
 
 class Stale:
-    """A period is over by the ledger's clock: ask again with the accounts of the current one."""
+    """The answer when a period is over by the ledger's clock: ask again with the accounts of the current one."""
 
 
 STALE: Final = Stale()
 
 
 def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
-    """Name the tightest of those that refuse: the one with the least room, dollars first."""
+    """Return a refusal that names the tightest of the accounts that refuse: the one with the least room, dollars first.
+
+    ``seen``: the ledger's state that refused.
+    """
     refusing = [(a, units) for a in accounts if (units := a.refusing_units(want))]
     firsts = [(a, units[0]) for a, units in refusing]
     account, unit = min(firsts, key=lambda entry: (entry[1], entry[0].room[entry[1]]))
@@ -520,15 +550,15 @@ class Ledger(Protocol):
         """Whether the store did not answer the last time it was asked."""
 
     def now(self, at: float) -> float:
-        """The ledger's clock; ``at`` is the caller's."""
+        """Return the time of the ledger's clock. ``at`` is the caller's time."""
 
     def period_time(self, at: float) -> float:
-        """The ledger's clock, by which periods begin and end. It never goes back to an earlier period."""
+        """Return the time by which periods begin and end. It never goes back to an earlier period."""
 
     def account(
         self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
     ) -> Account:
-        """The account of a scope and period, made if new, with the caps in force now."""
+        """Return the account of a scope and period, made if new, with the caps in force now."""
 
     async def reserve(
         self, accounts: Sequence[Account], want: Amount, *, force: bool = False, ttl: float = 900.0
@@ -540,10 +570,10 @@ class Ledger(Protocol):
         """
 
     def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
-        """``reserve`` at once, where this ledger can and it fits; None: await ``reserve``."""
+        """Reserve at once where this ledger can and it fits; None: await ``reserve``."""
 
     def book(self, accounts: Sequence[Account]) -> Hold:
-        """A hold of nothing, for a call that could not be reserved: its settlement is still booked."""
+        """Return a hold of nothing, for a call that could not be reserved. Its settlement is still booked."""
 
     def settle(
         self,
@@ -556,16 +586,16 @@ class Ledger(Protocol):
     ) -> None:
         """Book what a call really took.
 
-        Again for the same hold: the later figure replaces the earlier. ``then``: once it is booked. ``record``: where
-        the ledger is durable, it is written in the same step. ``may_wait``: a store may book it with the next
+        Again for the same hold: the later figure replaces the earlier. ``then``: called once it is booked. ``record``:
+        where the ledger is durable, it is written in the same step. ``may_wait``: a store may book it with the next
         reservation, or a moment later; ``then`` is only needed where an account reaches its alert.
         """
 
     def release(self, hold: Hold) -> None:
-        """The call was never sent: undo its reservation."""
+        """Release the reservation of a call that was never sent."""
 
     def extend(self, account: Account, more: Amount) -> None:
-        """Move the cap; what was spent stays spent."""
+        """Raise the cap of an account by ``more``. What was spent stays spent."""
 
     def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
         """Return True for the first caller with this mark in this account and period; None without an answer."""
@@ -578,19 +608,19 @@ class Ledger(Protocol):
         """
 
     def find(self, scope: str) -> list[Account]:
-        """The accounts of a scope, the current period's last."""
+        """Return the accounts of a scope, that of the current period last."""
 
     def accounts(self) -> list[Account]:
-        """Every account, for reading.
+        """Return every account, for reading.
 
         Some may be copies: to change one, get it from ``find`` or ``account``.
         """
 
     def known(self) -> list[Account]:
-        """The accounts that this process knows, without asking the store. For reading, as ``accounts``."""
+        """Return the accounts that this process knows, without asking the store. For reading, as ``accounts``."""
 
     def forget(self, scope: str) -> None:
-        """A run has ended: its own accounts are not needed any more."""
+        """Forget the accounts of a run that has ended."""
 
     def flush(self, seconds: float) -> bool:
         """Wait, bounded, until every fact handed over is booked.
@@ -599,10 +629,13 @@ class Ledger(Protocol):
         """
 
     def health(self) -> dict[str, Any]:
-        """What is on its way to a store, and what went wrong on the way; empty without a store. Plain data."""
+        """Return what is on its way to a store, and what went wrong on the way.
+
+        It is plain data, empty without a store.
+        """
 
     async def ask(self, job: Callable[[StoreSession], None], *, again: bool = False) -> None:
-        """Let a shared store do something now, within its deadline."""
+        """Let a shared store do something now, within its deadline. ``again``: doing it twice counts once."""
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
         """Write a record, where the ledger keeps records."""
@@ -614,14 +647,18 @@ class Ledger(Protocol):
         """Read the control document again if it has changed."""
 
     def refresh_now(self) -> None:
-        """The same, for callers that are not on the path of a run; raises when the store does not answer."""
+        """Read the control document again, for callers that are not on the path of a run.
+
+        Raise when the store does not answer.
+        """
 
     def check(self) -> None:
         """Raise ``StoreError`` or ``StoreDeniedError`` when the store behind it cannot be worked with."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Call ``on_control`` when the control document has changed, and ask ``running`` for the runs that are alive:
-        names and texts.
+        """Call ``on_control`` when the control document has changed, and ask ``running`` for the runs that are alive.
+
+        ``running`` gives their names and texts.
         """
 
     def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
@@ -634,7 +671,7 @@ MOST: Final = MOST_USD * NANO  # of one amount
 
 
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
-    """Refuse invalid amounts before anything is written."""
+    """Refuse invalid amounts before anything is written. Raise ValueError for them."""
     if len(amounts) != 3 or any(len(line.caps) != 3 for line in lines):
         raise ValueError("three amounts belong together: nano-USD, tokens, calls")
     for amount in amounts:
@@ -656,7 +693,7 @@ def fits(balance: Balance, want: Amount) -> bool:
 
 
 def overrun_of(balance: Balance, more: Amount) -> tuple[Amount, bool]:
-    """What a call that billed ``more`` than it held adds to the overrun, and whether that closes the account."""
+    """Return what a call that billed ``more`` than it held adds to the overrun, and whether that closes the account."""
     over, closed = list(balance.overrun), False
     for unit in range(3):
         due = balance.spent[unit] + balance.held[unit] - balance.caps[unit] - balance.granted[unit]
@@ -673,17 +710,17 @@ _LONGEST_TEXT: Final = 300
 
 
 class UnforeseenError(StoreError):
-    """An exception that the code of the store did not expect: a damaged row, an answer of the wrong shape, a defect in
-    a client library.
+    """An exception that the code of the store did not expect.
 
-    It must not look like a fault of the guard, because ``on_guard_error="allow"`` would let the call through. Another
-    attempt may succeed: a connection in a strange state is replaced.
+    It may come from a damaged row, an answer of the wrong shape, or a defect in a client library. It must not look like
+    a fault of the guard, because ``on_guard_error="allow"`` would let the call through. Another attempt may succeed: a
+    connection in a strange state is replaced.
     """
 
 
 @contextlib.contextmanager
 def store_faults(name: str, kinds: type[BaseException] = Exception) -> Iterator[None]:
-    """Run code that talks to the store ``name``.
+    """Turn every exception of code that talks to the store ``name`` into a store fault.
 
     On a thread of ours ``kinds`` is ``BaseException``: no other code handles exceptions there.
     """
@@ -740,13 +777,14 @@ class StoreReplacedError(StoreOutage):
         )
 
     def again(self) -> "StoreReplacedError":
-        """The same error, to be raised once more."""
+        """Return the same error, to be raised once more."""
         return StoreReplacedError(*self.facts)
 
 
 class Seen:
-    """The store that this process has worked with. One for each ``Store``; it outlives connections, and a forked
-    child inherits it. A process that starts accepts what it finds.
+    """The store that this process has worked with. One for each ``Store``; it outlives connections.
+
+    A forked child inherits it. A process that starts accepts what it finds.
 
     A SQLite file can also go back in time, when an older copy is put in its place or its ``-wal`` file is deleted. So
     the version of its document counts changes. Redis and Postgres have no such check: there, a failover to a replica
@@ -765,8 +803,9 @@ class Seen:
         self.files = (0, 0)  # SQLite: the inodes of the file and of its -wal file
 
     def meet(self, expected: str, found: str, generation: int = 0, floor: int = 0) -> None:
-        """Accept the identity that a store has, "" for none, or raise. ``expected`` and ``floor`` are what this process
-        had seen before it asked.
+        """Accept the identity that a store has, "" for none, or raise StoreReplacedError or StoreError.
+
+        ``expected`` and ``floor`` are the identity and the generation that this process had seen before it asked.
         """
         own, *replaced = _ids(self.name, found)
         before = expected.partition(" ")[0]
@@ -789,7 +828,7 @@ class Seen:
             self.text, self.generation = found, generation
 
     def changed(self, generation: int) -> None:
-        """A change was committed."""
+        """Note that a change was committed."""
         if generation > self.generation:
             self.generation = generation
 
@@ -803,13 +842,12 @@ def is_id(text: str) -> bool:
 
 
 def identity_of(session: StoreSession, name: str) -> list[str]:
-    """The id of a store, then those that it replaces."""
+    """Return the id of a store, then those that it replaces."""
     return _ids(name, session.get(IDENTITY)[1])
 
 
 def adopt(session: StoreSession, name: str, replaced: str) -> list[str]:
-    """Let a store take the place of another one, for processes that have seen that one; returns what
-    ``identity_of`` would.
+    """Let a store take the place of another one, for processes that have seen that one. Return its new ids.
 
     To replace itself, after it went back in time, it gets a new id.
     """
@@ -861,7 +899,7 @@ def read_control(session: StoreSession, store: str) -> tuple[int, str]:
 
 
 def repair_control(session: StoreSession, store: str) -> str:
-    """Remove the document if it is damaged; returns what was wrong, or "" when it is not."""
+    """Remove the control document if it is damaged. Return what was wrong, or "" when it is not."""
     try:
         with store_faults(store):
             read_control(session, store)
@@ -882,7 +920,7 @@ def change_control(session: StoreSession, store: str, change: Callable[[str], st
 
 
 def change_document(session: StoreSession, store: str, change: Callable[[dict[str, Any]], None]) -> None:
-    """``change_control`` for callers that change the parsed document in place."""
+    """Change the parsed control document in place, with ``change_control``."""
 
     def changed(text: str) -> str:
         document = json.loads(text or "{}")
@@ -926,7 +964,7 @@ class Switch:
         self._listeners = [*(known for known in self._listeners if known() is not None), weakref.WeakMethod(listener)]
 
     def of(self, scopes: Iterable[str]) -> Stop | None:
-        """The stop that covers one of these scopes."""
+        """Return the stop that covers one of these scopes, if there is one."""
         if not self.stops:
             return None
         return self.stops.get(ALL) or next((self.stops[scope] for scope in scopes if scope in self.stops), None)
@@ -941,8 +979,9 @@ class Switch:
 
 
 def read_stops(text: str) -> dict[str, Stop]:
-    """The stops of a control document; one of the wrong shape raises ``ValueError``, ``TypeError`` or
-    ``AttributeError``.
+    """Return the stops of a control document.
+
+    A document of the wrong shape raises ``ValueError``, ``TypeError`` or ``AttributeError``.
     """
     stops = {scope: Stop(scope, **fields) for scope, fields in (json.loads(text or "{}").get("stops") or {}).items()}
     for stop in stops.values():
@@ -952,7 +991,7 @@ def read_stops(text: str) -> dict[str, Stop]:
 
 
 def with_stops(text: str, stops: dict[str, Stop]) -> str:
-    """A control document with other stops and everything else as it was."""
+    """Return a control document with other stops and everything else as it was."""
     document = json.loads(text or "{}")
     document["stops"] = {
         scope: {k: v for k, v in asdict(stop).items() if k != "scope"} for scope, stop in stops.items()
@@ -961,7 +1000,7 @@ def with_stops(text: str, stops: dict[str, Stop]) -> str:
 
 
 def check_scope(scope: Any) -> str:
-    """Check that a scope can be stopped; an incomplete one would stop nothing."""
+    """Return a scope that can be stopped. Raise PolicyError for any other: an incomplete one would stop nothing."""
     kind, _, names = scope.partition(":") if isinstance(scope, str) else ("", "", "")
     if scope == ALL or (kind in _PARTS and len(names.split("/")) == _PARTS[kind] and all(names.split("/"))):
         return str(scope)
@@ -975,7 +1014,7 @@ def check_actor(actor: Any) -> str:
 
 
 def check_reason(reason: Any) -> str:
-    """A reason may be left out."""
+    """Return a reason, which may be left out. Raise PolicyError when it is not a text."""
     if reason is not None and not isinstance(reason, str):
         raise PolicyError(f"reason: give a text, not a {type(reason).__name__}")
     return reason if reason and reason.strip() else ""
@@ -1073,8 +1112,9 @@ def sum_up(session: StoreSession) -> bool:
 
 
 def purge(session: StoreSession, older_than: float) -> bool:
-    """Drop what is older than so many seconds. What calls cost stays, as sums of their days; without the sums nothing
-    is dropped. False when another worker sums up at this moment.
+    """Drop what is older than so many seconds. Return False when another worker sums up at this moment.
+
+    What calls cost stays, as sums of their days; without the sums nothing is dropped.
     """
     if not sum_up(session):
         return False
@@ -1093,7 +1133,7 @@ def _add_to_day(session: StoreSession, day: str, records: list[tuple[str, str]])
 
 
 def read_sums(session: StoreSession, first: date, last: date) -> dict[str, DaySums]:
-    """The sums of days, with the records that are not summed up yet. Nothing is written."""
+    """Return the sums of days, with the records that are not summed up yet. Nothing is written."""
     for _ in range(_SUM_TRIES):
         _, done = session.get(_DONE)
         found = _read_days(session, first, last, done)
@@ -1121,5 +1161,5 @@ def _read_days(session: StoreSession, first: date, last: date, done: str) -> dic
 
 
 def _order(name: str) -> tuple[int, ...]:
-    """The id of a record as numbers, which grow from record to record."""
+    """Return the id of a record as numbers, which grow from record to record."""
     return tuple(map(int, name.split("-"))) if name else ()

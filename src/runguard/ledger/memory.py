@@ -52,7 +52,7 @@ def in_memory(url: str) -> bool:
 
 
 def check_store(url: str) -> None:
-    """Check a store URL without connecting."""
+    """Check a store URL without connecting. Raise PolicyError when it is not valid."""
     if not in_memory(url):
         store_of(url)
     elif url != "memory" and _NAMES.fullmatch(url.removeprefix(_NAMED)) is None:
@@ -60,7 +60,7 @@ def check_store(url: str) -> None:
 
 
 def store_name(url: str) -> str:
-    """A URL for people: without a password."""
+    """Return a URL for people, without a password."""
     return url if in_memory(url) else store_of(url).name
 
 
@@ -107,7 +107,7 @@ def _store_of(url: str) -> Store:
 
 
 def _need(package: str, extra: str, scheme: str) -> None:
-    """Import a client here: its import must not eat up the deadline of the first paid call."""
+    """Import a client now, because its import must not use up the deadline of the first paid call."""
     try:
         import_module(package)
     except ImportError:
@@ -128,7 +128,7 @@ class MemoryLedger(Waiting):
     """Exact under any number of tasks and threads; gone with the process. Accounts that are not in use are packed."""
 
     def __init__(self, name: str = "memory") -> None:
-        """``name``: that of a store that all guards of this process share which name it."""
+        """Make a ledger. ``name``: the URL of a named store, which all guards of this process that name it share."""
         super().__init__()
         self.name, self.is_shared, self.is_away, self.worker = name, False, False, ""
         self.is_common = name != "memory"
@@ -138,7 +138,7 @@ class MemoryLedger(Waiting):
         self._watchers: list[WeakMethod[Callable[[str], None]]] = []
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
-        # all accounts of a scope are here, or all are above
+        # all accounts of a scope are either packed or unpacked
         self._packed = PackedAccounts(max(_ACCOUNTS_KEPT // _PAGES, 1))
         self._pack_at = _UNPACKED_KEPT
         self._told_full = self._told_back = False
@@ -150,7 +150,7 @@ class MemoryLedger(Waiting):
         return at
 
     def period_time(self, at: float) -> float:
-        """The latest time that any caller gave.
+        """Return the latest time that any caller gave.
 
         The account of a past period is forgotten: a clock that is set back must not open it anew, nor must a thread
         that was held up since it looked its accounts up. Nothing is held on an account that is over by this time.
@@ -234,8 +234,9 @@ class MemoryLedger(Waiting):
     hold_now = _hold  # nothing has to be waited for
 
     def _charge_expired_locked(self, now: float) -> None:
-        """A hold that outlived its time is charged, as in every store: the provider may have billed. A late settlement
-        corrects the charge.
+        """Charge the holds that outlived their time, as every store does: the provider may have billed.
+
+        A late settlement corrects the charge.
         """
         self._next_expiry, expired = math.inf, []
         for peers in self._open.values():  # one for each time to live: in each the oldest comes first
@@ -322,7 +323,7 @@ class MemoryLedger(Waiting):
             account.cap_tokens = _sum(account.cap_tokens, more[1])
             account.cap_calls = _sum(account.cap_calls, more[2])
             due, caps = (account.due_usd, account.due_tokens, account.due_calls), account.caps
-            # it opens what it pays for, and closes nothing
+            # an extension may open an account again; it never closes one
             account.closed = account.closed and any(d > c for d, c in zip(due, caps, strict=True))
             spent, granted = account.spent, account.granted
             account.fired = {
@@ -374,10 +375,10 @@ class MemoryLedger(Waiting):
         return {}
 
     async def ask(self, job: Callable[[StoreSession], None], *, again: bool = False) -> None:
-        """There is no store to ask."""
+        """Do nothing: there is no store to ask."""
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
-        """A ledger in memory keeps no records."""
+        """Do nothing: a ledger in memory keeps no records."""
 
     def change_control(self, change: Callable[[str], str]) -> str:
         with self._lock:
@@ -388,13 +389,13 @@ class MemoryLedger(Waiting):
         return text
 
     async def refresh(self) -> None:
-        """Only this process can change it."""
+        """Do nothing: only this process can change the document."""
 
     def refresh_now(self) -> None:
-        """Only this process can change it."""
+        """Do nothing: only this process can change the document."""
 
     def check(self) -> None:
-        """Memory can always be used."""
+        """Do nothing: memory can always be used."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Report changes by other guards that share this ledger."""
@@ -408,10 +409,10 @@ class MemoryLedger(Waiting):
             on_control(text)
 
     def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
-        """Memory drops no settlement."""
+        """Do nothing: memory drops no settlement."""
 
     def _drop_past_locked(self, new: Account) -> None:
-        """Of a scope's earlier periods, keep only those with open holds."""
+        """Drop the earlier periods of a new account, except those with open holds."""
         if new.ends is None:
             return
         mine = self._by_scope.get(new.scope, [])
@@ -424,7 +425,7 @@ class MemoryLedger(Waiting):
     def _make_room_locked(self, newest: Account) -> None:
         """Forget what was not used for longest, packed accounts first, but no account with a hold.
 
-        Log it once: a scope that comes back begins at zero.
+        Log it for the first time only: a scope that comes back begins at zero.
         """
         if self._packed:
             self._packed.drop_oldest()
@@ -453,7 +454,7 @@ class MemoryLedger(Waiting):
         }:
             if all(map(can_be_packed, self._by_scope[scope])):
                 self._pack_scope_locked(scope)
-        # not again for every account while thousands are in use
+        # while thousands are in use, packing is not tried again for each new account
         self._pack_at = max(_UNPACKED_KEPT, len(self._accounts) * 5 // 4)
 
     def _pack_scope_locked(self, scope: str) -> None:
@@ -473,7 +474,7 @@ class MemoryLedger(Waiting):
             self._unpack_locked(scope, in_use)
 
     def _unpack_locked(self, scope: str, in_use: Mapping[str, Account] = MappingProxyType({})) -> None:
-        """``in_use``: accounts that are still there as objects, by key."""
+        """Unpack the accounts of a scope. ``in_use``: those that are still there as objects, by key."""
         accounts = [in_use.get(account.key, account) for account in self._packed.take(scope)]
         self._by_scope[scope] = accounts
         for account in accounts:
@@ -485,8 +486,9 @@ def _sum(cap: int, more: int) -> int:
 
 
 def _overrun(account: Account, more: Amount) -> None:
-    """An account is above its cap. If a call billed ``more`` than it held in such a unit: book it, and close the
-    account.
+    """Book what a call billed beyond its hold on an account that is above its cap, and close the account.
+
+    ``more``: how much more than held the call billed in each unit. Where that did not break the cap, nothing changes.
     """
     due = (account.due_usd, account.due_tokens, account.due_calls)
     if not any(m > 0 and d > c for d, c, m in zip(due, account.caps, more, strict=True)):
@@ -518,7 +520,7 @@ class AccountKind(NamedTuple):
 
 
 def can_be_packed(account: Account) -> bool:
-    """Nothing is held on it, and its key begins with its scope, as the keys of all budgets do."""
+    """Return whether nothing is held on an account and its key begins with its scope, as the keys of all budgets do."""
     return account.held == NOTHING and account.key.startswith(account.scope)
 
 
@@ -537,14 +539,14 @@ class PackedAccounts:
         self._count = 0
 
     def __len__(self) -> int:
-        """How many accounts there are. A scope may have several."""
+        """Return how many accounts there are. A scope may have several."""
         return self._count
 
     def __contains__(self, scope: object) -> bool:
         return any(scope in page for page in self._pages)
 
     def put(self, scope: str, accounts: Iterable[Account]) -> None:
-        """Pack all accounts of a scope that is not here. Each of them ``can_be_packed``."""
+        """Pack all accounts of a scope that is not here. Each of them must be one that ``can_be_packed``."""
         numbers: list[int] = []
         for account in accounts:
             numbers += (self._kinds.take(_kind_of(account)), *account.spent)
@@ -571,7 +573,7 @@ class PackedAccounts:
         dropped.clear()
 
     def copies(self) -> Iterator[Account]:
-        """A copy of each account as it is now. The copies are made when they are asked for, which needs no lock."""
+        """Yield a copy of each account as it is now. The copies are made while they are read, which needs no lock."""
         snapshot = type(self)(self._page_size)
         snapshot._pages, snapshot._kinds = [dict(page) for page in self._pages], self._kinds.snapshot()
         return (
@@ -582,9 +584,9 @@ class PackedAccounts:
         )
 
     def _begin_page(self) -> None:
-        """Pages get holes when scopes come back.
+        """Begin a new page, and join neighbours that fit on one page, because pages get holes when scopes come back.
 
-        Neighbours that fit on one page are joined, so there are at most twice as many as needed.
+        So there are at most twice as many pages as needed.
         """
         pages: list[dict[str, bytes]] = []
         for page in self._pages:
@@ -637,7 +639,10 @@ _T = TypeVar("_T", bound=Hashable)
 
 
 def write_numbers(numbers: Iterable[int]) -> bytes:
-    """Integers of any size and sign: seven bits per byte, the sign in the lowest bit."""
+    """Return integers of any size and sign as bytes.
+
+    Each byte has seven bits of a number, whose lowest bit is the sign.
+    """
     data = bytearray()
     for number in numbers:
         rest = number << 1 if number >= 0 else (-number << 1) - 1
@@ -676,7 +681,7 @@ class Shared(Generic[_T]):
         return self._values[number]
 
     def take(self, value: _T) -> int:
-        """The number of a value, for one more entry."""
+        """Return the number of a value, for one more entry."""
         number = self._numbers.get(value)
         if number is None:
             number = self._free.pop() if self._free else len(self._values)
@@ -685,14 +690,14 @@ class Shared(Generic[_T]):
         return number
 
     def give_back(self, number: int) -> None:
-        """One entry refers to it no longer."""
+        """Count one entry less that refers to a value, and forget the value after the last one."""
         self._users[number] -= 1
         if not self._users[number]:
             del self._numbers[self._values.pop(number)], self._users[number]
             self._free.append(number)
 
     def snapshot(self) -> Self:
-        """For reading only: numbers keep their values in it, whatever is given back here."""
+        """Return a copy for reading, in which numbers keep their values whatever is given back here."""
         other = type(self)()
         other._values = dict(self._values)
         return other

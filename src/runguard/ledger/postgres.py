@@ -171,7 +171,7 @@ FROM account
 
 
 def in_schema(sql: str, schema: str) -> str:
-    """A statement for another schema than ``runguard``."""
+    """Return a statement for another schema than ``runguard``."""
     return re.sub(r"\brunguard\.", f'"{schema}".', sql)
 
 
@@ -204,7 +204,7 @@ class DeadlineError(Exception):
 def store_error_of(
     error: "psycopg.Error", name: str, schema: str, user: str, password: str, seen: Seen
 ) -> StoreError | StoreOutage:
-    """The store error for an error of psycopg. The password never appears in it."""
+    """Return the store error for an error of psycopg. The password never appears in it."""
     import psycopg
 
     code = error.sqlstate
@@ -256,7 +256,7 @@ _LONG: Final = 500  # characters: an index entry has room for 2,700 bytes, and t
 
 
 def short_name(name: str) -> str:
-    """A name that an index takes: the beginning of a very long one, and its digest."""
+    """Return a name that fits into an index: of a very long name its beginning and its digest."""
     return name if len(name) <= _LONG else f"{name[:100]}… {hashlib.sha256(name.encode()).hexdigest()}"
 
 
@@ -265,7 +265,10 @@ def long_name(name: str) -> str | None:
 
 
 def in_lock_order(lines: Sequence[Line]) -> Sequence[Line]:
-    """In the order in which accounts are locked: by code points, as the server's "C" collation; none twice."""
+    """Return lines in the order in which accounts are locked, none twice.
+
+    That is by code points, as the server's "C" collation does.
+    """
     if len(lines) < 2:
         return lines
     by_key = {short_name(line.key): line for line in lines}
@@ -273,7 +276,7 @@ def in_lock_order(lines: Sequence[Line]) -> Sequence[Line]:
 
 
 def columns_of(lines: Sequence[Line]) -> tuple[str, str, str]:
-    """Names, times and caps of all lines, as array literals."""
+    """Return names, times and caps of all lines, as array literals."""
     keys, scopes = [line.key for line in lines], [line.scope for line in lines]
     names = [
         *map(short_name, keys),
@@ -308,7 +311,7 @@ def reply_of(answer: str, lines: Sequence[Line]) -> StoreReply:
 
 
 def balances_of(rows: Sequence[Sequence[Any]], lines: Sequence[Line]) -> list[Balance]:
-    if len(rows) > 1:  # as the caller has them
+    if len(rows) > 1:  # in the order of the caller's lines
         found = {row[0]: row for row in rows}
         known = [line.key for line in lines if line.key in found]
         rows = [found[key] for key in dict.fromkeys((*known, *found))]
@@ -321,7 +324,7 @@ def balance_of(row: Sequence[Any]) -> Balance:
 
 
 def balance_of_line(line: Line, numbers: str, *, closed: bool) -> Balance:
-    """The account of a line; the server sent only its numbers."""
+    """Return the account of a line, of which the server sent only the numbers."""
     amounts = [int(number) for number in numbers[1:-1].split(",")]
     return _with_amounts(line.key, line.scope, line.window, line.ends, amounts, closed=closed)
 
@@ -329,7 +332,10 @@ def balance_of_line(line: Line, numbers: str, *, closed: bool) -> Balance:
 def _with_amounts(
     key: str, scope: str, window: str | None, ends: float | None, numbers: Sequence[int], *, closed: bool
 ) -> Balance:
-    """``numbers``: caps, spent, held, granted, overrun and expired, each as dollars, tokens and calls."""
+    """Return an account.
+
+    ``numbers``: caps, spent, held, granted, overrun and expired, each as dollars, tokens and calls.
+    """
     caps, spent, held, granted, overrun, expired = (
         (numbers[i], numbers[i + 1], numbers[i + 2]) for i in range(0, 18, 3)
     )
@@ -467,7 +473,7 @@ def connection_class() -> "type[psycopg.Connection[tuple[Any, ...]]]":
 
 
 def _until(gen: Generator[Any, Any, Any], end: float) -> Generator[Any, Any, Any]:
-    """psycopg's exchange with a socket, ended when the socket is silent for too long."""
+    """Run psycopg's exchange with a socket, and raise DeadlineError when the socket is silent at ``end``."""
     try:
         state = next(gen)
         while True:
@@ -513,7 +519,7 @@ def discard(connection: Any) -> None:
 
 
 def socket_limits(timeout: float) -> dict[str, Any]:
-    """Time limits of libpq and the operating system. A URL may override them."""
+    """Return time limits of libpq and the operating system. A URL may override them."""
     seconds = max(math.ceil(timeout), 1)
     return {
         "connect_timeout": max(seconds, 2),  # libpq's minimum
@@ -526,8 +532,10 @@ def socket_limits(timeout: float) -> dict[str, Any]:
 
 
 def server_settings(timeout: float, more: object) -> str:
-    """Settings of the server. It gives up before the client does, so that its answer still arrives and the connection
-    can be kept. Options of the URL come last and win.
+    """Return the settings of the server, as an option of the connection.
+
+    The server gives up before the client does, so that its answer still arrives and the connection can be kept.
+    ``more``: options of the URL, which come last and win.
     """
     settings = {
         "statement_timeout": _milliseconds(timeout * 0.9),
@@ -592,10 +600,10 @@ class PostgresConnection:
     def _call(
         self, sql: str, params: "tuple[str | None, ...] | dict[str, str | None]", end: float | None = None
     ) -> list[Any]:
-        """One round trip. All parameters are texts with a type in the statement, so that each statement is prepared
-        once.
+        """Make one round trip and return its rows.
 
-        ``end``: the deadline of the operation that this is a part of.
+        All parameters are texts with a type in the statement, so that each statement is prepared once. ``end``: the
+        deadline of the operation that this is a part of.
         """
         if end is None:
             end = self._end()
@@ -607,20 +615,24 @@ class PostgresConnection:
             return db.execute(sql, params, prepare=True).fetchall()
 
     def _own(self, sql: str, params: dict[str, str | None], end: float) -> list[Any]:
-        """The rows that answer this request. The last column of the statement is the request's number, so that the
-        answer to another request is noticed.
+        """Return the rows that answer this request.
+
+        The last column of the statement is the request's number, so that the answer to another request is noticed.
         """
         self._asked += 1
         number = str(self._asked)
         return self._checked(self._call(sql, {**params, "number": number}, end), number)
 
     def _some(self, sql: str, params: dict[str, str | None], end: float | None = None) -> list[Any]:
-        """``_own`` for a statement whose answer always has a row. One without rows answers another request."""
+        """Return the rows of a statement whose answer always has one.
+
+        An answer without rows belongs to another request.
+        """
         rows = self._own(sql, params, end if end is not None else self._end())
         return rows or self._other_answer()
 
     def _rows(self, columns: str, query: str, params: dict[str, str | None], order: str = "1") -> list[Any]:
-        """The rows of a query, as ``columns``, of which the first is never NULL.
+        """Return the rows of a query, as ``columns``, of which the first is never NULL.
 
         A query without rows is answered by one row of NULLs, because an answer must carry the number of its request.
         """
@@ -640,7 +652,7 @@ class PostgresConnection:
         raise StoreOutage(f"{self._name}: the server sent the answer to another request")
 
     def _here_only(self, sql: str, *params: str | None, end: float | None = None) -> Any:
-        """The answer of a function that is called in the store this process has seen, and in no other store."""
+        """Return the answer of a function that is called in the store this process has seen, and in no other store."""
         end = end if end is not None else self._end()
         self._asked += 1
         number = str(self._asked)
@@ -652,7 +664,10 @@ class PostgresConnection:
         )[0]
 
     def _there(self, ask: Callable[[], list[Any]], end: float) -> Any:
-        """The one row of an answer. No row: the store has another identity, which is accepted if it was adopted."""
+        """Return the one row of an answer.
+
+        No row: the store has another identity, which is accepted if it was adopted.
+        """
         rows = ask()
         if not rows:
             self._meet(end)
@@ -662,7 +677,7 @@ class PostgresConnection:
         return rows[0]
 
     def _meet(self, end: float) -> None:
-        """Find out which store this is; raises when it is another one than before."""
+        """Find out which store this is. Raise when it is another one than before."""
         expected = self._seen.text
         sql = f'SELECT (SELECT text FROM "{self._schema}".documents WHERE name = %(name)s::text), %(number)s::text'
         self._seen.meet(expected, self._some(sql, {"name": IDENTITY}, end)[0][0] or "")
@@ -716,7 +731,7 @@ class PostgresConnection:
             raise
 
     def _check_whether_gone(self, error: "psycopg.Error") -> None:
-        """Something is missing in the schema. Raises when all of it is: the store was removed while in use."""
+        """Raise when the whole store was removed while in use. ``error`` says that a part of the schema is missing."""
         import psycopg
 
         if self._seen.text and self._db is not None and error.sqlstate in MISSING:
@@ -760,7 +775,7 @@ class PostgresSession(PostgresConnection):
         return StoreReply(balances_of(found, lines), now, control, ok, stale)
 
     def _charged(self, lines: Sequence[Line], end: float) -> Any:
-        """The accounts after overdue holds were charged."""
+        """Return the accounts after overdue holds were charged."""
         keys = texts([short_name(line.key) for line in lines])
         return json.loads(self._here_only(f'SELECT "{self._schema}".charged(%s::text[])', keys, end=end))
 
@@ -794,8 +809,10 @@ class PostgresSession(PostgresConnection):
     def settle_and_reserve(
         self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
     ) -> tuple[StoreReply, StoreReply]:
-        """On one account that both share, one statement. Otherwise two, so that no statement locks more accounts than
-        one operation does: the order of the locks holds within an operation.
+        """Settle and reserve in one statement on one account that both share, otherwise in two.
+
+        With two, no statement locks more accounts than one operation does: the order of the locks holds within an
+        operation.
         """
         if len(lines) == 1 and len(bill.lines) == 1 and lines[0].key == bill.lines[0].key and not force:
             (line,), (kind, ref, text), end = lines, bill.record or (None, None, None), self._end()
@@ -856,7 +873,7 @@ class PostgresSession(PostgresConnection):
         end = self._end()
         made = self._own(sql, facts, end)
         if not made:
-            self._meet(end)  # it was marked before, or is another store
+            self._meet(end)  # it was marked before, or this is another store
         return bool(made)
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
@@ -961,7 +978,7 @@ class PostgresSession(PostgresConnection):
 
 
 def _wanted(hold: str, seconds: str, line: Line, want: Amount) -> dict[str, str | None]:
-    """What a reservation on one account sends."""
+    """Return what a reservation on one account sends."""
     return {
         "hold": hold, "ttl": seconds, "key": short_name(line.key),
         "begins": "-infinity" if line.begins is None else repr(float(line.begins)),

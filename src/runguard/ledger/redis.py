@@ -52,7 +52,7 @@ class OtherIdentityError(StoreOutage):
 
 
 def is_read_only(error: Exception) -> bool:
-    """Whether the server has become a replica."""
+    """Return whether an error says that the server has become a replica."""
     from redis import exceptions
 
     return isinstance(error, exceptions.ReadOnlyError) or (
@@ -61,7 +61,7 @@ def is_read_only(error: Exception) -> bool:
 
 
 def store_error_of(error: Exception, name: str, prefix: str) -> RunGuardError:
-    """The store error for an error of the server or of the connection to it."""
+    """Return the store error for an error of the server or of the connection to it."""
     from redis import exceptions
 
     text = str(error)
@@ -134,7 +134,7 @@ _LONGEST_S: Final = 1e9  # longer than anybody waits, short enough for every com
 
 
 def command_of(*parts: bytes) -> bytes:
-    """A command in Redis' protocol."""
+    """Return a command in Redis' protocol."""
     return b"*%d\r\n%b" % (len(parts), b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts]))
 
 
@@ -244,8 +244,10 @@ class RedisConnection:
             raise
 
     def _check_eviction(self) -> None:
-        """Refuse a server that deletes keys when memory is short: it would forget what was spent, or that a side
-        effect was done.
+        """Refuse a server that deletes keys when memory is short.
+
+        It would forget what was spent, or that a side effect was done. Raise StoreError for such a server; only warn
+        when this user may not ask.
         """
         found = self._memory_settings()
         if found is None:
@@ -265,7 +267,7 @@ class RedisConnection:
             )
 
     def _memory_settings(self) -> tuple[int, str] | None:
-        """The server's memory limit and what it does at the limit; None where this user may not ask."""
+        """Return the server's memory limit and what it does at the limit; None where this user may not ask."""
         for command, part in (("INFO", "memory"), ("CONFIG GET", "maxmemory*")):
             settings = self._server_settings(command, part)
             limit, policy = int(settings.get("maxmemory") or 0), str(settings.get("maxmemory_policy") or "")
@@ -274,9 +276,9 @@ class RedisConnection:
         return None
 
     def forgets_in_a_crash(self) -> bool | None:
-        """Whether the server keeps no append-only file, so that a crash loses what was booked since its last snapshot.
+        """Return whether the server keeps no append-only file.
 
-        None where this user may not ask.
+        Then a crash loses what was booked since its last snapshot. None where this user may not ask.
         """
         kept = self._server_settings("INFO", "persistence").get("aof_enabled")
         if kept is None:
@@ -284,7 +286,7 @@ class RedisConnection:
         return None if kept is None else not int(kept)
 
     def _server_settings(self, command: str, part: str) -> dict[str, Any]:
-        """Settings of the server by name; empty where this user may not ask, or the command has another name."""
+        """Return settings of the server by name; none where this user may not ask, or the command has another name."""
         try:
             return {str(name).replace("-", "_"): value for name, value in self._send(command, part).items()}
         except self._errors as error:
@@ -295,7 +297,7 @@ class RedisConnection:
             return {}
 
     def _meet(self) -> None:
-        """Find out which store this is. Creates nothing, in case it is another one than before."""
+        """Find out which store this is. Create nothing, in case it is another one than before."""
         expected = self._seen.text
         version, identity = self._values("schema", f"t:{IDENTITY}")
         self._seen.meet(expected, identity or "")
@@ -341,8 +343,9 @@ class RedisConnection:
             raise self._error_of(error) from error
 
     def _call(self, script: str, args: tuple[str | bytes, ...]) -> Any:
-        """Run a script once. Its answer ends with the number of this request, so that the answer to another request
-        is never taken for it.
+        """Run a script once.
+
+        Its answer ends with the number of this request, so that the answer to another request is never taken for it.
         """
         sha, source = script_of(script)
         self._asked += 1
@@ -369,7 +372,7 @@ class RedisConnection:
             link = self._link = self._client.connection_pool.get_connection()
         elif now - self._used > _IDLE_S:
             try:
-                gone = link.can_read()  # no answer is due: whatever can be read is the end
+                gone = link.can_read()  # no answer is due, so anything that can be read ends the connection
             except self._errors:
                 gone = True
             if gone:
@@ -405,9 +408,7 @@ class RedisConnection:
         return found[0]
 
     def _do(self, *command: str) -> Any:
-        """Run one command. As a script, because an answer without the number of its request could be that to another
-        one.
-        """
+        """Run one command as a script, because a plain answer has no number and could be that to another request."""
         return self._run_here("command", command)
 
     def _values(self, *keys: str) -> list[str | None]:
@@ -431,7 +432,7 @@ class RedisConnection:
 
 @cache
 def script_of(name: str) -> tuple[bytes, bytes]:
-    """The digest and the text of a script."""
+    """Return the digest and the text of a script."""
     folder = files("runguard.ledger") / "scripts"
     if name in _WHOLE:
         text = (folder / f"{name}.lua").read_text(encoding="utf-8")
@@ -472,7 +473,7 @@ class RedisSession(RedisConnection):
     def __init__(self, url: str, name: str, namespace: str, timeout: float, seen: Seen) -> None:
         super().__init__(url, name, namespace, timeout, seen)
         self._known: dict[str, tuple[Line, tuple[bytes, bytes, bytes]]] = {}
-        self._unusual = 0  # calls before the usual case is tried again
+        self._unusual = 0  # calls to make before the script for the usual case is tried again
 
     def _amount(self, amount: Amount) -> str:
         check_amounts(amount)
@@ -488,7 +489,7 @@ class RedisSession(RedisConnection):
         return [part for line in lines for part in self._packed_line(line)]
 
     def _packed_line(self, line: Line) -> tuple[bytes, bytes, bytes]:
-        """The arguments of a line, cached: a run uses the same lines again and again."""
+        """Return the arguments of a line. They are cached, because a run uses the same lines again and again."""
         known = self._known.get(line.key)
         if known is None or (known[0] is not line and known[0] != line):
             if len(self._known) >= _LINES_KEPT:
@@ -551,7 +552,7 @@ class RedisSession(RedisConnection):
     def _next_call(
         self, bill: SettledCall, hold: str, ttl: float, want: Amount
     ) -> tuple[StoreReply, StoreReply] | None:
-        """Do both in the usual case; None: it is another case, and nothing was done."""
+        """Settle and reserve in the usual case. None: it is another case, and nothing was done."""
         if self._unusual:
             self._unusual -= 1
             return None

@@ -74,7 +74,7 @@ class StoreLedger(Waiting):
         self._writer = FactWriter(self.link, self._guards, retention_s, self._learn)
         self._restarts = 0  # threads that had to be started again
         self._accounts = StoredAccounts()
-        self._offset = 0.0  # the store's clock less ours
+        self._offset = 0.0  # seconds by which the store's clock is ahead of ours
         self._latest = -math.inf  # no period before this time, as the store last said
         self._told_back = False
         self._checked = False
@@ -88,7 +88,7 @@ class StoreLedger(Waiting):
         self._threads: list[threading.Thread | None] = [None] * (_ASKERS + 1)  # the writer is the last
 
     def restart(self) -> None:
-        """In a forked child: threads, connections and waiting facts stay with the parent."""
+        """Begin anew in a forked child: threads, connections and waiting facts stay with the parent."""
         for part in (self.link, self._guards, self._jobs, self._writer, self._accounts):
             part.restart()
         self._start()
@@ -96,7 +96,10 @@ class StoreLedger(Waiting):
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def _ensure_threads(self) -> None:
-        """Start the threads, and start again what has ended. ``StoreOutage`` when the system has no thread to give."""
+        """Start the threads, and start again those that have ended.
+
+        Raise ``StoreOutage`` when the system gives no thread.
+        """
         if all(thread is not None and thread.is_alive() for thread in self._threads):
             return
         restarts = self._restarts
@@ -144,7 +147,7 @@ class StoreLedger(Waiting):
         return self._writer.facts.wait_until_done(seconds, self._ensure_writer) and not self._writer.unbooked
 
     def end(self) -> None:
-        """The process ends: wait a moment for the facts, and report what was dropped."""
+        """Wait a moment for the facts when the process ends, and report what was dropped."""
         self.flush(_GOODBYE_S)
         self._writer.tell_dropped(at_once=True)
 
@@ -159,7 +162,7 @@ class StoreLedger(Waiting):
         return self._writer.lost
 
     def health(self) -> dict[str, Any]:
-        """What is still on its way to the store, and what went wrong on the way. Plain data."""
+        """Return what is still on its way to the store, and what went wrong on the way, as plain data."""
         return {
             "name": self.name,
             "waiting": len(self._writer.facts),
@@ -177,7 +180,7 @@ class StoreLedger(Waiting):
         return await self._jobs.ask(job, again=again)
 
     def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
-        """For callers that are not on the path of a run: ask, and wait here."""
+        """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
         return self._jobs.call(job, again=again)
 
     # ---- the ledger -------------------------------------------------------------------------------------------------
@@ -222,7 +225,7 @@ class StoreLedger(Waiting):
             raise
 
     def _reserve(self, session: StoreSession, hold: Hold, ttl: float, lines: list[Line], force: bool) -> StoreReply:
-        """Reserve. A settlement that lingers on the same accounts goes along."""
+        """Reserve, and book a settlement that lingers on the same accounts in the same step."""
         reply, along = reserve_along(self._writer.facts, session, hold, ttl, lines, force)
         if along is not None:
             fact, settled = along
@@ -278,7 +281,7 @@ class StoreLedger(Waiting):
             self._ensure_threads()
 
     def _learn(self, reply: StoreReply, fact: Fact) -> None:
-        """The fact is booked. If this fails, the next answer brings the same news."""
+        """Take over the reply to a fact that was booked. If this fails, the next answer brings the same news."""
         try:
             with self.link.in_use():
                 self._learn_from(reply, fact.accounts)
@@ -327,8 +330,9 @@ class StoreLedger(Waiting):
         self.call(self._guards.read, again=True)
 
     def check(self) -> None:
-        """Raise ``StoreError`` or ``StoreDeniedError`` when the store cannot be used. One that is only away may come
-        back: log it.
+        """Raise ``StoreError`` or ``StoreDeniedError`` when the store cannot be used.
+
+        A store that is only away may come back, so that is only logged.
         """
         if self._checked:
             return
@@ -351,7 +355,10 @@ class StoreLedger(Waiting):
         return self.call(lambda session: self._guards.change(session, change))
 
     def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool | None:
-        """Asked by the writer, after it has booked what reached the mark."""
+        """Return whether this is the first caller with this mark, as the store says; None when it does not answer.
+
+        The writer asks, after it has booked what reached the mark.
+        """
         try:
             with self.link.in_use():
                 return self.link.session().first(account.key, mark, percent, limit)
@@ -424,7 +431,7 @@ atexit.register(_for_each(StoreLedger.end))
 
 
 def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> StoreLedger:
-    """The ledger of this process for a store: guards that name the same one share it."""
+    """Return the ledger of this process for a store. Guards that name the same store share it."""
     with _opening:
         ledger = _open.get(url)
         if ledger is None:
@@ -448,7 +455,7 @@ class StoredAccount(Account):
         self.limit(line.caps)
 
     def with_line(self, line: Line) -> "StoredAccount":
-        """The same figures under other limits."""
+        """Return a copy with the same figures and other limits."""
         other = StoredAccount(line)
         other.granted, other.overrun, other.closed, other.alert = self.granted, self.overrun, self.closed, self.alert
         other.spent_usd, other.spent_tokens, other.spent_calls = self.spent
@@ -480,11 +487,11 @@ class StoredAccounts:
         self.restart()
 
     def restart(self) -> None:
-        """Also in a forked child: a thread of the parent may have held the lock."""
+        """Make a new lock, also in a forked child: a thread of the parent may have held the old one."""
         self._lock = threading.Lock()
 
     def get(self, line: Line) -> StoredAccount:
-        """The account of a line, made if new, with its limits."""
+        """Return the account of a line, made if new, with its limits."""
         with self._lock:
             account = self._accounts.get(line.key)
             if account is None:
@@ -501,7 +508,7 @@ class StoredAccounts:
             return account
 
     def learn(self, balance: Balance) -> Account:
-        """The account of a balance, with its figures; not kept where it is not in use."""
+        """Return the account of a balance, with its figures. It is not kept where it is not in use."""
         with self._lock:
             account = self._accounts.get(balance.key)
         if account is None:
@@ -531,7 +538,7 @@ def lines_of(accounts: Sequence[Account]) -> list[Line]:
 
 
 def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, seen: int) -> Refusal | Stale:
-    """The refusal in a store's reply, by the figures of this reply: the accounts may know newer ones by now.
+    """Return the refusal in a store's reply, by the figures of this reply: the accounts may know newer ones by now.
 
     Without figures there was no refusal: the reservation was given back before it arrived, and made no account.
     """
@@ -553,7 +560,7 @@ def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, s
 
 
 def settlement_of(hold: Hold, actual: Amount, then: Callable[[], None] | None, record: Record | None) -> Fact:
-    """The fact that a call is over."""
+    """Return the fact that a call is over and took ``actual``."""
     bill = SettledCall(hold.id, lines_of(hold.accounts), actual, record)
 
     def write(session: StoreSession) -> StoreReply:
@@ -563,7 +570,7 @@ def settlement_of(hold: Hold, actual: Amount, then: Callable[[], None] | None, r
 
 
 def reaches_alert(accounts: Sequence[Account], more: Amount) -> bool:
-    """Whether an account that spends ``more`` reaches its next threshold."""
+    """Return whether an account that spends ``more`` reaches its next threshold."""
     return any(
         spent + added >= alert
         for account in accounts
@@ -572,7 +579,7 @@ def reaches_alert(accounts: Sequence[Account], more: Amount) -> bool:
 
 
 def is_unnoticed(hold: Hold, actual: Amount) -> bool:
-    """Whether it makes no difference to any call that a settlement is booked a moment later.
+    """Return whether it makes no difference to any call that a settlement is booked a moment later.
 
     Its hold covers it, so that nothing is lost with a process that is killed meanwhile. No threshold is reached. Half
     of every budget is free, so that no other worker is refused because of the hold.
@@ -589,7 +596,7 @@ def is_unnoticed(hold: Hold, actual: Amount) -> bool:
 def reserve_along(
     facts: Facts, session: StoreSession, hold: Hold, ttl: float, lines: Sequence[Line], force: bool
 ) -> tuple[StoreReply, tuple[Fact, StoreReply] | None]:
-    """Reserve, and settle what lingers on the same accounts: the reply, and the settlement with its reply."""
+    """Reserve, and settle what lingers on the same accounts. Return the reply, and the settlement with its reply."""
     fact = facts.take(tuple(account.key for account in hold.accounts))
     if fact is None or fact.bill is None:
         return session.reserve(hold.id, ttl, lines, hold.amount, force=force), None
@@ -630,7 +637,7 @@ class StoreJobs:
         self.restart()
 
     def restart(self) -> queue.SimpleQueue[_Job[Any] | None]:
-        """Begin a new queue; returns the old one."""
+        """Begin a new queue and return the old one."""
         old: queue.SimpleQueue[_Job[Any] | None] = getattr(self, "_queue", queue.SimpleQueue())
         self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._served = 0.0  # when a job was last done
@@ -658,13 +665,13 @@ class StoreJobs:
         raise outage
 
     def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
-        """For callers that are not on the path of a run: ask, and wait here."""
+        """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
         asked = self._put(job, again)
         while (left := self._time_left(asked)) > 0:
             with contextlib.suppress(FutureTimeout):
                 return asked.future.result(left)
             if asked.future.done():
-                return asked.future.result()  # it came at this very moment
+                return asked.future.result()  # the answer came just after the wait had ended
         asked.future.cancel()
         raise StoreOutage(
             f"{self._link.name}: no answer within {self._link.timeout:g} s; what was asked may still be done: look "
@@ -678,10 +685,10 @@ class StoreJobs:
         return asked
 
     def _time_left(self, job: _Job[Any]) -> float:
-        """Seconds that a caller still waits. While others are served, the deadline starts again until it is the
-        job's turn: a long queue is not an outage.
+        """Return the seconds that a caller still waits.
 
-        A job that begins late because the ones before it failed has no more time than they had.
+        While others are served, the deadline starts again until it is the job's turn: a long queue is not an outage. A
+        job that begins late because the ones before it failed has no more time than they had.
         """
         served = self._served if job.begun is None else min(self._served, job.begun)
         timeout = self._link.timeout

@@ -168,12 +168,12 @@ def store_error_of(path: Path, error: Exception) -> StoreError | StoreOutage:
 
 # ---- The queue of writers to one SQLite file.
 
-_TURN_S: Final = 0.003  # how long a writer may go on before it lets the next one in
+_TURN_S: Final = 0.003  # how long a writer may keep writing before it lets the next one in
 _POLL_S: Final = 0.0002
 
 
 def writer_queue(path: Path, timeout: float) -> "WriterQueue | None":
-    """The queue of a file; None on a system without ``flock``."""
+    """Return the queue of a file; None on a system without ``flock``."""
     return None if fcntl is None else WriterQueue(path, timeout)
 
 
@@ -195,6 +195,7 @@ class WriterQueue:
         self._waiting = self._wanted = self._closed = False
 
     def take(self) -> None:
+        """Wait for the turn to write. Raise ``StoreOutage`` when it does not come within the timeout."""
         now = time.monotonic()
         if now < self._until and _locked(self._turn):
             return
@@ -271,6 +272,7 @@ class WriterQueue:
 
 
 def _locked(file: Any) -> bool:
+    """Take the lock of a file if it is free, and return whether it is taken now."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -285,8 +287,10 @@ _CHECKPOINT_PAGES: Final = 4_000  # 16 MB
 
 
 class SqliteConnection:
-    """One connection. Every write is a transaction that takes the write lock when it begins, because a read that turns
-    into a write fails in WAL mode.
+    """One connection to a SQLite file.
+
+    Every write is a transaction that takes the write lock when it begins, because a read that turns into a write fails
+    in WAL mode.
     """
 
     def __init__(self, path: Path, synchronous: str, timeout: float, seen: Seen) -> None:
@@ -371,7 +375,7 @@ class SqliteConnection:
                 time.sleep(0.01)
 
     def _is_ours_now(self) -> bool:
-        """``_is_ours`` in one transaction, because another session may be creating the schema."""
+        """Return ``_is_ours`` in one transaction, because another session may be creating the schema."""
         self._db.execute("BEGIN")
         try:
             return self._is_ours()
@@ -380,7 +384,7 @@ class SqliteConnection:
                 self._db.execute("ROLLBACK")
 
     def _is_ours(self) -> bool:
-        """Whether the schema exists. Raises when the file belongs to another program or has another version."""
+        """Return whether the schema exists. Raise StoreError when the file has another owner or another version."""
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         owner = self._db.execute("PRAGMA application_id").fetchone()[0]
         if owner == _APPLICATION and version == SCHEMA_VERSION:
@@ -416,7 +420,7 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _write(self, *, count: bool = True) -> Iterator[float]:
-        """A transaction that changes the store this process has seen, and no other store.
+        """Run a transaction that changes the store this process has seen, and no other store.
 
         Records are not counted: losing some of them loses no money. Within ``_step`` it is a part of that transaction.
         """
@@ -432,7 +436,7 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
-        """One transaction for several operations: all of them are written, or none."""
+        """Run several operations in one transaction: all of them are written, or none."""
         with self._write() as self._now:
             try:
                 yield
@@ -444,8 +448,9 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _transaction(self, committed: Callable[[], None] = lambda: None) -> Iterator[float]:
-        """A transaction; yields the store's clock. The writers of all processes queue first: SQLite's own waiting is
-        unfair.
+        """Run a transaction that yields the store's clock. ``committed``: called before the next writer's turn.
+
+        The writers of all processes queue first, because SQLite's own waiting is unfair.
         """
         try:
             self._enter()
@@ -489,7 +494,7 @@ class SqliteConnection:
 
 
 def _inode(path: str) -> int:
-    """0 when there is no such file."""
+    """Return the inode of a file; 0 when there is no such file."""
     try:
         return os.stat(path).st_ino  # noqa: PTH116 - pathlib takes twice as long
     except FileNotFoundError:
@@ -658,7 +663,7 @@ class SqliteHolds(SqliteConnection):
             ]
 
     def _latest_period(self, lines: Sequence[Line]) -> float:
-        """Return when the latest period began that was ever used, where a line has a period.
+        """Return when the latest period began that was ever used; minus infinity where no line has a period.
 
         The machine's clock may be set back over its begin. It stays in force until the clock has caught up: an earlier
         one is over, and what it has left must not be spent.
@@ -691,8 +696,9 @@ class SqliteHolds(SqliteConnection):
         return found
 
     def _book(self, key: str, held: Amount, booked: Amount, actual: Amount, *, expired: bool, now: float) -> None:
-        """Remove the hold and replace the booked amount by the actual one. An excess that breaks a cap closes the
-        account.
+        """Remove the hold and replace the booked amount by the actual one.
+
+        An excess that breaks a cap closes the account.
         """
         self._db.execute(
             "UPDATE accounts SET held_usd = held_usd - ?, held_tokens = held_tokens - ?, held_calls = held_calls - ?, "
@@ -721,7 +727,10 @@ class SqliteHolds(SqliteConnection):
             )
 
     def _expire(self, now: float, *, everything: bool = False) -> None:
-        """Charge overdue holds, whose worker never settled them; only a few where a call waits for the answer."""
+        """Charge overdue holds, whose worker never settled them.
+
+        Unless ``everything`` is set, charge only a few, because a call waits for the answer.
+        """
         query = "SELECT id, keys, usd, tokens, calls FROM holds WHERE state = 'open' AND expires <= ? LIMIT ?"
         while rows := self._db.execute(query, (now, _EXPIRE_AT_ONCE)).fetchall():
             for hold, keys, usd, tokens, calls in rows:

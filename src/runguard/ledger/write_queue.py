@@ -59,9 +59,9 @@ class Fact:
     ) -> None:
         self.write, self.accounts = write, accounts
         self.then = then  # called once, when the store has it
-        # writing it twice counts once: true of a settlement and a release, not of a record
+        # whether writing it twice counts once: yes for a settlement and a release, no for a record
         self.repeatable = repeatable
-        self.tries = 0  # attempts that ended in an exception which no store should raise
+        self.tries = 0  # attempts to write it
         self.bill = bill  # of a settlement
         self.nano = nano  # what a settlement adds to what is spent, in nano-dollars
         self.keys = tuple(account.key for account in accounts) if bill is not None else ()
@@ -89,7 +89,10 @@ class Facts:
         return len(self._queue) + len(self._lingering) + len(self._taken)
 
     def put(self, fact: Fact) -> bool:
-        """False when the queue is full. Settlements that linger go before it: the order of facts stays."""
+        """Queue a fact, after the settlements that linger, so that facts stay in order.
+
+        Return False when the queue is full.
+        """
         with self._changed:
             self._hurry_locked()
             if len(self._queue) >= FACTS_KEPT:
@@ -108,7 +111,10 @@ class Facts:
             self._changed.notify()
 
     def take(self, keys: tuple[str, ...]) -> Fact | None:
-        """A settlement that lingers, for a reservation on the same accounts. Then call ``booked`` or ``give_back``."""
+        """Return a settlement that lingers on the same accounts as a reservation, if any.
+
+        Then call ``booked`` or ``give_back``.
+        """
         if not self._lingering:
             return None
         with self._changed:
@@ -119,13 +125,16 @@ class Facts:
             return fact
 
     def booked(self, fact: Fact) -> None:
-        """The reservation has taken it along."""
+        """Note that the reservation has booked the settlement it took along."""
         with self._changed:
             self._put_down_locked(fact)
             self._changed.notify()
 
     def give_back(self, fact: Fact) -> None:
-        """It may or may not be booked: the writer books it, before later facts about the same call."""
+        """Queue a settlement that may or may not be booked before all others, so that the writer books it next.
+
+        Later facts about the same call must come after it.
+        """
         with self._changed:
             self._put_down_locked(fact)
             self._queue.appendleft(fact)
@@ -136,7 +145,7 @@ class Facts:
             self._taken.pop(fact.bill.hold, None)
 
     def hurry(self) -> None:
-        """Let nothing linger: somebody wants to see it booked."""
+        """Queue all settlements that linger now, for a reader who wants to see them booked."""
         if self._lingering:
             with self._changed:
                 self._hurry_locked()
@@ -147,7 +156,7 @@ class Facts:
         self._lingering.clear()
 
     def first(self, seconds: float) -> Fact | None:
-        """The first fact, which stays in the queue; waits for one, bounded."""
+        """Return the first fact, which stays in the queue. Wait for one at most ``seconds``; None when none came."""
         end = time.monotonic() + seconds
         with self._changed:
             while not self.closed.is_set():
@@ -163,7 +172,7 @@ class Facts:
             return None
 
     def _is_taken_locked(self, fact: Fact) -> bool:
-        """Whether an earlier settlement of the same call is under way."""
+        """Return whether an earlier settlement of the same call is under way."""
         return fact.bill is not None and fact.bill.hold in self._taken
 
     def close(self) -> None:
@@ -173,13 +182,16 @@ class Facts:
             self._changed.notify_all()
 
     def done(self, fact: Fact) -> None:
-        """Take it out of the queue."""
+        """Take a fact out of the queue."""
         with self._changed:
             if fact in self._queue:
                 self._queue.remove(fact)
 
     def wait_until_done(self, seconds: float, meanwhile: Callable[[], object]) -> bool:
-        """Wait, bounded, until every fact is booked."""
+        """Wait at most ``seconds`` until every fact is booked, and return whether all are.
+
+        ``meanwhile`` is called again and again.
+        """
         end = time.monotonic() + seconds
         while len(self) and time.monotonic() < end:
             self.hurry()
@@ -194,7 +206,7 @@ _REST_S: Final = 1.0  # after an outage no call waits for the store for this lon
 
 
 class StoreLink:
-    """Shared by all threads of one ledger."""
+    """The way of all threads of one ledger to their store."""
 
     def __init__(self, store: Store, timeout: float) -> None:
         self.store, self.timeout, self.name = store, timeout, store.name
@@ -207,14 +219,14 @@ class StoreLink:
         self.restart()
 
     def restart(self) -> None:
-        """Also in a forked child: the connections stay with the parent."""
+        """Begin anew, also in a forked child: the connections stay with the parent."""
         self.local = threading.local()
         self._gate, self._inside, self._forking = threading.Condition(), 0, False
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
     def session(self) -> StoreSession:
-        """This thread's connection; a new one when the store was away since it was made."""
+        """Return this thread's connection, a new one when the store was away since it was made."""
         session: StoreSession | None = getattr(self.local, "session", None)
         if session is not None and self.local.era != self.era:
             self.drop_session()
@@ -245,7 +257,7 @@ class StoreLink:
                     _log.debug("runguard.store_close: a broken connection could not be closed", exc_info=True)
 
     def fault(self) -> None:
-        """An exception that no store should raise: the connection may be in any state."""
+        """Count an exception that no store should raise, and drop the connection, which may be in any state."""
         self.faults += 1
         self.drop_session()
 
@@ -295,15 +307,16 @@ class StoreLink:
                 self._gate.notify_all()
 
     def before_fork(self) -> None:
-        """Wait, bounded, until no thread uses the store: a fork copies the locks of a client library as they are, and
-        one that is held would stay held in the child.
+        """Wait, bounded, until no thread uses the store.
+
+        A fork copies the locks of a client library as they are, and one that is held would stay held in the child.
         """
         with self._gate:
             self._forking = True
             self._gate.wait_for(lambda: not self._inside, self.timeout)
 
     def after_fork(self) -> None:
-        """In the parent."""
+        """Let the threads of the parent use the store again."""
         with self._gate:
             self._forking = False
             self._gate.notify_all()
@@ -330,7 +343,7 @@ class StoreGuards:
         self.restart()
 
     def restart(self) -> None:
-        """Also in a forked child: the parent may have held the lock."""
+        """Make a new lock, also in a forked child: the parent may have held the old one."""
         self._reading = threading.RLock()
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
@@ -355,7 +368,7 @@ class StoreGuards:
     # ---- the control document ---------------------------------------------------------------------------------------
 
     def is_news(self, version: int) -> bool:
-        """Whether the control document must be read: it has another version, or belongs to an adopted store."""
+        """Return whether the control document must be read: it has another version, or belongs to an adopted store."""
         if self._identity != self._link.seen.text:
             if self._identity:
                 self.version = -1
@@ -422,7 +435,10 @@ class StoreGuards:
             link.drop_session()  # a call that needs an account reports it
 
     def look_for_stops(self) -> None:
-        """Between two beats: the kill switch may have been used while a model takes its time."""
+        """Read the control document if it has changed between two beats.
+
+        The kill switch may have been used while a model takes its time.
+        """
         if not any(reference() is not None for _, reference in self._guards):
             return
         link = self._link
@@ -463,7 +479,7 @@ class FactWriter:
         self._losing = threading.Lock()
 
     def restart(self) -> Facts:
-        """Begin a new queue; returns the old one."""
+        """Begin a new queue and return the old one."""
         old, self.facts = self.facts, Facts()
         self._losing = threading.Lock()  # in a forked child: a thread of the parent may have held it
         self._told = self.dropped  # the parent reports its own
@@ -509,7 +525,7 @@ class FactWriter:
         purge(session, self._retention_s)
 
     def _safely(self, what: str, job: Callable[[], None]) -> None:
-        """Do something that is not a fact. Whatever it raises, the writer goes on with its facts."""
+        """Do something that is not a fact. Whatever it raises, the writer continues with its facts."""
         try:
             job()
         except BaseException:
@@ -517,7 +533,7 @@ class FactWriter:
             log_fault(f"{self._link.name}: {what} failed", self._link.faults)
 
     def _write(self, fact: Fact, facts: Facts) -> bool:
-        """Write one fact; False: try again later."""
+        """Write one fact. Return False when it is to be tried again later."""
         if fact.tries and not fact.repeatable:  # its writer ended in the middle: it may have been written
             self._lose(fact)
             return True
@@ -561,9 +577,9 @@ class FactWriter:
                 self.dropped_nano += fact.nano
 
     def tell_dropped(self, *, at_once: bool = False) -> None:
-        """Log and alert how many settlements were dropped, and what they cost: once when the store is back.
+        """Log and alert how many settlements were dropped, and what they cost, once the store is back.
 
-        During a long outage it is told after a minute, and again whenever the number has doubled.
+        During a long outage it is reported after a minute, and again whenever the number has doubled.
         """
         if self.dropped != self._told:
             self._safely("the report of dropped settlements", lambda: self._report_dropped(at_once))
@@ -600,7 +616,8 @@ class FactWriter:
                 errors += 1
                 if errors >= TRIES or not fact.repeatable:
                     raise
-                # a damaged answer, or one to another request, may look like this; final is what new connections repeat
+                # a damaged answer, or one to another request, may look like this; a lasting error is met again on a
+                # new connection
                 link.drop_session()
             except StoreOutage as error:
                 was_new = link.session_is_new
