@@ -178,12 +178,13 @@ async def test_workers_that_share_a_store_go_on_with_the_same_baseline(tmp_path:
 async def test_without_an_answer_of_the_store_a_run_has_no_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = Chat(
-        *(
-            RunGuardPlugin(max_event_cost_ratio=3.0, store=f"sqlite:///{tmp_path}/guard.db", on_outage="open")
-            for _ in range(2)
-        )
-    )
+    settings: dict[str, Any] = {
+        "max_event_cost_ratio": 3.0,
+        "store": f"sqlite:///{tmp_path}/guard.db",
+        "on_outage": "open",
+        "rules": {"resubmission": False},  # it reads the same records, and waits until they can be read
+    }
+    chat = Chat(*(RunGuardPlugin(**settings) for _ in range(2)))
 
     def away(*_: Any, **__: Any) -> Any:
         raise StoreOutage("away")

@@ -379,7 +379,7 @@ async def test_a_loop_over_a_tool_without_guardrails_is_stopped_and_paid_for(nam
 
     for settings in ({"tools": {name: {"price": "0.01"}}, "max_usd": 5}, {"max_tool_calls": 3}):
         model = Asking()
-        agent = guarded(Agent[Any](name="coder", model=model, tools=[tool]), **settings)  # type: ignore[arg-type]
+        agent = guarded(Agent[Any](name="coder", model=model, tools=[tool]), **settings)
         await play(agent, way)
         [trip] = agent.runguard.trips
         assert trip.tool == name
