@@ -214,7 +214,7 @@ def messages(report: "Report", width: int) -> Text:
 
 
 def fill_lines(line: str, width: int, indent: str = "") -> str:
-    """The line, folded to the width, with its newline."""
+    """Return the line, folded to the width, with its newline."""
     return fill(line, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False) + "\n"
 
 

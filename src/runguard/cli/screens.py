@@ -271,7 +271,7 @@ def _running(out: Console, running: list[RunningRow]) -> None:
 
 
 def _forecast(forecast: RunForecast | None) -> list[str]:
-    """The nearest limit of a run."""
+    """Return the nearest limit of a run, as at most one line."""
     if forecast is None:
         return []
     named = (("cap", forecast.cap), ("context window", forecast.window), ("higher price", forecast.tier))

@@ -226,7 +226,7 @@ def growing_history(counter: WorkCounter) -> BaseAgent:
 
 
 def over_spawn(counter: WorkCounter) -> BaseAgent:
-    """The index should have listed 8 items; a broken filter lists 400, and every item gets its own agent."""
+    """List 400 items where 8 were meant, because of a broken filter, and start an agent for each."""
 
     def list_items(query: str, tool_context: ToolContext) -> dict[str, int]:
         """Look up the items to work on."""
@@ -333,7 +333,7 @@ def batch(counter: WorkCounter) -> BaseAgent:
 
 
 def edit_test_edit(counter: WorkCounter) -> BaseAgent:
-    """The test fails in the same way seven times: each time after another edit, which is work."""
+    """Fail a test in the same way seven times, each time after another edit, which is work."""
 
     def edit_file(path: str, line: int) -> dict[str, Any]:
         """Change one line."""

@@ -61,7 +61,7 @@ def either(data: dict[str, Any], snake: str, camel: str) -> Any:
 
 
 def calls_and_answers(parts: list[Any]) -> tuple[list[_Data], list[_Data]]:
-    """The function calls and the function responses of a content."""
+    """Return the function calls and the function responses of a content."""
     calls = (either(part, "function_call", "functionCall") for part in parts)
     answers = (either(part, "function_response", "functionResponse") for part in parts)
     return [one for one in calls if isinstance(one, dict)], [one for one in answers if isinstance(one, dict)]
@@ -79,7 +79,7 @@ class Events:
         self._remote = RemoteReplies()
 
     def rest(self) -> list[Step]:
-        """What the end of the session completes."""
+        """Return the steps that the end of the session completes."""
         return [*self._remote.rest()]
 
     def steps(self, event: dict[str, Any]) -> Iterator[Step]:
@@ -136,7 +136,7 @@ class Events:
         return word(either(event, "model_version", "modelVersion")) or self._model
 
     def _summary(self, event: dict[str, Any], compaction: Any) -> tuple[Usage, bool]:
-        """What the summary of a compaction took. Where its event does not report that, it is estimated."""
+        """Return what the summary of a compaction took, estimated where its event does not report it."""
         call = CallUsage()
         call.add(
             {
@@ -233,7 +233,7 @@ class Events:
 
 
 def _change(event: dict[str, Any], actions: dict[str, Any], parts: list[dict[str, Any]]) -> int:
-    """A name for what the event has stored, 0 for nothing. The words of an agent under its ``output_key`` are words."""
+    """Return a name for what the event has stored, or 0. Words of an agent under its ``output_key`` do not count."""
     stored, output = either(actions, "state_delta", "stateDelta"), None if parts else event.get("output")
     changed: list[Any] = [] if output is None else [output]
     if isinstance(stored, dict) and stored:
@@ -317,8 +317,9 @@ class Document:
         self._told_end = True
 
     def _object(self) -> Iterator[RecordedRun]:
-        """A session streams its events; an eval set its cases. What names it stands before them in everything ADK
-        writes.
+        """Yield a session, whose events are streamed, or the cases of an eval set.
+
+        ADK writes the names of both before them.
         """
         for key in self._stream.members():
             if key == "events" and self._stream.peek() == "[":
@@ -403,7 +404,7 @@ class Document:
         )
 
     def _conversation(self, conversation: list[Any], name: str) -> Iterator[Step]:
-        """An eval set keeps the tool calls of each turn and its last words; tokens are estimated from their length."""
+        """Yield the steps of a case: tool calls and last words of each turn. Estimate tokens from their length."""
         history = 0
         for number, turn in enumerate(conversation, 1):
             try:
@@ -672,7 +673,7 @@ class RemoteReplies:
     def read(
         self, metadata: Any, error: Any, author: str, at: float | None, branch: str, scope: str
     ) -> list[Asked] | None:
-        """The calls that an event completes. None: the event is not of a remote agent."""
+        """Return the calls that an event completes, or None for an event of no remote agent."""
         key, facts = (author, branch), metadata if isinstance(metadata, dict) else {}
         response = facts.get(RESPONSE_KEY)
         if not isinstance(response, dict):
@@ -697,7 +698,7 @@ class RemoteReplies:
         return self._close(key)
 
     def rest(self) -> list[Asked]:
-        """Calls whose replies never ended. What they reported until then was used."""
+        """Return the calls whose replies never ended, with what they reported until then."""
         return [asked for key in list(self._open) for asked in self._close(key)]
 
     def _close(self, key: tuple[str, str]) -> list[Asked]:

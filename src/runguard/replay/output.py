@@ -545,7 +545,7 @@ def sum_of(spent: After | Group, unpriced: int) -> str:
 
 
 def group_cells(group: Group, unpriced: int = 0) -> list[str]:
-    """The figures of a group in the order of ``MEASURES``."""
+    """Return the figures of a group in the order of ``MEASURES``."""
     touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
     saved = group.saved
     spent = [count(group.model_calls), count(group.tokens), sum_of(group, unpriced)]

@@ -347,7 +347,7 @@ class Player:
         self.result.was_stopped = True
 
     def _resumed(self, step: steps.Resumed) -> None:
-        """The time since the last step was a pause of the run."""
+        """Take the time since the last step as a pause of the run."""
         self.result.steps -= 1
         self._catch_up()
         if self._begun:
@@ -361,7 +361,7 @@ class Player:
         self._journal.feed(step.entry)
 
     def _begin_unnamed(self, at: float | None) -> None:
-        """The recording has a step before the first message."""
+        """Begin a run for a step that comes before the first message."""
         self.tick(at)
         self._begin("")
 
@@ -383,7 +383,7 @@ class Player:
         self.verdicts.begin(self.live)
 
     def _resume(self, name: str) -> bool:
-        """A run that had paused goes on, after others."""
+        """Continue a run that had paused, after others; return whether it is known."""
         known = self._paused.pop(name, None)
         if known is None:
             return False
@@ -397,7 +397,7 @@ class Player:
         return True
 
     def _close(self) -> None:
-        """The run is over: what came after each of its verdicts is known now."""
+        """End the run. What came after each of its verdicts is known now."""
         if not self._begun:
             return
         stops = self.verdicts.end()
@@ -508,7 +508,7 @@ class Player:
         nano: int | None = None,
         free: bool = False,
     ) -> None:
-        """A call was paid. ``nano``: what it cost, where the recording says so."""
+        """Book a paid call. ``nano``: its cost, where the recording has it."""
         cost = self._cost(event, usage, model, estimated=estimated, nano=nano, free=free)
         if event.cheaper and self._switches is not None:
             self._switches.paid(event, usage, cost)
@@ -614,7 +614,7 @@ class Player:
             self.guard.close_lane(self.live, f"{call.lane}/{step.tool}@{step.id}")
 
     def _flush(self) -> None:
-        """The answers to one model response are one observation."""
+        """Show the answers to one model response as one observation."""
         answers, self._answers = self._answers, []
         if self.verdicts.stops.is_over:
             for answer in answers:
@@ -653,7 +653,7 @@ class Player:
     # ---- agents -----------------------------------------------------------------------------------------------------
 
     def _enter(self, lane: str, agent: str) -> None:
-        """An agent begins to work: another one than before, or once more after it had finished."""
+        """Show that an agent begins to work: another one than before, or the same one again."""
         self._active[lane] = agent
         self.check(AgentEntered(self.run, lane, agent, self.clock.now))
 

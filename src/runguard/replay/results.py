@@ -369,12 +369,12 @@ class Verdicts:
         self._open: list[tuple[Verdict, int, int, int, int]] = []
 
     def begin(self, run: Run, stops: Stops | None = None) -> None:
-        """A run begins, or goes on with the stops that it had."""
+        """Begin a run, or continue it with the stops that it had."""
         self._run = run
         self.stops = stops or Stops()
 
     def end(self) -> Stops:
-        """The run has ended or paused: what came after each of its verdicts is known now."""
+        """End or pause the run, now that what came after each of its verdicts is known; return its stops."""
         result = self._result
         for verdict, calls, tools, tokens, nano in self._open:
             if verdict.action != "stop":
@@ -385,7 +385,7 @@ class Verdicts:
         return self.stops
 
     def add(self, decided: Decided, at: float) -> None:
-        """A decision of the guard."""
+        """Count a decision of the guard."""
         finding, event, result = decided.finding, decided.event, self._result
         action, lane = decided.decision.action, decided.event.lane
         verdict = Verdict(
@@ -412,14 +412,14 @@ class Verdicts:
                 self.stops.lanes.add(owner.key)
 
     def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
-        """The stop would have ended with a last answer: its price, at most, is not saved."""
+        """Take the price of the last answer, at most, from what the stop saves."""
         answer = After(1, 0, closing.tokens, closing.nano)
         self._result.saved.add(answer, -1)
         verdict.after.add(answer, -1)
         self._result.last_answers.add(answer)
 
     def paid(self, lane: str, usage: Usage, nano: int, *, estimated: bool) -> None:
-        """A model call was made."""
+        """Count a model call."""
         result = self._result
         result.model_calls += 1
         result.prompt_tokens += usage.input
@@ -432,14 +432,14 @@ class Verdicts:
             self._spend(lane, After(1, 0, usage.input + usage.output, nano))
 
     def paid_tool(self, lane: str, nano: int, estimated: bool) -> None:
-        """A tool with a price was called."""
+        """Count the price of a tool call."""
         self._result.nano += nano
         self._result.estimated += estimated
         if self.stops.any:
             self._spend(lane, After(nano=nano))
 
     def called(self, lane: str) -> None:
-        """A tool was called."""
+        """Count a tool call."""
         self._result.tool_calls += 1
         if self.stops.any:
             self._spend(lane, After(tool_calls=1))
@@ -463,7 +463,7 @@ class Verdicts:
         return stops.run or (bool(stops.lanes) and not stops.lanes.isdisjoint(self._chain(lane)))
 
     def _chain(self, lane: str) -> Iterator[str]:
-        """A lane and those above it."""
+        """Yield a lane and those above it."""
         at = self._run.lanes.get(lane) if self._run is not None else None
         while at is not None:
             yield at.key
@@ -489,12 +489,12 @@ class ReplayedPrices:
         guard.tool_prices.on_paid = on_paid
 
     def called(self, run: Run, event: ToolCall, args: object) -> None:
-        """A call of a recorded session. The guard books its price when it sees the answer."""
+        """Reserve the price of a recorded call; the guard books it when it sees the answer."""
         if self._guard.tools.has_prices:
             drive_now(self._guard.reserve_tool(run, event, args))
 
     def unjudged(self, tool: str, lane: str, args: object) -> None:
-        """A call after the stop: the guard does not see it, and it is part of the bill."""
+        """Bill a call after the stop, which the guard does not see."""
         rule = self._guard.tool_rule(tool) if self._guard.tools.has_prices else None
         if rule is not None and rule.price is not None:
             self._on_paid(lane, bound_of(rule, args)[0] or 0, callable(rule.price))
@@ -553,14 +553,14 @@ class ReplayedSwitches:
         self._chosen: dict[tuple[str, str], str] = {}  # by lane and agent: the model of its last call
 
     def asked(self, run: Run, event: ModelCall) -> None:
-        """A recorded model call. Recordings hold answered calls, so every point is a safe one."""
+        """Choose the model of a recorded call. Recordings hold answered calls, so every point is a safe one."""
         chosen = self._downgrades.choose(run, event, lambda: False, lambda model: "")
         before = self._chosen.get((event.lane, event.agent), "")
         self._chosen[event.lane, event.agent] = chosen
         event.cheaper = chosen, chosen != before
 
     def paid(self, event: ModelCall, usage: Usage, nano: int) -> None:
-        """The first call on another model finds no cache there; later ones read as much from it as in the recording."""
+        """Count a call on the chosen model, whose first call finds no cache."""
         model, is_first = event.cheaper or ("", False)
         rates = self._pricing.rates(model, event.at) if model else None
         if not isinstance(rates, Rates):

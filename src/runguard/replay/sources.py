@@ -210,7 +210,7 @@ def _without_password(scheme: str, rest: str) -> str:
 
 
 def _store(name: str, records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where) -> Source:
-    """A RunGuard store: one piece."""
+    """Return a RunGuard store as a source of one piece."""
     return Source(name, 1, "stores", lambda _: iter([Piece(1, partial(_record_runs, records, where))]))
 
 
@@ -227,7 +227,7 @@ def _session_pieces(
 
 
 def _json_pieces(path: Path, size: int, max_unpacked: int) -> Iterator[Piece]:
-    """A JSON file from ADK."""
+    """Yield a JSON file from ADK as one piece."""
     yield Piece(size, partial(adk.runs_of, path, max_unpacked))
 
 
@@ -269,12 +269,12 @@ def _unpacked_runs(
 def _record_runs(
     records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where, faults: Faults, model: str
 ) -> Iterator[RecordedRun]:
-    """A RunGuard store, whose records name their models."""
+    """Return the runs of a RunGuard store. Its records name their models."""
     return records(where, faults)
 
 
 def _broken(name: str, why: str, faults: Faults, model: str) -> Iterator[RecordedRun]:
-    """The rest of a source that cannot be read, and why."""
+    """Return no runs for the rest of a source that cannot be read, and note why."""
     faults.add(name, f"cannot be read to its end: {why}")
     return iter(())
 
@@ -607,7 +607,7 @@ def is_redis_store(url: str) -> bool:
 
 
 def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
-    """The server keeps records by time. A temporary SQLite database sorts them by run, so that memory stays bounded."""
+    """Yield the records of a server by run. A temporary SQLite database sorts them, so that memory stays bounded."""
     with closing(sqlite3.connect("")) as spool:
         spool.execute("CREATE TABLE records (ref TEXT, kind TEXT, at REAL, text TEXT, seq INTEGER PRIMARY KEY)")
         with _redis(url) as (server, prefix):
@@ -629,7 +629,7 @@ def _redis_rows(server: Any, stream: str, kind: str) -> Iterator[Row]:
 
 @contextmanager
 def _redis(url: str) -> Iterator[tuple[Any, str]]:
-    """A plain connection that writes nothing, and the prefix of our keys."""
+    """Open a plain connection that writes nothing; give it and the prefix of our keys."""
     try:
         import redis
 

@@ -378,7 +378,7 @@ def size_text(size: int) -> str:
 def lines_of(
     path: Path, faults: Faults, start: int = 0, end: int | None = None, max_unpacked: int = MAX_UNPACKED
 ) -> Iterator[tuple[int, bytes]]:
-    """The lines that begin within [start, end): where each begins, and its text. A range is for plain files."""
+    """Yield the lines that begin within [start, end): where each begins, and its text. Ranges are for plain files."""
     position, empty = start, 0
     try:
         with open_bytes(path, max_unpacked) as file:
@@ -408,7 +408,7 @@ def lines_of(
 
 
 def ranges(path: Path, size: int) -> Iterator[tuple[int, int]]:
-    """A plain file in parts of about so many bytes; each line belongs to the part in which it begins."""
+    """Yield the ranges of a plain file, of about ``size`` bytes. A line belongs to the one in which it begins."""
     total = path.stat().st_size
     for start in range(0, total, size):
         yield start, min(start + size, total)

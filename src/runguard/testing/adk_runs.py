@@ -43,22 +43,22 @@ class FakeClock:
 
 
 def text(words: str) -> types.Part:
-    """A step that says something."""
+    """Return a step that says something."""
     return types.Part(text=words)
 
 
 def call(tool: str, /, **args: Any) -> types.Part:
-    """A step that calls a tool."""
+    """Return a step that calls a tool."""
     return types.Part(function_call=types.FunctionCall(name=tool, args=args))
 
 
 def calls(*parts: types.Part) -> list[types.Part]:
-    """A step that calls several tools in one response."""
+    """Return a step that calls several tools in one response."""
     return list(parts)
 
 
 def transfer(agent: str) -> types.Part:
-    """A step that hands over to another agent."""
+    """Return a step that hands over to another agent."""
     return call("transfer_to_agent", agent_name=agent)
 
 
@@ -224,7 +224,7 @@ async def run(
 
 
 def assert_stopped(events: Iterable[Event] | Recording, rule: str | None = None) -> Trip:
-    """The run was stopped by RunGuard (by ``rule``, if given); returns the trip.
+    """Assert that RunGuard stopped the run (by ``rule``, if given); return the trip.
 
     With ``on_stop="raise"`` the stop event is in the session only: give the whole recording.
     """

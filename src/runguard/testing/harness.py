@@ -132,14 +132,14 @@ class Harness(ABC):
 
     @abstractmethod
     def guard(self, **settings: Any) -> Controls:
-        """A guard of this adapter: a plugin, a middleware, a capability. ``app``, ``user`` as in ``RunInfo``.
+        """Return a guard of this adapter: a plugin, a middleware, a capability. ``app``, ``user`` as in ``RunInfo``.
 
         ``termination_condition``: ends the runs of sessions with this guard.
         """
 
     @abstractmethod
     def session(self, agent: AgentSpec, guard: Controls | None) -> Session:
-        """A new conversation, guarded by ``guard`` or by nothing."""
+        """Return a new conversation, guarded by ``guard`` or by nothing."""
 
     def reason(self, name: str, mode: str) -> str | None:
         """Why the framework makes a case impossible; None where it does not."""

@@ -309,7 +309,7 @@ def latest(calls: list[Call]) -> list[Call]:
 
 
 def read_forecast(value: Any) -> RunForecast | None:
-    """The forecast of a run, as its worker reported it; None if there is none."""
+    """Return the forecast of a run as its worker reported it, or None."""
     if not isinstance(value, dict):
         return None
     return RunForecast(count(value.get("calls")), *(_ahead(value.get(name)) for name in ("cap", "window", "tier")))
@@ -324,7 +324,7 @@ def _ahead(value: Any) -> Ahead | None:
 
 
 def notes_of(facts: dict[str, Any]) -> tuple[str, ...]:
-    """What a running run reports beside its figures: agents on a cheaper model, and a prompt cache that is lost."""
+    """Return what a running run reports beside its figures: agents on a cheaper model, a lost prompt cache."""
     switched = facts.get("switched")
     notes = [
         f"{agent} on {word(one.get('to'))} instead of {word(one.get('from'))}: {word(one.get('because'))}"
@@ -348,7 +348,9 @@ _REPEATS_KEPT: Final = 3
 def build_story(
     trip: dict[str, Any], calls: Sequence[Call], steps: Sequence[dict[str, Any]], store: str | None = None
 ) -> Story:
-    """``calls``: what each model call of the run took; ``steps``: what happened, where the store has it; ``store``: its
+    """Return the story of a stop.
+
+    ``calls``: what each model call of the run took. ``steps``: what happened, where the store has it. ``store``: its
     address, for commands.
     """
     if steps:
@@ -381,8 +383,10 @@ def cost_of(trip: dict[str, Any], calls: Sequence[Call]) -> Decimal | None:
 
 
 def _parted(trip: dict[str, Any], calls: Sequence[Call]) -> tuple[list[Call], list[Call]]:
-    """The calls up to the stop, and those after it. Both are recorded by one clock, in order. A run that was
-    stopped as a whole makes no further call: what is recorded later was in flight and belongs to what the stop cost."""
+    """Return the calls up to the stop, and those after it. Both are recorded by one clock, in order.
+
+    A run that was stopped as a whole makes no further call: what is recorded later was in flight at the stop.
+    """
     if trip.get("enforced") is not False and trip.get("branch") is None:
         return list(calls), []
     at = number(trip.get("recorded_at"))
@@ -514,8 +518,9 @@ class _Timeline:
         return known if known is not None else self._row(step, "model", "model call", word(step.get("model")))
 
     def _unspent(self, step: dict[str, Any], *, refused: bool) -> None:
-        """The call with this number was not made; in older records the last one that was asked. A refusal is decided
-        just before or just after.
+        """Mark the row of a call that was not made: the one with this number, or in older records the last asked.
+
+        A refusal is decided just before or just after.
         """
         row = self._numbered.get(count(step.get("n"))) or (self._open_calls[-1] if self._open_calls else None)
         if row is not None and row.usd is None:
