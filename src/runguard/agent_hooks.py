@@ -4,6 +4,7 @@ A host calls ``intercept`` at each point of an agent's life: before and after mo
 beginning and the end of a session, which is one run here. The answer is a verdict that the host carries out.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, Final, Unpack
@@ -18,7 +19,6 @@ from runguard.calls.run import AgentRun, Whom
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import Outcome
-from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
@@ -26,7 +26,7 @@ from runguard.providers.usage import read_usage, size_of
 
 __all__ = ["RunGuardInterceptor"]
 
-_SESSIONS_KEPT: Final = 10_000  # a session that its host never ends is ended when so many newer ones have begun
+_SESSIONS_KEPT: Final = 10_000  # of those that a host never ends, the ones that were used last stay open
 
 
 class RunGuardInterceptor(Controls):
@@ -51,7 +51,7 @@ class RunGuardInterceptor(Controls):
         self.guard = Guard(Policy.build(**policy))
         self.guard.check_store()
         self._model, self._whom = model, Whom(app, user)
-        self._sessions = LruDict[str, _Session](_SESSIONS_KEPT)
+        self._sessions = OrderedDict[tuple[str, str], _Session]()  # by id and user: a client may name another's id
 
     def intercept(self, context: dict[str, Any], /) -> Any:
         """Return the verdict on one point of a session, to be awaited. The contract's type knows only the verdict."""
@@ -61,13 +61,12 @@ class RunGuardInterceptor(Controls):
         if self.guard.policy.mode == "off":
             return ALLOW
         point, name = context["interception_point"], context["session"]["id"]
-        session = self._sessions.get(name)
+        whom = self._whom.of(self.guard, context, session=name)
+        key = name, whom.get("user", "")
+        session = self._sessions.get(key)
         if session is None:
-            agent = context["agent"]
-            whom = self._whom.of(self.guard, context, session=name)
-            run = AgentRun.start(self.guard, agent.get("name") or agent["id"], **whom)
-            run.enter()
-            session = self._sessions[name] = _Session(run, self._model)
+            session = self._begun(key, context, whom)
+        self._sessions.move_to_end(key)
         if point == "pre_model_call":
             return await session.ask(context)
         if point == "post_model_call":
@@ -78,9 +77,18 @@ class RunGuardInterceptor(Controls):
         elif point == "post_tool_call":
             return session.answered(context)
         elif point == "agent_shutdown":
-            del self._sessions[name]
+            del self._sessions[key]
             session.end()
         return ALLOW
+
+    def _begun(self, key: tuple[str, str], context: dict[str, Any], whom: dict[str, Any]) -> "_Session":
+        agent = context["agent"]
+        run = AgentRun.start(self.guard, agent.get("name") or agent["id"], **whom)
+        run.enter()
+        session = self._sessions[key] = _Session(run, self._model)
+        if len(self._sessions) > _SESSIONS_KEPT:
+            self._sessions.popitem(last=False)[1].end()
+        return session
 
 
 class _Session:
@@ -94,6 +102,9 @@ class _Session:
         messages, request = context["messages"], context.get("request_id") or ""
         if (failed := self._open.pop(request, None)) is not None:
             failed.fail(None)
+        for use, is_checked in () if request else self.run.tools.waiting.values():
+            if is_checked:  # no point came after it, and nothing is at work: another interceptor has refused it
+                self.run.tools.skipped(use)
         model = self._model or str(context["model"]["id"])
         reply = await self.run.ask(lambda: _described(model, context))
         if not isinstance(reply, Permission):

@@ -11,8 +11,9 @@ from runguard.testing.conformance import MODEL, AgentSpec, Reply
 
 pytest.importorskip("agent_hooks", reason="agent-hooks-sdk is not among the oldest supported frameworks")
 from agent_framework import Agent, create_agent_hooks_middleware
-from agent_hooks import AgentContextBuilder, InterceptionBlocked, InterceptionEmitter
+from agent_hooks import ALLOW, AgentContextBuilder, InterceptionBlocked, InterceptionEmitter, Verdict
 
+from runguard import agent_hooks
 from runguard.agent_hooks import RunGuardInterceptor
 from tests.frameworks.agent_framework_harness import AgentFrameworkSession
 
@@ -93,6 +94,56 @@ async def test_a_call_without_an_answer_is_booked_as_an_estimate() -> None:
     await host.ends()
     spend = guard.spend()
     assert (spend["estimated_calls"], spend["reserved_usd"]) == (2, 0)
+
+
+async def test_a_session_that_its_host_never_ends_is_booked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_hooks, "_SESSIONS_KEPT", 2)
+    guard = RunGuardInterceptor(budgets=[Budget(usd=1, per="app")], app="docs", prices=_PRICES, models=_LIMITS)
+    for number in range(5):
+        await Host(guard, f"s{number}").asks()
+    assert (guard.spend("app:docs")["estimated_calls"], len(guard.guard.runs)) == (3, 2)
+
+
+async def test_a_client_cannot_choose_who_pays_by_the_id_of_a_session() -> None:
+    guard = RunGuardInterceptor(app="docs", user=lambda context: context["agent"]["name"])
+    for user in ("ann", "mallory"):
+        host = Host(guard, "the same")
+        host.builder = AgentContextBuilder(agent_id="a", agent_name=user, framework="test", session_id="the same")
+        await host.asks()
+        await host.gets()
+    assert [guard.spend(f"user:docs/{user}")["calls"] for user in ("ann", "mallory")] == [1, 1]
+
+
+async def test_a_paid_tool_that_another_interceptor_refuses_costs_nothing() -> None:
+    class Refuses:
+        def intercept(self, context: Any, /) -> Any:
+            return Verdict.deny(reason="no") if context["interception_point"] == "pre_tool_call" else ALLOW
+
+    guard = RunGuardInterceptor(max_usd=5, tools={"look": {"price": "0.5"}}, prices=_PRICES, models=_LIMITS)
+    host = Host(guard)
+    host.emitter.register(Refuses(), "other")
+    await host.asks()
+    await host.gets({"id": "c1", "name": "look", "args": {"page": 1}})
+    with pytest.raises(InterceptionBlocked):
+        await host.tool(1, "a page")
+    await host.asks()
+    await host.gets()
+    await host.ends()
+    assert (guard.spend()["tools_usd"], guard.spend()["reserved_usd"]) == (0, 0)
+
+
+async def test_a_tool_that_is_at_work_during_another_request_is_paid() -> None:
+    guard = RunGuardInterceptor(max_usd=5, tools={"look": {"price": "0.5"}}, prices=_PRICES, models=_LIMITS)
+    host = Host(guard)
+    await host.asks(request_id="r1")
+    await host.gets({"id": "c1", "name": "look", "args": {}}, request_id="r1")
+    call: dict[str, Any] = {"call_id": "c1", "name": "look", "args": {}}
+    await host.emitter.emit(host.builder.pre_tool_call(**call))
+    await host.asks(request_id="r2")
+    await host.emitter.emit(host.builder.post_tool_call(**call, value="a page", is_error=False))
+    await host.gets(request_id="r2")
+    await host.ends()
+    assert guard.spend()["tools_usd"] == Decimal("0.5")
 
 
 async def test_requests_with_ids_may_overlap() -> None:
