@@ -127,6 +127,38 @@ def package_manager_that_reports_its_errors() -> Steps:
         yield from turn(("install", {"package": f"left-pad-{n}"}, said))
 
 
+@LOOPS.of("hidden failures")
+def exception_of_a_tool_told_by_its_framework() -> Steps:
+    for n in range(12):
+        said = "An error occurred while running the tool. Please try again. Error: the connection was closed"
+        yield from turn(("search", {"q": f"{WORDS[n]} in stock"}, said))
+
+
+@LOOPS.of("hidden failures")
+def arguments_that_do_not_validate() -> Steps:
+    for n in range(12):
+        said = (
+            "1 validation error for Order\ncustomer\n  Field required [type=missing]\n\nFix the errors and try again."
+        )
+        yield from turn(("order", {"item": n, "note": WORDS[n]}, said))
+
+
+@LOOPS.of("hidden failures")
+def file_that_must_be_read_before_it_is_edited() -> Steps:
+    for n in range(12):
+        said = "<tool_use_error>File has not been read yet. Read it first before writing to it.</tool_use_error>"
+        yield from turn(("edit", {"path": f"src/{WORDS[n]}.py", "text": f"x = {n}"}, said))
+
+
+@LOOPS.of("hidden failures")
+def script_that_ends_with_the_version_of_its_runtime() -> Steps:
+    for n in range(12):
+        trace = (
+            f"{_log('the orders')}\nReferenceError: rows is not defined\n    at load (a.js:{n}:3)\n\nNode.js v22.1.0"
+        )
+        yield from turn(("shell", {"command": f"node a.js --part {n}"}, trace))
+
+
 # ---- look-alikes ----------------------------------------------------------------------------------------------------
 
 
@@ -216,3 +248,29 @@ def one_container_looked_for_until_it_is_there() -> Steps:
         there = "Error: No such container: web" if n < 5 else "web is up"
         yield from turn(("compose", {"step": n}, f"step {n} was done"))
         yield from turn(("inspect", {"name": "web"}, there))
+
+
+@HEALTHY.of("hidden failures")
+def fifteen_modules_checked_one_after_another() -> Steps:
+    """The tool works: what it finds is its answer."""
+    for n in range(15):
+        yield from turn(
+            (
+                "shell",
+                {"command": f"mypy src/{WORDS[n]}.py"},
+                f'src/{WORDS[n]}.py:{n}:5: error: Name "x" is not defined',
+            )
+        )
+
+
+@HEALTHY.of("hidden failures")
+def fifteen_letters_that_begin_with_what_went_wrong() -> Steps:
+    for n in range(15):
+        said = f"An error occurred while I was paying for {WORDS[n]}. {page(n, 30)}"
+        yield from turn(("read_letter", {"number": n}, said))
+
+
+@HEALTHY.of("hidden failures")
+def fifteen_files_without_a_finding() -> Steps:
+    for n in range(15):
+        yield from turn(("lint", {"path": f"src/{WORDS[n]}.py"}, "No issues found."))

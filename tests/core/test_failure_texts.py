@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from runguard.core import failure_texts
 from runguard.core.events import FAILURES, LATE, Outcome
 from runguard.core.failure_texts import LAST_LINES, SAYINGS, bare, last_line
 from runguard.core.outcomes import classify
@@ -22,12 +23,7 @@ def test_each_example_of_a_beginning_is_a_failure(text: str) -> None:
 
 @pytest.mark.parametrize("text", [example for saying in SAYINGS for example in saying.examples])
 def test_each_example_of_a_beginning_passes_the_quick_look_at_first_words(text: str) -> None:
-    start = text.lower().lstrip(" \"'")
-    assert (
-        "error" in start[:80]
-        or any(start.startswith(word) for saying in SAYINGS for word in saying.begins)
-        or (text.strip().lower().startswith('file "'))
-    )
+    assert failure_texts._may_be_bad(text)
 
 
 @pytest.mark.parametrize("line", [example for saying in LAST_LINES for example in saying.examples])
@@ -71,10 +67,62 @@ def test_text_around_a_failure_is_looked_through(text: Any) -> None:
         "The edit was applied.",
         "Changes were made to 3 files.",
         "File uploads work again since yesterday",
+        "The tool call was made.",
+        "An error occurred while I was paying with my card.",
+        "There was an error in my order, please help.",
+        "You do not have permission slips to sign this week.",
+        "An error budget of 0.1 % is left for June.",
+        "Error-free since May",
+        "requests.exceptions.HTTPError is raised for an answer above 399.",
+        "psql: 12 rows",
+        "This plan is not valid for children.",
+        "Missing persons: none",
+        "page.goto opens a page.",
+        "Search blocks are listed below.",
+        "Message: your parcel has arrived.",
+        "The code call centre is open.",
+        "500 servers were found",
+        "exit status 0",
+        "v20.1.0",
         f"Job 7:\n{json.dumps({'job': 7, 'owner': 'Ann', 'status': 'failed'})}",
     ],
 )
 def test_a_text_that_only_looks_like_a_failure_is_none(text: str) -> None:
+    assert classify(text)[0] is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No changes made.",
+        "Found 0 files",
+        "There are no results.",
+        "Search returned no results",
+        "No relevant documents were found.",
+        "We couldn't find any results",
+        "Your search - a b - did not match any documents.",
+        '{"hits": []}',
+        {"organic_results": [], "took": 3},
+        {"items": [], "next": None, "total_count": 0},
+        {"hits": {"total": 0, "hits": []}},
+    ],
+)
+def test_nothing_is_found_in_many_words(text: Any) -> None:
+    assert classify(text)[0] is Outcome.EMPTY
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No issues found",
+        "No errors were found.",
+        {"hits": [], "message": "queued"},
+        {"files": ["a"], "next": None},
+        {"took": 3, "count": 0},
+        "Found 0 errors",
+    ],
+)
+def test_a_good_result_is_not_empty(text: Any) -> None:
     assert classify(text)[0] is Outcome.OK
 
 

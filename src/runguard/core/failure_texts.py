@@ -33,7 +33,7 @@ SAYINGS: Final = (
     Saying(
         r"(?:error|exception|traceback|fatal|failed|failure|invalid|unknown tool|unauthori[sz]ed|forbidden"
         r"|permission denied|access denied|no such file|command not found|syntax ?error|timed? ?out|could not|cannot"
-        r"|unable to|[a-z]{1,60}(?:error|exception))(?![a-z])",
+        r"|unable to|[a-z]{1,60}(?:error|exception))(?![a-z]|-[a-z])",
         ("Error: disk full", "ValueError: invalid literal", "Permission denied", "Unable to reach the server"),
         (
             *("traceback", "fatal", "fail", "invalid", "unknown tool", "unauthori", "forbidden", "permission denied"),
@@ -42,9 +42,40 @@ SAYINGS: Final = (
         ),
     ),
     Saying(
-        r"(?:tool|function|api) (?:execution|call) failed(?![a-z])",
-        ("Tool execution failed: x",),
-        ("tool ", "function ", "api "),
+        r"(?:the )?(?:tool|function|api|code) (?:execution|call|parsing) failed(?![a-z])",
+        ("Tool execution failed: x", "The tool execution failed with the following error:", "Code parsing failed"),
+        ("the ", "tool ", "function ", "api ", "code "),
+    ),
+    Saying(  # what frameworks make of an exception of a tool, or of arguments that they cannot read
+        r"an (?:error|exception) occurr?ed (?:\(\w{1,80}\) )?(?:while|during|when|in) (?:the )?(?:tool|function|code"
+        r"|running|executing|execution|calling|invoking|parsing|processing your)\b"
+        r"|(?:there was )?an (?:error|exception): |encountered (?:an )?error: "
+        r"|i encountered an error while trying to use the tool"
+        r"|(?:execution|runtime) error in |\d{1,3} validation errors?(?: for [\w.]{1,80})?\s{0,4}(?::|\n)"
+        r"|(?:tool|function) \S{1,80} (?:raised|returned|failed with) an (?:error|exception)"
+        r"|action '[^'\n]{1,80}' (?:don't|doesn't|does not) exist|[^\n:]{1,80} is not a valid (?:tool|function),"
+        r"|tool_use_error>|mcp error -?\d"
+        r"|exit ?code: \d{1,3} \(execution failed\)"
+        r"|(?:execution|runtime) error in |\d{1,3} validation errors?(?: for [\w.]{1,80})?\s{0,4}(?::|\n)"
+        r"|(?:tool|function) \S{1,80} (?:raised|returned|failed with) an (?:error|exception)"
+        r"|action '[^'\n]{1,80}' (?:don't|doesn't|does not) exist|[^\n:]{1,80} is not a valid (?:tool|function),"
+        r"|tool_use_error>|mcp error -?\d",
+        (
+            "An error occurred while running the tool. Please try again. Error: division by zero",
+            "An error occurred (AccessDenied) when calling the ListBuckets operation: Access Denied",
+            "I encountered an error while trying to use the tool. This was the error: x",
+            "There was an error: x",
+            "Encountered error: x",
+            "exitcode: 1 (execution failed)\nCode output: x",
+            "Execution error in tool: x",
+            "2 validation errors for Order\nid\n  Field required",
+            "Tool 'search' raised an exception: x",
+            "Action 'find' don't exist, these are the only available Actions: search",
+            "find is not a valid tool, try one of [search].",
+            "<tool_use_error>String to replace not found in file.</tool_use_error>",
+            "MCP error -32602: Invalid arguments for tool search",
+        ),
+        ("action '", "exitcode", "exit code"),
     ),
     Saying(
         r"(?:the |your )?(?:request|operation|query|connection|command|call|execution) (?:has )?"
@@ -54,8 +85,18 @@ SAYINGS: Final = (
     ),
     Saying(
         r"(?:connection refused|rate limit(?:ed| exceeded| reached)|too many requests|internal server error"
-        r"|bad gateway|service unavailable|gateway time-?out|something went wrong)(?=\W*$|[.:;!(])",
-        ("Rate limit exceeded.", "Bad gateway"),
+        r"|bad gateway|service unavailable|gateway time-?out|something went wrong)(?=\W*$|[.:;!(])"
+        r"|rate limit reached for |(?:4(?!04)|5)\d\d (?:client|server) error: |https?connectionpool\("
+        r"|(?:[\w.]{1,40}: )?net::err_[a-z_]{1,60}|(?:connect |getaddrinfo |read |write )?"
+        r"e(?:timedout|connrefused|connreset|notfound|ai_again|pipe|hostunreach|acces|perm)\b",
+        (
+            "Rate limit exceeded.",
+            "Bad gateway",
+            "500 Server Error: Internal Server Error for url: https://a.example",
+            "HTTPSConnectionPool(host='a.example', port=443): Max retries exceeded with url: /b",
+            "page.goto: net::ERR_CONNECTION_REFUSED at https://a.example",
+            "connect ECONNREFUSED 127.0.0.1:5432",
+        ),
         (
             "connection",
             "rate limit",
@@ -65,6 +106,60 @@ SAYINGS: Final = (
             "service un",
             "gateway",
             "something went",
+            *("httpsc", "httpc", "net::", "page.", "connect ", "getaddrinfo ", "read e", "write e"),
+            *("etimedout", "econn", "enotfound", "eai_", "epipe", "ehostunreach", "eacces", "eperm"),
+        ),
+    ),
+    Saying(  # runtimes, databases and command-line tools
+        r"uncaught (?:\w{0,40}error|exception)|thread '[^'\n]{1,80}' panicked at "
+        r"|(?:[a-z_]\w{0,40}\.){1,8}\w{0,60}(?:error|exception)(?=\W*$|[:)\n])"
+        r"|errno -?\d{1,5}\]|ora-\d{5}:|sql error:|e: unable to "
+        r"|(?:curl: \(\d|wget: unable to|ssh: (?:connect to host|could not resolve)|psql: error|docker: error)"
+        r"|[^\n]{1,80} is not recognized as (?:an internal|the name of)"
+        r"|(?:locator|page|frame|browser\w{0,20})\.\w{1,40}: (?:timeout \d|target )"
+        r"|message: (?:no such element|stale element|element )",
+        (
+            "Uncaught ReferenceError: x is not defined",
+            "thread 'main' panicked at src/main.rs:2:5:",
+            "java.lang.NullPointerException: x\n\tat Main.main(Main.java:5)",
+            '(psycopg2.errors.UndefinedTableError) relation "x" does not exist',
+            "[Errno 13] Permission denied: 'x'",
+            "ORA-00942: table or view does not exist",
+            "E: Unable to locate package x",
+            "curl: (6) Could not resolve host: a.example",
+            "'x' is not recognized as an internal or external command,\noperable program or batch file.",
+            "locator.click: Timeout 30000ms exceeded.",
+            "Message: stale element reference: the page has changed",
+        ),
+        (
+            *("uncaught", "thread '", "errno", "ora-", "sql error", "e: unable", "curl: (", "wget: unable", "ssh: co"),
+            *("psql: err", "docker: err", "locator.", "page.", "frame.", "browser", "message: "),
+        ),
+    ),
+    Saying(  # the tools of coding agents
+        r"apply_patch verification failed|(?:\d{1,3} |the )?search(?:/replace)? blocks? failed to match"
+        r"|file has (?:not been read yet|been (?:modified|changed|unexpectedly modified) since)"
+        r"|(?:unrecogni[sz]ed|unsupported) (?:command|option|operation|argument)"
+        r"|missing (?:\d{1,3} )?required (?:\w{1,20} )?(?:argument|parameter|field|propert|option|input)"
+        r"|you do(?: not|n't) have (?:the )?permission to (?:perform|access|use|view|do|execute|call)\b",
+        (
+            "apply_patch verification failed: Failed to find expected lines in a.py",
+            "❌ 1 SEARCH/REPLACE block failed to match!",
+            "File has not been read yet. Read it first before writing to it.",
+            "Unrecognized command 'x'",
+            "Missing required argument: x",
+        ),
+        (
+            *(
+                "apply_patch",
+                "search",
+                "the ",
+                *(f"{n} search" for n in range(1, 10)),
+                "file has",
+                "unrecogni",
+                "unsupported",
+            ),
+            *("missing ", "you do"),
         ),
     ),
     Saying(
@@ -150,6 +245,10 @@ LAST_LINES: Final = (
         ("Command timed out after 30 s", "Process exited with code 139"),
     ),
     Saying(
+        r"Node\.js v\d[\d.]{1,20}|exit status (?![01]\b)\d{1,3}",
+        ("Node.js v20.1.0", "exit status 2"),
+    ),
+    Saying(
         r"(?:Segmentation fault|Killed|Aborted|Bus error)(?: \(core dumped\))?",
         ("Segmentation fault (core dumped)", "Killed"),
     ),
@@ -164,8 +263,9 @@ _SAYS_ERROR: Final = re.compile(
     r"\W{0,4}(?:[a-z]{0,60}(?:error|exception)\s?:|error (?:executing|calling|running|in tool))", re.IGNORECASE
 )
 _ERROR_PAGE: Final = re.compile(r"<(?:title|h1)>\s*(?:http )?(?:error )?(?:4(?!04)\d\d|5\d\d)\b", re.IGNORECASE)
-_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~."
+_LEADING: Final = " \t\r\n\"'`*#[({<-:>|!~.❌✗✘✖⚠️🚫"
 _TRACE: Final = ("Traceback (most recent call last)", '  File "')
+_ENDS: Final = ("Node.js v", "exit status ")  # written after all errors
 _CLOSING: Final = re.compile(r"</?[\w-]{1,30}>|`{3,}|\W*")  # a line that says nothing
 
 
@@ -190,7 +290,7 @@ def _may_be_bad(head: str) -> bool:
     The regular expression decides about the others.
     """
     start = head[:80].lower().lstrip(_LEADING)
-    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start
+    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start or " is not " in start
 
 
 def ends_in_failure(text: str) -> bool:
@@ -203,7 +303,7 @@ def ends_in_failure(text: str) -> bool:
         return False
     lines = text[-8 * LAST :].splitlines()[-_LISTED:]
     is_listed = sum(_LAST_LINE.fullmatch(line.strip()) is not None for line in lines) > 1
-    return not is_listed or any(mark in text for mark in _TRACE) or "***" in last
+    return not is_listed or any(mark in text for mark in _TRACE) or last.startswith(_ENDS) or "***" in last
 
 
 def last_line(text: str) -> str:
@@ -254,7 +354,7 @@ _NOTE_BEFORE, _NOTE_AFTER = 240, 400  # characters around JSON that are looked t
 _TELLING_JSON: Final = re.compile(
     r'"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status'
     r"|(?:http_)?status(?:_?code)?|response_type|exit_?code|return_?code|result|results|output|response|data|items|content"
-    r'|matches|documents|rows)"\s{0,4}:',
+    r'|matches|documents|rows|hits|records|entries|files|organic_results|search_results)"\s{0,4}:',
     re.IGNORECASE,
 )
 _FAILING: Final = re.compile(

@@ -44,7 +44,8 @@ _STATE: Final = re.compile(
     r"\W*(?:failed|failure|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$", re.IGNORECASE
 )  # what jobs and orders can be in
 _NO_SUCH_TOOL: Final = re.compile(
-    r"(?:tool|function)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?(?:not found|does not exist|not available|unknown)|"
+    r"(?:tool|function|action)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?"
+    r"(?:not found|does not exist|don't exist|not available|unknown)|"
     r"unknown (?:tool|function)|is not an? (?:known|available|valid) (?:tool|function)",
     re.IGNORECASE,
 )
@@ -81,6 +82,7 @@ _WRAPPERS: Final = (
     *("result", "output", "response", "data", "results"),
     *("items", "content", "matches", "documents", "rows"),
 )
+_BODIES: Final = frozenset({*_WRAPPERS, "hits", "records", "entries", "files", "organic_results", "search_results"})
 # What an error is wrapped in. Whatever else a dict says, it says about a thing.
 _ENVELOPE: Final = frozenset(
     {
@@ -93,7 +95,12 @@ _ENVELOPE: Final = frozenset(
 )
 _MCP_KEYS: Final = frozenset({"content", "isError", "structuredContent", "meta", "_meta"})
 # what may stand beside an empty body
-_BODY_KEYS: Final = frozenset({*_WRAPPERS, *_STATUS_KEYS, "count", "total", "query"})
+_BODY_KEYS: Final = frozenset(
+    {
+        *(*_BODIES, *_STATUS_KEYS, "count", "total", "total_count", "total_results", "query", "next", "next_page"),
+        *("next_cursor", "next_page_token", "nextPageToken", "cursor", "has_more", "page", "limit", "offset", "took"),
+    }
+)
 
 
 def was_done(answer: Any) -> bool:
@@ -254,7 +261,7 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
     """
     if len(answer) == 1:
         (key, value), *_ = answer.items()
-        if key in _WRAPPERS and (value is None or type(value) in (str, list, dict)):
+        if key in _BODIES and (value is None or type(value) in (str, list, dict)):
             return classify(value, depth - 1)
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
@@ -276,7 +283,7 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
     elif _BODY_KEYS.issuperset(answer):
         has_body = False
         for key, body in answer.items():
-            if key not in _WRAPPERS:
+            if key not in _BODIES:
                 continue
             if body is not None and (type(body) not in (str, list, dict) or body):
                 return _OK, ""
@@ -444,18 +451,27 @@ def provider_status(error: Exception) -> int | None:
 # What is needed to work at all (a file, a command, a key) is no such thing: without it the next call fails as well.
 
 _SHORT_MESSAGE: Final = 120  # characters: a longer message tells a story
-_THINGS: Final = "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content"
+_THINGS: Final = (
+    "results?|matches|match|data|records?|rows?|items?|entries|documents?|hits?|output|content|files?|pages?|e?mails?"
+    "|messages?|events?|users?|customers?|tickets?|orders?|products?|articles?|papers?|flights?"
+)
 _KNOWLEDGE: Final = "information|info|data|details|forecast|records?|results?"
 
 _NOTHING: Final = re.compile(
     r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?"
-    r"|0 (?:results?|matches|rows?|hits?)"
-    r"|no (?:changes?|modifications?) (?:were|was|have been|has been) (?:made|applied|performed).{0,80}"
-    rf"|no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})(?:\s(?:found|returned|available|matched?).{{0,80}})?"
+    r"|(?:found )?(?:0|zero) (?:results?|matches|rows?|hits?|files|documents|records|items|entries)"
+    r"|no (?:changes?|modifications?) (?:(?:were|was|have been|has been) )?(?:made|applied|performed).{0,80}"
+    rf"|(?:sorry,? |(?:there|here) (?:are|were|is|was) |(?:search |query |i |we )?(?:found|returned|got) ){{0,2}}"
+    rf"no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})"
+    r"(?:\s(?:(?:were|was|are|is) )?(?:found|returned|available|matched?).{0,80})?"
+    rf"|(?:we |i )?(?:could not|couldn't|did not|didn't) find any (?:[^\W_]{{1,30}} ){{0,3}}(?:{_THINGS})\b.{{0,80}}"
+    rf"|your search .{{0,120}} match any (?:{_THINGS})\b.{{0,80}}|keine (?:ergebnisse|treffer)|i found nothing.{{0,80}}"
     r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,
 )
-_EDIT: Final = re.compile(r"\W{0,4}(?:the )?(?:string to replace|search text|old_?str)", re.IGNORECASE)
+_EDIT: Final = re.compile(
+    r"\W{0,4}(?:tool_use_error>\W{0,4})?(?:the )?(?:string to replace|search text|old_?str|apply_patch)", re.IGNORECASE
+)
 _NOT_THERE: Final = re.compile(
     r"(?<![a-z])not[\s_\-]?(?:be )?found(?![a-z])|(?<!file)(?<!module)(?<!command)notfound(?:error"
     r"|exception)?\b|\bNXDOMAIN\b|^\W*(?:http )?404\W*$"
@@ -509,7 +525,7 @@ def _is_nothing(text: str) -> bool:
 
 def says_missing(message: str) -> bool:
     """Return whether an error is a short message that one of many things is missing or unavailable."""
-    if len(message) > _SHORT_MESSAGE:
+    if len(message) > _SHORT_MESSAGE or _EDIT.match(message) is not None:
         return False
     if _NEEDED.search(message) is not None:
         return _LOOKED_UP.search(message) is not None
@@ -519,8 +535,9 @@ def says_missing(message: str) -> bool:
 # ---- Texts that begin with the exit code of a command.
 
 _EXIT: Final = re.compile(
-    r"\W{0,4}(?:<returncode>|(?:(?:the )?(?:command|process) )?(?:(?:exited|failed|finished|terminated) with )?"
-    r"(?:non-zero )?(?:exit|return)[ _-]?(?:code|status)\W{0,3})(-?\d{1,6})\b",
+    r"\W{0,4}(?:<returncode>|(?:(?:the )?(?:command|process) )?"
+    r"(?:(?:exited|failed|finished|terminated|completed) with )?"
+    r"(?:non-zero )?(?:(?:exit|return)[ _-]?|(?<=with ))(?:code|status)\W{0,3})(-?\d{1,6})\b",
     re.IGNORECASE,
 )
 _TAGS: Final = re.compile(r"</?\w{1,20}>|\b(?:std)?(?:out(?:put)?|err)\s*:|\(?no output\)?|\W", re.IGNORECASE)
