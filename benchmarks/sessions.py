@@ -65,7 +65,7 @@ async def session(guard: Guard, number: int) -> None:
         guard.settle(event.charge, Usage(1_000, 250))
         guard.after(ModelResult(run, ROOT_LANE, "agent", guard.clock()))
         if step == 0:
-            call = guard.fingerprint("search", {"q": number})
+            call = guard.tools.fingerprint("search", {"q": number})
             guard.check(ToolCall(run, ROOT_LANE, "agent", guard.clock(), "search", call, "batch", "1"))
             guard.after(
                 ToolResults(

@@ -198,7 +198,7 @@ def test_a_limit_declared_beside_the_tool_holds(drive: type[Driver]) -> None:
     from runguard import ToolRule
 
     d = drive()
-    d.guard.declare("search", ToolRule(max_calls=2))
+    d.guard.tools.declare("search", ToolRule(max_calls=2))
     assert [d.tool("search", {"q": n}, says=f"hit {n}").ran for n in range(3)] == [True, True, False]
 
 

@@ -152,7 +152,7 @@ def test_repetition_names_what_it_saw(drive: type[Driver]) -> None:
         9,
         "lane",
     )
-    assert finding.evidence[0]["call"] == d.guard.fingerprint("get_user", {"uid": 1}).hex()
+    assert finding.evidence[0]["call"] == d.guard.tools.fingerprint("get_user", {"uid": 1}).hex()
 
 
 # ---- no news --------------------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def test_a_tool_that_declares_polling_itself_is_judged_by_time_from_its_first_ru
     from runguard import ToolRule
 
     d = drive()
-    d.guard.declare("check_job", ToolRule(polling=True))  # told when the tool is first called: the run has begun
+    d.guard.tools.declare("check_job", ToolRule(polling=True))  # told when the tool is first called: the run has begun
     seen = []
     for _ in range(31):
         seen.append(d.tool("check_job", says="RUNNING").word)

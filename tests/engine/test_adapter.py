@@ -1,41 +1,36 @@
-"""The interface for adapters is what the guard has, name for name and argument for argument."""
+"""The interface for adapters is what the guard's class shows: methods that can be read there, each with a docstring."""
 
 import inspect
-from collections.abc import Callable
+import re
 from typing import Any
 
 import pytest
 
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
-from runguard.engine.guard import Conductor, Guard
+from runguard.engine.guard import Guard
 from runguard.policy import Policy
 
-METHODS = [name for name, member in vars(Conductor).items() if inspect.isfunction(member) and not name.startswith("_")]
-PROPERTIES = [name for name, member in vars(Conductor).items() if isinstance(member, property)]
+METHODS = [name for name, member in vars(Guard).items() if inspect.isfunction(member) and not name.startswith("_")]
 
 
-def conductor(**policy: Any) -> Conductor:
+def conductor(**policy: Any) -> Guard:
     return Guard(Policy.validated({"clock": lambda: 0.0, **policy}, "keywords"))
 
 
-def shape(function: Callable[..., Any]) -> list[tuple[str, Any]]:
-    parameters = inspect.signature(function).parameters.values()
-    return [(each.name, each.default) for each in parameters if each.name != "self"]
+def test_the_order_of_the_calls_names_methods_that_the_class_has() -> None:
+    named = set(re.findall(r"guard\.(\w+)\(", Guard.__doc__ or ""))
+    assert {"start", "check", "reserve", "settle", "after", "open_lane", "close_lane", "end"} <= named
+    assert named - {"clock"} <= set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_guard_takes_what_the_interface_says(name: str) -> None:
-    promised, given = getattr(Conductor, name), getattr(conductor(), name)
-    assert shape(given) == shape(promised)
-    assert inspect.iscoroutinefunction(given) == inspect.iscoroutinefunction(promised)
-    assert inspect.getdoc(promised)
+def test_every_method_says_what_it_does(name: str) -> None:
+    assert inspect.getdoc(getattr(Guard, name))
 
 
-def test_the_interface_is_small_and_complete() -> None:
-    assert {"start", "check", "reserve", "settle", "release", "abandon", "after", "end"} <= set(METHODS)
-    assert {"open_lane", "close_lane"} <= set(METHODS)
-    assert len(METHODS) + len(PROPERTIES) <= 30
-    assert all(hasattr(conductor(), name) for name in PROPERTIES)
+def test_a_guard_lends_itself_no_method_of_another_object() -> None:
+    guard = conductor(max_usd=1, final_answer=True)
+    assert [name for name, value in vars(guard).items() if inspect.ismethod(value)] == []
 
 
 async def test_a_slot_is_held_until_it_is_given_back() -> None:

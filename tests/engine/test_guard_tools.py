@@ -170,10 +170,10 @@ async def in_flight_once_more(d: Driver) -> None:
 
 def test_a_rule_beside_the_tool_holds_and_the_policys_own_wins(drive: type[Driver]) -> None:
     d = drive(tools={"b": {"paging": True}})
-    d.guard.declare("a", ToolRule(exempt=True))
-    d.guard.declare("b", ToolRule(exempt=True))
-    assert present(d.guard.tool_rule("a")).exempt
-    assert d.guard.tool_rule("b") == ToolRule(paging=True)
+    d.guard.tools.declare("a", ToolRule(exempt=True))
+    d.guard.tools.declare("b", ToolRule(exempt=True))
+    assert present(d.guard.tools.rule("a")).exempt
+    assert d.guard.tools.rule("b") == ToolRule(paging=True)
     assert set(loop(d, 3)) <= {"allow", "nudge"}
     assert {d.tool("a").word for _ in range(10)} == {"allow"}
 

@@ -138,7 +138,7 @@ def test_a_task_that_is_too_deep_stops_because_its_caller_cannot_be_told() -> No
 def unanswered(
     d: Driver, n: int, *, tool: str = "tasked", args: Any = None, depth: int = 0, batch: str | None = None
 ) -> str:
-    call = d.guard.fingerprint(tool, args or {})
+    call = d.guard.tools.fingerprint(tool, args or {})
     return d.guard.check(
         ToolCall("run", "", "lead", d.now, tool, call, f"response {n}" if batch is None else batch, f"call {n}", depth)
     ).action.word

@@ -39,7 +39,7 @@ async def test_what_is_reserved_is_the_same(
     monkeypatch.setattr(waits.accounts.ledger, "hold_now", lambda *_: None)
     assert not await waits.reserve(one)
     assert not await at_once.reserve(other)
-    for name in ("held", "max_output", "limited", "lowered", "input", "candidates", "is_capped"):
+    for name in ("held", "max_output", "limited", "lowered", "input", "candidates"):
         assert getattr(other.charge, name) == getattr(one.charge, name), name
     assert at_once.runs["run"].run_costs.reserved == waits.runs["run"].run_costs.reserved
     assert [a.held for a in other.charge.lines.accounts] == [a.held for a in one.charge.lines.accounts]

@@ -128,7 +128,7 @@ async def work(guard: Guard, run: str, first: int, last: int) -> None:
         guard.after(ModelResult(run, lane, event.agent, now, 100, 10))
         answers = []
         for part in range(2):
-            fingerprint = guard.fingerprint("fetch", {"page": n, "part": part})
+            fingerprint = guard.tools.fingerprint("fetch", {"page": n, "part": part})
             guard.check(ToolCall(run, lane, event.agent, now, "fetch", fingerprint, f"batch {n}", f"call {n}.{part}"))
             value = {"text": f"page {n}, part {part}"}
             answers.append(Answer("fetch", fingerprint, value, f"call {n}.{part}", event_id=f"event {n}"))

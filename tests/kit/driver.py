@@ -89,7 +89,7 @@ class Driver:
         guard, batch = self.guard, f"batch {next(self._ids)}"
         before, answers = [], []
         for tool, args, says in calls:
-            call, call_id = guard.fingerprint(tool, args or {}), f"call {next(self._ids)}"
+            call, call_id = guard.tools.fingerprint(tool, args or {}), f"call {next(self._ids)}"
             decision = guard.check(ToolCall(run, lane, agent, self.now, tool, call, batch, call_id))
             before.append(decision)
             refused = refuses(decision)

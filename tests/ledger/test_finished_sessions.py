@@ -56,7 +56,7 @@ async def session(guard: Guard, number: int) -> None:
         guard.settle(event.charge, Usage(100, 50))
         guard.after(ModelResult(run, ROOT_LANE, "agent", guard.clock(), 100))
         if step == 0:
-            call = guard.fingerprint("search", {"q": number})
+            call = guard.tools.fingerprint("search", {"q": number})
             guard.check(ToolCall(run, ROOT_LANE, "agent", guard.clock(), "search", call, "batch", "1"))
             guard.after(
                 ToolResults(

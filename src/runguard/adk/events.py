@@ -120,7 +120,7 @@ class EventReader:
                 invocation.code[lane] = part.executable_code.code or ""
             elif part.code_execution_result is not None:
                 result = part.code_execution_result
-                call = guard.fingerprint(_CODE, {"code": invocation.code.get(lane, "")})
+                call = guard.tools.fingerprint(_CODE, {"code": invocation.code.get(lane, "")})
                 failed = result.outcome not in (None, types.Outcome.OUTCOME_OK)
                 answers.append(Answer(_CODE, call, result.output, outcome=Outcome.FAILED if failed else None))
         if answers:
@@ -248,7 +248,7 @@ class EventReader:
                 value = call.error
             elif call.refused:
                 call.outcome = _REFUSED
-            fingerprint = call.fingerprint or guard.fingerprint(name, call.args)
+            fingerprint = call.fingerprint or guard.tools.fingerprint(name, call.args)
             outcome = call.outcome or call.verdict
             answers.append(Answer(name, fingerprint, value, call_id, outcome, event_id, args=call.args, once=call.once))
             if has_lane:

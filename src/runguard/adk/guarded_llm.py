@@ -310,5 +310,7 @@ def _answers(guard: Guard, contents: list[types.Content]) -> list[Answer]:
         if call.name == TRANSFER:
             continue  # a hand-off, counted when the model asked for it
         name, value = call.name or "", response.response
-        answers.append(Answer(name, guard.fingerprint(name, call.args or {}), value, response.id or "", args=call.args))
+        answers.append(
+            Answer(name, guard.tools.fingerprint(name, call.args or {}), value, response.id or "", args=call.args)
+        )
     return answers

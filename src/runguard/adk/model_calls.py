@@ -464,7 +464,7 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
     if outer is None and stream is not None and stream.registry is not None and not stream.invocation_ids:
         guard = stream.registry.guard
         if guard not in mine and guard.must_hold():  # the run of this guard could not begin
-            return guard.own_faults.refuse("border", LookupError("no run")), guard
+            return guard.faults.refuse("border", LookupError("no run")), guard
     return None
 
 
@@ -489,7 +489,7 @@ async def _recover(
         accounts.append(CallAccount(guard, event.charge))
     except Exception as second:
         guard.release(event.charge)
-        return guard.own_faults.refuse("border", second, run_id, agent), guard
+        return guard.faults.refuse("border", second, run_id, agent), guard
     return None
 
 

@@ -446,7 +446,7 @@ class ModelHooks:
             self._admit(invocation, event, ModelInFlight(agent, ic.branch, lane), request, asyncio.current_task())
         except Exception as second:
             guard.release(event.charge)
-            return guard.own_faults.refuse("before_model", second, run, agent)
+            return guard.faults.refuse("before_model", second, run, agent)
         return None
 
     def _measure(self, invocation: Invocation, event: ModelCall, flight: ModelInFlight, request: LlmRequest) -> None:

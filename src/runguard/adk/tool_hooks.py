@@ -96,7 +96,7 @@ class ToolHooks:
             HERE.set(here_of((around, here.stream, here.layers, here.conditions, here.model_call, here.session)))
             if name in FRAMEWORK_TOOLS:
                 return self._check_transfer(tool_args, ic, invocation, lane, agent_name) if name == TRANSFER else None
-            call.fingerprint = guard.fingerprint(name, tool_args, known_tool.received)
+            call.fingerprint = guard.tools.fingerprint(name, tool_args, known_tool.received)
             below = 0
             if AgentTool in type(tool).__mro__:  # ``isinstance`` asks the metaclass
                 below = depth + 1
@@ -106,7 +106,7 @@ class ToolHooks:
                 # Its decision is not needed: the next check finds the stop.
                 guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
             known = guard.tools.known
-            rule = known[name] if name in known else guard.tool_rule(name)
+            rule = known[name] if name in known else guard.tools.rule(name)
             if rule is not None and rule.once:
                 call.once = guard.tools.once_identity(name, tool_args, known_tool.declared)
             if guard.accounts.ledger.is_shared:
@@ -164,7 +164,7 @@ class ToolHooks:
         known = self._known_tools[tool.name] = KnownTool(reference, declared, received)
         rule = getattr(function, "__runguard_tool__", None) or getattr(tool, "__runguard_tool__", None)
         if rule is not None:
-            self._guard.declare(tool.name, rule)
+            self._guard.tools.declare(tool.name, rule)
         return known
 
     def after(
@@ -399,7 +399,7 @@ def timed_out(around: EnclosingTool) -> None:
 
 
 def _seconds_left(around: EnclosingTool) -> float | None:
-    guard, rule = around.guard, around.guard.tool_rule(around.name)
+    guard, rule = around.guard, around.guard.tools.rule(around.name)
     left = rule.max_seconds if rule is not None else None
     if guard.policy.max_seconds is not None:
         run_left = around.invocation.run.started + guard.policy.max_seconds - guard.clock()

@@ -253,7 +253,7 @@ class RunTools:
                 once = guard.tools.once_identity(use.tool, use.args)
                 if once or guard.breakers.get(use.tool) is not None:
                     await guard.prepare_tool(run, use.tool, once, call.key)
-                fingerprint = guard.fingerprint(use.tool, use.args)
+                fingerprint = guard.tools.fingerprint(use.tool, use.args)
                 call.seen.append((layer, fingerprint, once))
                 at = (run.info.run, lane, self.agent, guard.clock())
                 event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
@@ -344,7 +344,7 @@ class RunTools:
     def _saw(self, use: ToolUse, value: object, outcome: Outcome | None, executed: bool) -> None:
         call = self._call(use)
         for layer in self._layers:
-            fingerprint = layer.guard.fingerprint(use.tool, use.args)
+            fingerprint = layer.guard.tools.fingerprint(use.tool, use.args)
             call.seen.append((layer, fingerprint, b""))
             layer.guard.faults.attempt("adapter", self._count_seen, layer, call, fingerprint)
         call.answer(value, outcome)

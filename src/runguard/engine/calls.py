@@ -22,19 +22,19 @@ from runguard.core.outcomes import provider_status
 from runguard.core.rules.limits import Deadline
 from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.charges import Charge, Denied, Entry, Fired, finding_of
-from runguard.engine.decide import Alarms, Deciding, GuardFaults, OwnFaults, burn_words, stop_in_force
+from runguard.engine.decide import GuardContext, burn_words, stop_in_force
 from runguard.engine.downgrade import CacheWatch
 from runguard.engine.final_answer import LastAnswers
-from runguard.engine.money import Accounts, StepOut
+from runguard.engine.money import StepOut
 from runguard.engine.resubmissions import Resubmissions
+from runguard.engine.resume import Pauses
 from runguard.engine.runs import Lane, Run
 from runguard.engine.spending import Earlier, record_of, usd_of
 from runguard.engine.waiting import Opening, Visit
 from runguard.ledger.ledger import StoreError, StoreOutage
-from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage, normalise
 from runguard.providers.errors import retry_after
-from runguard.reporting.telemetry import Outbox, SpanCosts
+from runguard.reporting.telemetry import SpanCosts
 
 # ---- Permission for one model call: a slot among the calls in flight, and its worst case on every budget
 
@@ -48,22 +48,16 @@ class Reserving:
 
     def __init__(
         self,
-        policy: Policy,
-        clock: Callable[[], float],
-        runs: dict[str, Run],
-        accounts: Accounts,
-        deciding: Deciding,
-        faults: OwnFaults,
-        release: Callable[[Charge], None],
-        last_answers: LastAnswers | None,
+        context: GuardContext,
+        settling: "Settling",
         provider: "ProviderWaits",
+        last_answers: LastAnswers | None,
         resubmissions: Resubmissions,
     ) -> None:
-        self._policy, self._clock, self._runs, self._accounts = policy, clock, runs, accounts
-        self._resubmissions = resubmissions
-        self._deciding, self._enforces, self._release = deciding, deciding.enforces, release
-        self._faults = faults
-        self._last_answers, self._provider = last_answers, provider
+        self._policy, self._clock, self._runs = context.policy, context.clock, context.runs
+        self._accounts, self._deciding, self._faults = context.accounts, context.deciding, context.faults
+        self._enforces, self._settling, self._provider = context.enforces, settling, provider
+        self._last_answers, self._resubmissions = last_answers, resubmissions
 
     def reserve_now(self, event: ModelCall) -> bool:
         """Permission without a slot and without waiting, where that is possible. False: await ``reserve``."""
@@ -139,7 +133,7 @@ class Reserving:
             if is_probe:
                 self._provider.not_made(event)
             if charge is not None and not charge.over:
-                self._release(charge)
+                self._settling.release(charge)
                 self.unspent(event.run, event)
             if task is not None:
                 run.slots.give_back(task)
@@ -198,14 +192,6 @@ class Reserving:
             self._provider.not_made(event)
         else:
             event.charge.is_probe = True
-
-    def free_slot(self, run_id: str, task: _Task | None = None) -> None:
-        """Give back the slot that ``reserve`` took. ``task``: the one that awaited ``reserve``, by default the current
-        one. Without a slot nothing happens.
-        """
-        run, holder = self._runs.get(run_id), task or asyncio.current_task()
-        if run is not None and holder is not None:
-            run.slots.give_back(holder)
 
     def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
         """Do not count a model call that was allowed and then not made: it was refused, or a cache answered it.
@@ -308,30 +294,25 @@ def lowered(event: ModelCall, charge: Charge) -> Finding:
 
 
 class Settling:
-    """Closes the charges of one guard. ``find_paused`` finds a run that is paused.
+    """Closes the charges of one guard.
 
     Money comes first. A fault in anything else leaves no reservation behind and does not reach the caller.
     """
 
     def __init__(
         self,
-        clock: Callable[[], float],
-        accounts: Accounts,
-        runs: dict[str, Run],
-        find_paused: Callable[[str], Run | None],
-        deciding: Deciding,
-        faults: OwnFaults,
-        outbox: Outbox,
-        alarms: Alarms | None,
+        context: GuardContext,
+        pauses: Pauses,
         cache_watch: CacheWatch,
-        spans: SpanCosts | None,
         provider: "ProviderWaits",
-        notices: BudgetNotices | None,
     ) -> None:
-        self._clock, self._accounts, self._runs, self._find_paused = clock, accounts, runs, find_paused
-        self._notices = notices
-        self._deciding, self._faults, self._outbox, self._alarms = deciding, faults, outbox, alarms
-        self._cache_watch, self._spans, self._provider, self._thresholds_reached = cache_watch, spans, provider, 0
+        policy = context.policy
+        self._clock, self._accounts, self._runs, self._pauses = context.clock, context.accounts, context.runs, pauses
+        self._deciding, self._faults, self._outbox = context.deciding, context.faults, context.outbox
+        self._alarms, self._cache_watch, self._provider = context.alarms, cache_watch, provider
+        self._notices = BudgetNotices(policy.notice_shares) if policy.notice_shares and context.enforces else None
+        self._spans = SpanCosts.opted_in() if policy.telemetry and policy.mode != "off" else None
+        self._thresholds_reached = 0
 
     def settle(
         self,
@@ -453,7 +434,7 @@ class Settling:
     def _run_of(self, charge: Charge) -> Run | None:
         """The run that made a call, at work or paused. None when it has ended."""
         name = charge.run_costs.info.run
-        run = self._runs.get(name) or self._find_paused(name)
+        run = self._runs.get(name) or self._pauses.find(name)
         return run if run is not None and run.run_costs is charge.run_costs else None
 
     def _record(
@@ -532,10 +513,10 @@ class Settling:
 class RunWaits:
     """The waiting calls of the runs of one guard. Listens to the accounts. A fault here ends no wait and no run."""
 
-    def __init__(
-        self, clock: Callable[[], float], runs: dict[str, Run], deciding: Deciding, faults: GuardFaults
-    ) -> None:
-        self._clock, self._runs, self._deciding, self._faults = clock, runs, deciding, faults
+    def __init__(self, context: GuardContext) -> None:
+        self._clock, self._runs = context.clock, context.runs
+        self._deciding, self._faults = context.deciding, context.faults
+        context.accounts.waits.listener = self
         self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
         self.calls = 0
 
@@ -572,7 +553,6 @@ class RunWaits:
         self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
         run = self._runs.get(charge.run_costs.info.run)
         if run is not None:
-            run.skipped_waits_s += opening.seconds
             self._faults.attempt("reporting a wait", self._report, run, charge, opening, "would wait")
 
     def _report(self, run: Run, charge: Charge, opening: Opening, verb: str) -> None:
@@ -647,12 +627,13 @@ class ProviderWaits:
     then answers or refuses it.
     """
 
-    def __init__(self, policy: Policy, waits: RunWaits) -> None:
-        self._patience, self._waits = policy.max_wait_seconds, waits
-        self._is_on, self._enforces = policy.waits_for_provider, policy.mode == "enforce"
+    def __init__(self, context: GuardContext, waits: RunWaits) -> None:
+        self._patience, self._waits = context.policy.max_wait_seconds, waits
+        self._is_on, self._enforces = context.policy.waits_for_provider, context.enforces
         self.now: Callable[[], float] = time.monotonic
         self.gates: dict[str, _Gate] = {}
         self._lock = threading.Lock()
+        context.keep(self)
 
     def share(self, other: "ProviderWaits") -> None:
         """Wait for the same models as another guard."""

@@ -252,12 +252,14 @@ class AccountLines:
     unknown: UnknownCap | None = None
     names: frozenset[str] = frozenset()  # of the accounts that calls wait for
     in_usd: bool = field(init=False)
+    needs_output: bool = field(init=False)  # some budget counts what a call may be answered with
     may_stop: bool = field(init=False)  # some budget has a threshold that stops
     may_burn: bool = field(init=False)  # some budget warns when it is spent too fast
 
     def __post_init__(self) -> None:
-        self.in_usd, self.may_stop, self.may_burn = (
-            any(a.cap_usd < UNLIMITED for a in self.accounts),
+        self.in_usd = any(a.cap_usd < UNLIMITED for a in self.accounts)
+        self.needs_output = self.in_usd or any(a.cap_tokens < UNLIMITED for a in self.accounts)
+        self.may_stop, self.may_burn = (
             any(group.stops for group in self.groups),
             any(group.burns for group in self.groups),
         )
@@ -380,19 +382,17 @@ class Charge:
         event: ModelCall,
         lines: AccountLines,
         rates: Rates | Unpriced,
-        max_output: int,
         home: Any,
-        around: "tuple[Charge, ...]" = (),
     ) -> None:
         self.run_costs, self.lines, self.rates = run_costs, lines, rates
         self.home = home  # the Accounts that opened it
         # what guards around this one with the same ledger hold for the call: it is not held or recorded again
-        self.around = around
+        self.around: tuple[Charge, ...] = ()
         # Accounts of guards inside that hold nothing for one call because of this
         self.covers: frozenset[Any] = _NO_GUARDS
         self.agent, self.model, self.tool, self.lane = event.agent, event.model, event.tool, event.lane
         self.at, self.input, self.audio = event.at, event.input_tokens, event.audio_tokens
-        self.max_output = max_output  # what was reserved for
+        self.max_output = 0  # what was reserved for
         self.candidates = event.candidates  # each may answer with ``max_output``
         self.lowered = False  # the request must be capped to ``max_output``
         # the request said how much it may answer, or was lowered: what was reserved relies on it
@@ -413,11 +413,6 @@ class Charge:
         self.request: Any = None  # a weak reference to what is sent, where the adapter can read its parts
         # in shadow mode: an enforcing guard would have waited or requested less before it refused
         self.possible_refusal: Denied | None = None
-
-    @property
-    def is_capped(self) -> bool:
-        """Whether some budget relies on the output limit."""
-        return self.hold is not None
 
 
 class Burn(NamedTuple):

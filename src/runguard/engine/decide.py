@@ -1,20 +1,22 @@
 """From a finding to a decision, and from there to everybody who has to know.
 
 The guard and its parts ask ``Deciding``, which publishes every decision on the ``Sink``. ``Reporting`` connects the
-outlets: journal, log, callbacks, alerts, telemetry, store. ``OwnFaults`` says what a fault of the guard itself means
-for a run. ``Breakers`` are those of tools, over all runs: ``engine/tools`` asks them.
+outlets: journal, log, callbacks, alerts, telemetry, store. ``GuardFaults`` says what a fault of the guard itself means
+for a run. ``Breakers`` are those of tools, over all runs: ``engine/tools`` asks them. The parts of a guard share a
+``GuardContext``.
 """
 
 import json
 import logging
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Protocol, TypedDict
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
 from runguard.core.decision import (
@@ -34,7 +36,7 @@ from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, nanos, to_usd, usd_text
 from runguard.engine.charges import Burn, Fired
 from runguard.engine.money import Accounts
-from runguard.engine.runs import Lane, Run
+from runguard.engine.runs import Lane, LaneRules, Run
 from runguard.ledger.ledger import (
     Ledger,
     Stop,
@@ -44,27 +46,32 @@ from runguard.ledger.ledger import (
     StoreSession,
     change_document,
 )
-from runguard.ledger.memory import in_memory
+from runguard.ledger.memory import MemoryLedger, in_memory
 from runguard.policy.settings import Policy
+from runguard.policy.tools import Tools
+from runguard.pricing.book import Pricing
 from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
 from runguard.reporting.delivery import Alerts
 from runguard.reporting.telemetry import Outbox, Telemetry
 
-# ---- Faults of RunGuard itself: counted, logged, and kept away from the run that it guards
+# ---- Faults of RunGuard itself: kept away from the run that it guards, or a reason to stop it, as the policy says
 
 _log: Final = logging.getLogger("runguard")
 _LOGGED: Final = 10
 
 
 class GuardFaults:
-    """The faults of one guard. The first ones are logged as errors, later ones at DEBUG; all are counted."""
+    """Counts and logs the faults of one guard, and says what they mean for a run. The first ones are logged as errors,
+    later ones at DEBUG.
+    """
 
-    __slots__ = ("_meaning", "count")
+    __slots__ = ("_context", "count")
 
-    def __init__(self, on_guard_error: str) -> None:
-        self._meaning, self.count = on_guard_error, 0
+    def __init__(self, context: "GuardContext") -> None:
+        self._context, self.count = context, 0
 
     def note(self, where: str, error: BaseException) -> None:
+        """Count and log a fault."""
         self.count += 1
         level = logging.ERROR if self.count <= _LOGGED else logging.DEBUG
         with suppress(Exception):  # a handler of the log that raises
@@ -73,7 +80,7 @@ class GuardFaults:
                 "runguard.guard_error: %s failed with %s; on_guard_error=%s",
                 where,
                 type(error).__name__,
-                self._meaning,
+                self._context.policy.on_guard_error,
                 exc_info=error,
             )
 
@@ -84,6 +91,59 @@ class GuardFaults:
         except Exception as error:
             self.note(where, error)
             return None
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Count and log a fault. Stop the run where the policy says so and return why; None: go on."""
+        self.note(where, error)
+        return self.stop_after(where, error, run_id, agent)
+
+    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
+        """Do what ``fault`` does after a fault that is already counted."""
+        if self.goes_on_after(error):
+            return None
+        try:
+            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
+        except Exception as second:
+            self.note("stopping", second)
+            return None
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Return whether a call is made that could not be judged.
+
+        A fault of the store follows ``on_outage``, any other ``on_guard_error``.
+        """
+        if not self._context.enforces:
+            return True
+        if isinstance(error, StoreError | StoreOutage):
+            return self._context.policy.on_outage == "open"
+        return self._context.policy.on_guard_error == "allow"
+
+    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Do what ``fault`` does, for a call that is about to be made. Return a reason to refuse the call even where
+        the run could not begin.
+        """
+        self.note(where, error)
+        return None if self.goes_on_after(error) else self.refuse(where, error, run_id, agent)
+
+    def refuse(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip:
+        """Stop a run after a fault, whatever ``on_guard_error`` says. Return the trip, also where no run is known."""
+        reason = f"{where}: {type(error).__name__}"
+        trip: Trip | None = self.attempt("stopping", self.fail, run_id, "guard_error", reason, agent)
+        if trip is None:
+            # a clock that fails does not prevent the refusal
+            at = self.attempt("the clock", self._context.clock) or 0.0
+            trip = guard_error_trip(reason, run_id, self._context.policy, at)
+            self._context.trips.append(trip)
+        return trip
+
+    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
+        """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
+        run = self._context.runs.get(run_id)
+        if run is None or run.stopped is not None:
+            return run.stopped if run else None
+        event = ModelCall(run_id, ROOT_LANE, agent, self._context.clock())
+        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
+        return self._context.deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
 
 # ---- The one way out for what a guard finds and decides
@@ -174,11 +234,10 @@ class Deciding:
 
     __slots__ = ("_advice", "_faults", "_policy", "_sink", "_trips", "enforces")
 
-    def __init__(
-        self, policy: Policy, advice: Mapping[str, str], sink: Sink, faults: GuardFaults, trips: deque[Trip]
-    ) -> None:
-        self._policy, self._advice, self._sink, self._faults, self._trips = policy, advice, sink, faults, trips
-        self.enforces = policy.mode == "enforce"
+    def __init__(self, context: "GuardContext") -> None:
+        self._policy, self._sink, self._faults = context.policy, context.sink, context.faults
+        self._trips, self._advice = context.trips, context.options.get("advice") or {}
+        self.enforces = context.enforces
 
     def stronger(self, before: Finding | None, found: Finding, event: Event) -> Finding:
         """Publish what one more detector of a lane found. Returns the stronger finding, of two equal ones the first."""
@@ -271,78 +330,6 @@ class Deciding:
 def stop_in_force(trip: Trip | None) -> Decision:
     """The answer within a scope that was stopped before."""
     return Decision(_STOP, None, trip, _STOPPED_TEXT, enforced=True)
-
-
-# ---- What a fault of the guard itself means for a run: it goes on or stops, as the policy says
-
-
-class OwnFaults:
-    """Counts the faults of one guard and stops runs where the policy says so."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        clock: Callable[[], float],
-        runs: dict[str, Run],
-        trips: deque[Trip],
-        deciding: Deciding,
-        faults: GuardFaults,
-    ) -> None:
-        self._policy, self._clock, self._runs, self._trips = policy, clock, runs, trips
-        self._deciding, self._faults, self.attempt = deciding, faults, faults.attempt
-
-    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Count and log a fault. Stops the run where the policy says so and returns why; None: go on."""
-        self._faults.note(where, error)
-        return self.stop_after(where, error, run_id, agent)
-
-    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
-        """Like ``fault``, for a fault that is already counted."""
-        if self.goes_on_after(error):
-            return None
-        try:
-            return self.fail(run_id, "guard_error", f"{where}: {type(error).__name__}", agent)
-        except Exception as second:
-            self._faults.note("stopping", second)
-            return None
-
-    def goes_on_after(self, error: Exception) -> bool:
-        """Whether a call is made that could not be judged.
-
-        A fault of the store follows ``on_outage``, any other ``on_guard_error``.
-        """
-        if not self._deciding.enforces:
-            return True
-        if isinstance(error, StoreError | StoreOutage):
-            return self._policy.on_outage == "open"
-        return self._policy.on_guard_error == "allow"
-
-    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Like ``fault``, for a call that is about to be made. It returns a reason to refuse the call even where the
-        run could not begin.
-        """
-        self._faults.note(where, error)
-        return None if self.goes_on_after(error) else self.refuse(where, error, run_id, agent)
-
-    def refuse(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip:
-        """Stop a run after a fault, whatever ``on_guard_error`` says. Return the trip, also where no run is known."""
-        reason = f"{where}: {type(error).__name__}"
-        trip: Trip | None = self._faults.attempt("stopping", self.fail, run_id, "guard_error", reason, agent)
-        if trip is None:
-            # a clock that fails does not prevent the refusal
-            at = self._faults.attempt("the clock", self._clock) or 0.0
-            trip = guard_error_trip(reason, run_id, self._policy, at)
-            self._trips.append(trip)
-        return trip
-
-    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
-        """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
-        run = self._runs.get(run_id)
-        if run is None or run.stopped is not None:
-            return run.stopped if run else None
-        event = ModelCall(run_id, ROOT_LANE, agent, self._clock())
-        finding = Finding(rule, Action.STOP, 1, 0, "errors", "run", detail=message)
-        return self._deciding.decide(run, run.lanes[ROOT_LANE], event, finding).trip
 
 
 # ---- A finding as a trip: the record that outlives its run
@@ -939,17 +926,11 @@ _LOUD_RULES: Final = ("budget", "context", "growth", "resubmission")
 class Reporting:
     """Connects the outlets of one guard to its sink."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        ledger: Ledger,
-        outbox: Outbox,
-        alarms: Alarms | None,
-        telemetry: Telemetry | None,
-        summaries: RefusedSummaries,
-    ) -> None:
-        self._policy, self._ledger, self._outbox = policy, ledger, outbox
-        self._alarms, self._telemetry, self._summaries = alarms, telemetry, summaries
+    def __init__(self, context: "GuardContext", telemetry: Telemetry | None) -> None:
+        self._policy, self._ledger, self._outbox = context.policy, context.accounts.ledger, context.outbox
+        self._alarms, self._telemetry = context.alarms, telemetry
+        self._summaries = RefusedSummaries(self._alarms)
+        context.keep(self._summaries)
 
     def connect(self, sink: Sink) -> None:
         if self._ledger.is_shared:
@@ -997,16 +978,6 @@ class Reporting:
             self._telemetry.decided(decided.decision, decided.run.info, event.agent, _model_of(event))
 
 
-def connect_alarms(alarms: Alarms, accounts: Accounts, breakers: Breakers) -> None:
-    """Alert on what happens beside runs: the store goes away, settlements are dropped, a budget is extended, a cap
-    function fails, a breaker opens.
-    """
-    accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
-    accounts.ledger.watch_dropped(alarms.dropped)
-    accounts.cap_functions.on_change = alarms.cap
-    breakers.on_change = alarms.breaker
-
-
 def _write_journal(decided: Decided) -> None:
     journal, event = decided.run.journal, decided.event
     if journal is not None:
@@ -1034,3 +1005,100 @@ def _log_decision(decided: Decided) -> None:
         return
     about = printable(finding.tool or finding.detail)
     _log.log(level, "runguard.%s: %s, %s %s of %s", action.word, finding.rule, finding.observed, finding.unit, about)
+
+
+# ---- What the parts of a guard share
+
+
+class GuardOptions(TypedDict, total=False):
+    """What is special about a guard. Adapters and replay set these; users set a policy.
+
+    - ``breaker_runs``: how many runs must have seen failures before a breaker opens for all, 2 unless given. One user's
+      bad arguments are not an outage.
+    - ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
+    - ``pricing`` and ``lane_rules``: other prices and rules than those of the policy.
+    - ``outbox``: the queue of callbacks, where several guards share one.
+    - ``reports=False``: log, store and send no decision; only those who subscribe to ``sink`` receive it.
+    - ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
+    - ``switches_models``: it asks which model to call; without it a policy with ``Threshold(model=…)`` is rejected.
+    """
+
+    breaker_runs: int
+    advice: Mapping[str, str]
+    pricing: Pricing
+    lane_rules: LaneRules
+    outbox: Outbox
+    reports: bool
+    gives_last_answers: bool
+    switches_models: bool
+
+
+class Shared(Protocol):
+    """What a guard knows over all its runs, and a guard that replaces it goes on with."""
+
+    def share(self, other: Any, /) -> None:
+        """Know what ``other`` knows, which another guard has made."""
+
+
+_TRIPS_KEPT: Final = 1_000
+_BREAKER_FAILURES: Final = 5
+
+
+class GuardContext:
+    """What the parts of one guard share. Each part takes it, and whatever other part it works with.
+
+    ``before``: that of a guard whose policy this one replaces.
+    """
+
+    def __init__(self, policy: Policy, options: GuardOptions, before: "GuardContext | None" = None) -> None:
+        self.policy, self.options, self.enforces = policy, options, policy.mode == "enforce"
+        self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
+        self.runs: dict[str, Run] = {}
+        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT) if before is None else before.trips
+        self.faults = GuardFaults(self)
+        self.sink = Sink(self.faults)
+        self.deciding = Deciding(self)
+        known = before.accounts if before is not None else None
+        self.accounts: Accounts = Accounts(policy, self.clock, before=known, pricing=options.get("pricing"))
+        self.tools = Tools(policy)
+        self.outbox: Outbox = options.get("outbox") or (Outbox() if before is None else before.outbox)
+        self._kept: dict[type, tuple[Shared, bool]] = {}
+        failures, reset = policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds
+        self.breakers = Breakers(self.accounts.ledger, failures, reset, options.get("breaker_runs", 2))
+        self.keep(self.breakers, for_store=True)
+        self.alarms = self._alarms_after(before)
+
+    def keep(self, part: Shared, *, for_store: bool = False) -> None:
+        """Let a guard that replaces this one go on with what a part knows.
+
+        ``for_store``: guards of this process that share a store in memory share it, too.
+        """
+        self._kept[type(part)] = part, for_store
+
+    def share(self, before: "GuardContext | None") -> None:
+        """Go on with what ``before`` knows, and with what guards of the same store in memory know.
+
+        Changes nothing of ``before``: both work on the same objects.
+        """
+        ledger = self.accounts.ledger
+        for kind, (part, for_store) in self._kept.items():
+            if before is not None and kind in before._kept:
+                part.share(before._kept[kind][0])
+            if for_store and isinstance(ledger, MemoryLedger) and ledger.is_common:
+                common = ledger.commons.setdefault(kind, part)
+                if common is not part:
+                    part.share(common)
+
+    def _alarms_after(self, before: "GuardContext | None") -> Alarms | None:
+        """Return the alarms. With the same receivers they stay the same, so no alert is sent twice."""
+        policy, accounts = self.policy, self.accounts
+        if not policy.alerts or policy.mode == "off":
+            return None
+        alarms = before.alarms if before is not None and before.accounts.ledger is accounts.ledger else None
+        if before is None or alarms is None or before.policy.alerts != policy.alerts:
+            alarms = Alarms(policy.alerts, accounts.ledger, self.clock)
+        # what happens beside runs
+        accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
+        accounts.ledger.watch_dropped(alarms.dropped)
+        accounts.cap_functions.on_change, self.breakers.on_change = alarms.cap, alarms.breaker
+        return alarms

@@ -13,8 +13,7 @@ from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
 from runguard.engine.charges import BudgetGroup, Charge, status_of
-from runguard.engine.decide import Deciding
-from runguard.engine.money import Accounts
+from runguard.engine.decide import GuardContext
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import Account
 from runguard.pricing.rates import Rates, Usage, normalise
@@ -59,8 +58,8 @@ class Downgrades:
     is taken back when the budget is no longer beyond the threshold: its next window began, or it was extended.
     """
 
-    def __init__(self, accounts: Accounts, deciding: Deciding) -> None:
-        self._accounts, self._deciding = accounts, deciding
+    def __init__(self, context: GuardContext) -> None:
+        self._accounts, self._deciding = context.accounts, context.deciding
 
     def choose(self, run: Run, event: ModelCall, has_open_call: Callable[[], bool], obstacle: Obstacle) -> str:
         """The model that the call should go to, "" for its own. Enforcing, the event then names that model.
@@ -273,7 +272,7 @@ class PromptCaches:
 
 
 class CacheWatch:
-    """Learns from the settled calls of one guard. ``warns`` is False where nothing is reported.
+    """Learns from the settled calls of one guard.
 
     Providers cache the beginning of a prompt: where tools, instruction or history change near it, everything behind the
     change is paid in full again. When most of what was cached before is no longer read from the cache in two calls in a
@@ -283,8 +282,9 @@ class CacheWatch:
     a call to another model, and a history that became shorter (compaction). They begin a new comparison.
     """
 
-    def __init__(self, accounts: Accounts, deciding: Deciding, clock: Callable[[], float], *, warns: bool) -> None:
-        self._accounts, self._deciding, self._clock, self._warns = accounts, deciding, clock, warns
+    def __init__(self, context: GuardContext) -> None:
+        self._accounts, self._deciding, self._clock = context.accounts, context.deciding, context.clock
+        self._warns = context.options.get("reports", True)
         self.read_parts: ReadParts | None = None  # set by an adapter that keeps the request on the charge
 
     def settled(self, run: Run, charge: Charge, usage: Usage, model: str) -> None:

@@ -13,8 +13,8 @@ from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.money import NOTHING, Amount, usd_text
 from runguard.engine.charges import Charge, Denied, worst_of
-from runguard.engine.decide import Decided, Deciding
-from runguard.engine.money import STANDING_S, Accounts
+from runguard.engine.decide import Decided, GuardContext
+from runguard.engine.money import STANDING_S
 from runguard.engine.runs import Lane, Run
 from runguard.pricing.rates import Rates
 
@@ -60,20 +60,14 @@ class LastAnswers:
     is not made: ``would_answer`` reports it.
     """
 
-    def __init__(
-        self,
-        instruction: str,
-        output: int,
-        clock: Callable[[], float],
-        accounts: Accounts,
-        deciding: Deciding,
-        release: Callable[[Charge], None],
-        *,
-        reports: bool = True,
-    ) -> None:
-        """``output``: the longest last answer, in tokens. ``reports=False``: log nothing."""
-        self.instruction, self._output, self._clock, self._reports = instruction, output, clock, reports
-        self._accounts, self._deciding, self._give_back = accounts, deciding, release
+    def __init__(self, context: GuardContext, give_back: Callable[[Charge], None]) -> None:
+        policy = context.policy
+        self.instruction = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
+        self._output = policy.min_output_tokens  # the longest last answer, in tokens
+        self._clock, self._reports = context.clock, context.options.get("reports", True)
+        self._accounts, self._deciding, self._give_back = context.accounts, context.deciding, give_back
+        if policy.mode == "shadow":
+            context.sink.on_decided("a last answer", self.would_answer)
 
     async def hold(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
         """Hold the price of the last call beside an ordinary call. Returns why the ordinary one has to be refused."""

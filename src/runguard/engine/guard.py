@@ -1,8 +1,7 @@
 """The guard: takes events, asks the rules, answers with decisions.
 
-``Conductor`` is what adapters may ask of it and says in which order: ``adk``, ``calls``, ``langchain``,
-``openai_agents``, ``pydantic_ai`` and ``replay`` do. ``Guard`` is the guard itself, and its parts live in the other
-files of this package. ``Controls`` is what an operator can see and do.
+``Guard`` says what adapters may ask of it and in which order: ``adk``, ``calls`` and ``replay`` do. Its parts live in
+the other files of this package and share a ``GuardContext``. ``Controls`` is what an operator can see and do.
 """
 
 import asyncio
@@ -12,10 +11,9 @@ import logging
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from runguard.background import off_loop
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip, text_for_user
@@ -34,26 +32,13 @@ from runguard.core.events import (
 )
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, Per
-from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
 from runguard.engine.charges import Charge, finding_of_stop, scopes_of
-from runguard.engine.decide import (
-    Alarms,
-    Breakers,
-    Deciding,
-    GuardFaults,
-    OwnFaults,
-    RefusedSummaries,
-    Reporting,
-    Sink,
-    connect_alarms,
-    stop_in_force,
-)
+from runguard.engine.decide import GuardContext, GuardOptions, Reporting, stop_in_force
 from runguard.engine.downgrade import CacheWatch, Downgrades
-from runguard.engine.final_answer import INSTRUCTION, LastAnswers
-from runguard.engine.money import Accounts
+from runguard.engine.final_answer import LastAnswers
 from runguard.engine.resubmissions import Resubmissions
-from runguard.engine.resume import Pauses, RunRecords, alarms_of, run_facts, take_over
+from runguard.engine.resume import Pauses, RunRecords, run_facts
 from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, LastRuns, Run, SessionGrowths
 from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
 from runguard.ledger.ledger import (
@@ -66,22 +51,24 @@ from runguard.ledger.ledger import (
     read_stops,
     with_stops,
 )
-from runguard.ledger.memory import MemoryLedger
-from runguard.policy.settings import Policy, ToolRule, switching
-from runguard.policy.tools import Tools
-from runguard.pricing.book import Pricing, prices_per_token
+from runguard.policy.settings import Policy, switching
+from runguard.pricing.book import prices_per_token
 from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
-from runguard.reporting.telemetry import SAMPLE, Outbox, SpanCosts, Telemetry
-
-# ---- The interface for adapters
+from runguard.reporting.telemetry import SAMPLE, Telemetry
 
 Question = AgentEntered | HandOff | ModelCall | ToolCall
 Result = ModelResult | StateChanged | ToolResults
 
+# ---- The guard
 
-class Conductor(Protocol):
-    """The interface of ``Guard`` for adapters. They use this, and nothing else to decide.
+_log: Final = logging.getLogger("runguard")
+# Members bound once: looking one up on its enum costs as much as the rest of a line.
+_NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
+
+
+class Guard(GuardContext):
+    """One policy at work over any number of concurrent runs.
 
     An adapter translates: it builds events (``runguard.core.events``) from what its framework is about to do, asks the
     guard, and carries out the answer. It decides nothing itself. The order of the calls::
@@ -110,6 +97,9 @@ class Conductor(Protocol):
 
         guard.end(run.info.run)                        always, also after an exception
 
+    ``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is
+    awaited between them. Every event carries its time: ``at=guard.clock()``. ``guard.sink`` reports every decision.
+
     **A decision** says what to do: nothing (``ALLOW`` is falsy), or its ``action``. ``WARN``: go on, the guard has
     reported it. ``NUDGE``: go on, and give ``for_model`` to the model with the answer of the tool or with the next
     request. ``BLOCK``: do not make this one call and answer it with ``for_model``. ``STOP``: end what ``trip`` names,
@@ -126,322 +116,60 @@ class Conductor(Protocol):
     **Lanes.** Events of one lane happen one after another. Without lanes the calls of parallel branches would look
     like one loop. The root lane is ``ROOT_LANE``; a lane that is not open counts as the root lane.
 
+    ``guard.tools`` knows what is declared about tools and names calls: ``ToolCall.call`` is its ``fingerprint``.
+
     **Faults.** An exception of the guard must not reach the run. Wrap each hook, pass the exception to ``fault``, and
     go on as if the guard had answered "allow", unless ``fault`` returns a trip.
     """
 
-    @property
-    def policy(self) -> Policy:
-        """The settings."""
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Seconds. Every event carries its time: ``at=guard.clock()``."""
-
-    @property
-    def runs(self) -> Mapping[str, Run]:
-        """The runs that have started and not ended, by name."""
-
-    @property
-    def sink(self) -> Sink:
-        """Subscribe here to receive every decision and trip."""
-
-    # ---- runs and lanes ---------------------------------------------------------------------------------------------
-
-    def start(self, info: RunInfo) -> Run:
-        """Begin a root run. A run of the same name is reset."""
-
-    def end(self, run_id: str, /) -> None:
-        """Forget a run. What it still holds is given back."""
-
-    def open_lane(
-        self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = ""
-    ) -> Lane:
-        """Begin a lane below ``parent``. ``concurrent``: it runs beside its siblings, so a stop ends it alone.
-
-        ``path``: the agents above it. ``delegate``: the agent that a model has called here.
-        """
-
-    def close_lane(self, run: Run, key: str) -> None:
-        """End a lane."""
-
-    # ---- before and after -------------------------------------------------------------------------------------------
-
-    def check(self, event: Question) -> Decision:
-        """May this happen? Never waits. After a stop the answer stays no."""
-
-    def after(self, event: Result) -> Decision:
-        """Learn from what happened. A nudge, a refused answer or a stop may follow."""
-
-    # ---- model calls ------------------------------------------------------------------------------------------------
-
-    async def reserve(
-        self, event: ModelCall, *, slot: bool = True, task: "asyncio.Task[Any] | None" = None
-    ) -> Decision:
-        """Wait for permission to send a model call. With permission, ``event.charge`` is set: close it."""
-
-    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
-        """How many input tokens a request to a model may have, for ``ModelCall.context_limit``; None: not known, which
-        is logged unless ``quiet``.
-        """
-
-    def reserve_now(self, event: ModelCall) -> bool:
-        """Permission without waiting, for callers without an event loop. False: use ``reserve``."""
-
-    async def recover(
-        self, where: str, error: Exception, run_id: str, agent: str, describe: Callable[[float], ModelCall]
-    ) -> tuple[Decision, ModelCall | None]:
-        """Answer after an exception before the permission: the call is reserved on the ledger alone, or must not be
-        made. An event comes back where the call has a charge: close it.
-        """
-
-    def settle(
-        self,
-        charge: Charge,
-        usage: Usage,
-        model: str = "",
-        *,
-        nano: int | None = None,
-        estimated: bool = False,
-        free: bool = False,
-    ) -> None:
-        """Book what a call took."""
-
-    def free_slot(self, run_id: str, task: "asyncio.Task[Any] | None" = None) -> None:
-        """Give back the slot that ``reserve`` took for the current task, or for ``task``."""
-
-    def release(self, charge: Charge) -> None:
-        """Give back the reservation of a call that was never sent."""
-
-    def abandon(
-        self,
-        charge: Charge,
-        streamed_tokens: int = 0,
-        *,
-        streaming: bool = False,
-        refused: bool = False,
-        error: BaseException | None = None,
-    ) -> None:
-        """Book an estimate for a call that was sent and did not report its usage.
-
-        ``error``: what it raised. It may say that the provider asks to wait.
-        """
-
-    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
-        """Do not count a model call that ``check`` has allowed and that was never sent."""
-
-    # ---- tool calls -------------------------------------------------------------------------------------------------
-
-    def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
-        """The identity of a call, for ``ToolCall.call`` and ``Answer.call``. ``received``: the names of the arguments
-        that the tool takes, where the framework drops all others; None where that is not known.
-        """
-
-    def tool_rule(self, tool: str) -> ToolRule | None:
-        """What is declared about a tool."""
-
-    async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
-        """Ask a shared store what other workers did, before ``check`` judges a tool call."""
-
-    async def reserve_tool(
-        self, run: Run, event: ToolCall, args: object, *, no_loop: bool = False, no_wait: bool = False
-    ) -> Decision:
-        """Reserve the price of a tool call that ``check`` has allowed. A refusal means: do not execute it."""
-
-    def settle_tool(self, run: Run, call_id: str, args: object, answer: object) -> None:
-        """The tool was executed: book its price. ``answer``: its result, or the exception that it raised.
-
-        Without this, ``after`` books it when the answer arrives.
-        """
-
-    def release_tool(self, run: Run, call_id: str) -> None:
-        """The tool was not executed: its price is not booked."""
-
-    def unspent_tool(self, run: Run, event: ToolCall) -> None:
-        """Do not count a tool call that ``check`` has allowed and that waits for an approval."""
-
-    def report_failure(self, run: Run, tool: str, call_id: str) -> None:
-        """A tool raised or timed out. Its answer goes to ``after`` all the same."""
-
-    # ---- findings of the adapter, and faults ------------------------------------------------------------------------
-
-    def found(self, event: Event, finding: Finding) -> Decision:
-        """Decide on something that the adapter itself has noticed."""
-
-    def stop_text(self, trip: Trip) -> str:
-        """What the end user reads after a stop."""
-
-    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Report an exception of the guard itself. Returns a trip where the policy stops the run for it."""
-
-
-# ---- The guard
-
-_log: Final = logging.getLogger("runguard")
-# Members bound once: looking one up on its enum costs as much as the rest of a line.
-_NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
-_TRIPS_KEPT: Final = 1_000
-_BREAKER_FAILURES: Final = 5
-
-
-class Guard:
-    """One policy at work over any number of concurrent runs.
-
-    ``check`` before something happens and ``after`` it are synchronous and touch nothing but memory. ``reserve`` is
-    awaited between them: it takes a slot among the calls in flight and reserves the worst case of the call on every
-    budget. ``settle`` books what the call took. ``end`` forgets everything of a run but its trips and its figures.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        breaker_runs: int = 2,
-        advice: Mapping[str, str] | None = None,
-        heir_of: "Guard | None" = None,
-        pricing: Pricing | None = None,
-        lane_rules: LaneRules | None = None,
-        outbox: Outbox | None = None,
-        reports: bool = True,
-        gives_last_answers: bool = False,
-        switches_models: bool = False,
-    ) -> None:
-        """``breaker_runs``: how many runs must have seen failures before a breaker opens for all. One user's bad
-        arguments are not an outage.
-
-        ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
-        ``heir_of``: a guard whose policy this one replaces; see ``runguard.engine.resume``. ``pricing`` and
-        ``lane_rules``: other prices and rules than those of the policy. ``outbox``: the queue of callbacks, where
-        several guards share one. ``reports=False``: log, store and send no decision; only those who subscribe to
-        ``sink`` receive it. ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
-        ``switches_models``: it asks ``downgrades`` which model to call; without it a policy with
-        ``Threshold(model=…)`` is rejected.
-        """
+    def __init__(self, policy: Policy, *, heir_of: "Guard | None" = None, **options: Unpack[GuardOptions]) -> None:
+        """Build the parts. ``heir_of``: a guard whose policy this one replaces; see ``runguard.engine.resume``."""
         before = heir_of
-        self.policy = policy
-        self.clock = clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
-        self.runs: dict[str, Run] = {}
-        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT) if before is None else before.trips
+        super().__init__(policy, options, before)
         # guards whose policies this one replaced, while they have runs
         self.elders: tuple[weakref.ref[Guard], ...] = ()
-
-        # what decides
-        self.faults = GuardFaults(policy.on_guard_error)
-        self.sink = Sink(self.faults)
-        self.deciding = Deciding(policy, advice or {}, self.sink, self.faults, self.trips)
-        self.own_faults = OwnFaults(policy, clock, self.runs, self.trips, self.deciding, self.faults)
-
-        # what it knows
-        known = before.accounts if before is not None else None
-        self.accounts: Accounts = Accounts(policy, clock, before=known, pricing=pricing)
-        self.waits = self.accounts.waits.listener = RunWaits(clock, self.runs, self.deciding, self.faults)
-        ledger = self.accounts.ledger
-        failures, reset = policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds
-        self.breakers = Breakers(ledger, failures, reset, breaker_runs)
-        self.once = Once(ledger, policy.hold_seconds)
-        self.growth = SessionGrowths(policy, ledger)
-        self.last_runs = LastRuns()
-        self.tools = Tools(policy)
-        self.pauses = Pauses(self)
-        self.records = RunRecords(clock, self.runs, self.accounts)
-
-        # where decisions go
-        self.outbox: Outbox = outbox or (Outbox() if before is None else before.outbox)
+        if before is not None:
+            known = (elder for elder in before.elders if (guard := elder()) is not None and guard.runs)
+            self.elders = (*known, weakref.ref(before))
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
-        self.alarms = alarms_of(self, before)
-        self.summaries = RefusedSummaries(self.alarms)
-        if self.alarms is not None:
-            connect_alarms(self.alarms, self.accounts, self.breakers)
-        if reports:
-            Reporting(policy, ledger, self.outbox, self.alarms, self.telemetry, self.summaries).connect(self.sink)
+        self._calls_to_time = 0
+        self.time_next(SAMPLE // 8)
 
-        # the work on one call
-        accounts, deciding, own_faults = self.accounts, self.deciding, self.own_faults
-        lanes = LaneKeeper(lane_rules or LaneRules(policy), self.tools)
-        spans = SpanCosts.opted_in() if self.telemetry is not None else None
-        self.cache_watch = watch = CacheWatch(accounts, deciding, clock, warns=reports)
-        self.provider_waits = provider = ProviderWaits(policy, self.waits)
-        settling = Settling(
-            clock,
-            accounts,
-            self.runs,
-            self.pauses.find,
-            deciding,
-            own_faults,
-            self.outbox,
-            self.alarms,
-            watch,
-            spans,
-            provider,
-            BudgetNotices(policy.notice_shares) if policy.notice_shares and deciding.enforces else None,
-        )
+        self.waits = RunWaits(self)
+        self.once = Once(self.accounts.ledger, policy.hold_seconds)
+        self.growth = SessionGrowths(policy, self.accounts.ledger)
+        self.last_runs = LastRuns()
+        self.pauses = Pauses(self)
+        self.records = RunRecords(self)
+        if options.get("reports", True):
+            Reporting(self, self.telemetry).connect(self.sink)
+        self.lanes = LaneKeeper(options.get("lane_rules") or LaneRules(policy), self.tools)
+        self.cache_watch = CacheWatch(self)
+        self.provider_waits = ProviderWaits(self, self.waits)
+        self.settling = Settling(self, self.pauses, self.cache_watch, self.provider_waits)
         self.downgrades: Downgrades | None = None
         if switching(policy.budgets):
-            if not switches_models:
+            if not options.get("switches_models"):
                 raise PolicyError(
                     "Threshold(model=…): the model cannot be switched here; it works in RunGuardPlugin, install() and "
                     "RunGuardMiddleware. Remove model=, or guard the agent with one of them"
                 )
-            self.downgrades = Downgrades(accounts, deciding)
+            self.downgrades = Downgrades(self)
         self.last_answers: LastAnswers | None = None
-        if policy.final_answer and gives_last_answers and policy.mode != "off":
-            asked = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
-            output = policy.min_output_tokens
-            self.last_answers = last = LastAnswers(
-                asked, output, clock, accounts, deciding, settling.release, reports=reports
-            )
-            if policy.mode == "shadow":
-                self.sink.on_decided("a last answer", last.would_answer)
-        self.resubmissions = Resubmissions(policy, ledger, clock, deciding, self.faults)
-        reserving = Reserving(
-            policy,
-            clock,
-            self.runs,
-            accounts,
-            deciding,
-            own_faults,
-            settling.release,
-            self.last_answers,
-            provider,
-            self.resubmissions,
-        )
-        gate = ToolGate(clock, ledger, self.tools, self.breakers, self.once, deciding, on_outage=policy.on_outage)
-        self.lanes, self.settling, self.reserving, self.tool_gate = lanes, settling, reserving, gate
-        self.tool_prices = prices = ToolPrices(clock, accounts, self.tools, deciding, settling, gate.give_up)
-        self._answers = Answers(policy, self.tools, gate.report_answer, gate.settle_once, prices.close)
-        stops_before = before.operator_stops if before is not None else None
-        self.operator_stops: OperatorStops = OperatorStops(
-            clock, self.runs, accounts, self.breakers, deciding, self.alarms, stops_before
-        )
+        if policy.final_answer and options.get("gives_last_answers") and policy.mode != "off":
+            self.last_answers = LastAnswers(self, self.settling.release)
+        self.resubmissions = Resubmissions(self)
+        self.reserving = Reserving(self, self.settling, self.provider_waits, self.last_answers, self.resubmissions)
+        self.tool_gate = ToolGate(self, self.once)
+        self.tool_prices = ToolPrices(self, self.settling, self.tool_gate)
+        self._answers = Answers(self, self.tool_gate, self.tool_prices)
+        self.operator_stops: OperatorStops = OperatorStops(self, before.operator_stops if before is not None else None)
 
-        # The interface of ``Conductor``: each method is that of the part that does the work.
-        self.open_lane, self.close_lane = lanes.open_lane, lanes.close_lane
-        self.reserve, self.reserve_now, self.free_slot = reserving.reserve, reserving.reserve_now, reserving.free_slot
-        self.recover, self.give_up_call, self.must_hold = reserving.recover, reserving.give_up_call, reserving.must_hold
-        self.unspent = reserving.unspent
-        self.context_limit = accounts.expectations.context_limit
-        self.settle, self.release, self.abandon = settling.settle, settling.release, settling.abandon
-        self.close = settling.close
-        self.declare, self.tool_rule, self.fingerprint = self.tools.declare, self.tools.rule, self.tools.fingerprint
-        self.prepare_tool, self.settle_once = gate.prepare_tool, gate.settle_once
-        self.report_failure, self.unspent_tool = gate.report_failure, gate.unspent
-        self.reserve_tool, self.settle_tool, self.release_tool = prices.reserve, prices.settle, prices.release
-        self.fault, self.stop_after, self.give_up = own_faults.fault, own_faults.stop_after, own_faults.give_up
-        self.goes_on_after, self.fail = own_faults.goes_on_after, own_faults.fail
-        # and of the operator's controls
-        self.throw_switch, self.release_switch = self.operator_stops.throw, self.operator_stops.release
-
-        if before is not None:
-            take_over(self, before)
-        if isinstance(ledger, MemoryLedger) and ledger.is_common:
-            for part in (self.pauses, self.once, self.breakers):
-                common = ledger.commons.setdefault(type(part), part)
-                if common is not part:
-                    part.share(common)
-        self._calls_to_time = 0
-        self.time_next(SAMPLE // 8)
+        self.keep(self.growth)
+        self.keep(self.once, for_store=True)
+        self.share(before)
         # last: the store may report changes at once
-        ledger.watch(self.operator_stops.on_control, self.records.signs_of_life)
+        self.accounts.ledger.watch(self.operator_stops.on_control, self.records.signs_of_life)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -451,14 +179,12 @@ class Guard:
             self.accounts.end(before.run_costs)
             if before.journal is not None:
                 before.journal.flush()
-        watches_orders = self.lanes.rules.watches_orders
-        costs, growth = self.accounts.begin(info), self.growth.of(info)
-        run = Run(info, self.policy, self.tools, costs, growth, watches_orders=watches_orders)
+        run = Run(info, self.policy, self.tools, self.accounts.begin(info), self.growth.of(info))
         try:
             self.lanes.open_root(run)
             self.last_runs.go_on(run)
         except Exception as error:  # where a fault stops nothing, the run goes on without rules: its budgets hold
-            if not self.goes_on_after(error):
+            if not self.faults.goes_on_after(error):
                 raise
             self.faults.note("the rules of a run", error)
             run.lanes[ROOT_LANE] = Lane(ROOT_LANE, None, [], concurrent=False)
@@ -594,6 +320,175 @@ class Guard:
             if self.telemetry is not None:
                 self.telemetry.took(time.perf_counter() - begin)
 
+    # ---- lanes ------------------------------------------------------------------------------------------------------
+
+    def open_lane(
+        self, run: Run, key: str, parent: str, *, concurrent: bool, path: tuple[str, ...] = (), delegate: str = ""
+    ) -> Lane:
+        """Begin a lane below ``parent``. ``concurrent``: it runs beside its siblings, so a stop ends it alone.
+
+        ``path``: the agents above it. ``delegate``: the agent that a model has called here.
+        """
+        return self.lanes.open_lane(run, key, parent, concurrent=concurrent, path=path, delegate=delegate)
+
+    def close_lane(self, run: Run, key: str) -> None:
+        """End a lane."""
+        self.lanes.close_lane(run, key)
+
+    # ---- model calls ------------------------------------------------------------------------------------------------
+
+    async def reserve(
+        self, event: ModelCall, *, slot: bool = True, task: "asyncio.Task[Any] | None" = None
+    ) -> Decision:
+        """Wait for permission to make a model call. Await this right before the call.
+
+        On permission ``event.charge`` is the account of the call: settle, release or abandon it. ``slot=False``: the
+        call takes no slot of its own, because it runs inside of another call or outside of the agents. ``task``: the
+        current one, where the caller knows it.
+        """
+        return await self.reserving.reserve(event, slot=slot, task=task)
+
+    def reserve_now(self, event: ModelCall) -> bool:
+        """Reserve a call without a slot and without waiting, where that is possible. False: await ``reserve``."""
+        return self.reserving.reserve_now(event)
+
+    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
+        """Return how many input tokens a request to a model may have, for ``ModelCall.context_limit``.
+
+        None: not known, which is logged unless ``quiet``.
+        """
+        return self.accounts.expectations.context_limit(model, quiet=quiet)
+
+    async def recover(
+        self, where: str, error: Exception, run_id: str, agent: str, describe: Callable[[float], ModelCall]
+    ) -> tuple[Decision, ModelCall | None]:
+        """Answer after a fault of the guard that has left a model call without a hold.
+
+        Under a budget, the call is reserved on the ledger alone, without rules; ``describe`` makes its event, given the
+        time. If that is refused or fails, the call must not be made. After an outage of the store ``on_outage``
+        decides, and without a budget ``on_guard_error``. Return the event where it has a charge: close it.
+        """
+        return await self.reserving.recover(where, error, run_id, agent, describe)
+
+    def give_up_call(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Return why a model call must not be made that cannot even be described or has no run. None: make it."""
+        return self.reserving.give_up_call(where, error, run_id, agent)
+
+    def must_hold(self, error: Exception | None = None, run: Run | None = None) -> bool:
+        """Return whether a call without a hold would get past a budget. ``error``: a fault, which may be an outage."""
+        return self.reserving.must_hold(error, run)
+
+    def settle(
+        self,
+        charge: Charge,
+        usage: Usage,
+        model: str = "",
+        *,
+        nano: int | None = None,
+        estimated: bool = False,
+        free: bool = False,
+    ) -> None:
+        """Book what a call took, and fire the thresholds that it reaches.
+
+        A later figure for the same call replaces the earlier one. ``nano``: its cost in nano-USD, where the caller
+        knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing. A usage that cannot be true
+        is replaced by an estimate.
+        """
+        self.settling.settle(charge, usage, model, nano=nano, estimated=estimated, free=free)
+
+    def release(self, charge: Charge) -> None:
+        """Give back the reservation of a call that was never sent."""
+        self.settling.release(charge)
+
+    def abandon(
+        self,
+        charge: Charge,
+        streamed_tokens: int = 0,
+        *,
+        streaming: bool = False,
+        refused: bool = False,
+        error: BaseException | None = None,
+    ) -> None:
+        """Book an estimate for a call that was sent and ended without reporting its usage.
+
+        ``refused``: the provider refused it or could not be reached, so it cost nothing. It still counts as a call.
+        ``error``: what it raised. It may say that the provider asks to wait.
+        """
+        self.settling.abandon(charge, streamed_tokens, streaming=streaming, refused=refused, error=error)
+
+    def close(self, charge: Charge, error: Exception, usage: Usage | None = None) -> None:
+        """Close the account of a call after a fault of the guard."""
+        self.settling.close(charge, error, usage)
+
+    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
+        """Do not count a model call that ``check`` has allowed and that was never sent. ``denied``: by a budget."""
+        self.reserving.unspent(run_id, event, denied=denied)
+
+    def free_slot(self, run_id: str, task: "asyncio.Task[Any] | None" = None) -> None:
+        """Give back the slot that ``reserve`` took for the current task, or for ``task``, if it took one."""
+        run, holder = self.runs.get(run_id), task or asyncio.current_task()
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
+    # ---- tool calls -------------------------------------------------------------------------------------------------
+
+    async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
+        """Ask a shared store what other workers did, before ``check`` judges a tool call."""
+        await self.tool_gate.prepare_tool(run, tool, effect, call_id)
+
+    async def reserve_tool(
+        self, run: Run, event: ToolCall, args: object, *, no_loop: bool = False, no_wait: bool = False
+    ) -> Decision:
+        """Reserve the price of a tool call that ``check`` has allowed. A refusal means: do not execute it."""
+        return await self.tool_prices.reserve(run, event, args, no_loop=no_loop, no_wait=no_wait)
+
+    def settle_tool(self, run: Run, call_id: str, args: object, answer: object) -> None:
+        """Book the price of a tool that was executed. ``answer``: its result, or the exception that it raised.
+
+        Without this, ``after`` books it when the answer arrives.
+        """
+        self.tool_prices.settle(run, call_id, args, answer)
+
+    def release_tool(self, run: Run, call_id: str) -> None:
+        """Give back the price of a tool that was not executed."""
+        self.tool_prices.release(run, call_id)
+
+    def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
+        """Say that a side effect was done, or is free to be tried again."""
+        self.tool_gate.settle_once(run, effect, done)
+
+    def unspent_tool(self, run: Run, event: ToolCall) -> None:
+        """Do not count a tool call that ``check`` has allowed and that waits for an approval."""
+        self.tool_gate.unspent(run, event)
+
+    def report_failure(self, run: Run, tool: str, call_id: str) -> None:
+        """Report a tool that raised or timed out. Its answer goes to ``after`` all the same."""
+        self.tool_gate.report_failure(run, tool, call_id)
+
+    # ---- faults of the guard itself ---------------------------------------------------------------------------------
+
+    def fault(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Count and log an exception of the guard itself. Return a trip where the policy stops the run for it."""
+        return self.faults.fault(where, error, run_id, agent)
+
+    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
+        """Do what ``fault`` does after a fault that is already counted."""
+        return self.faults.stop_after(where, error, run_id, agent)
+
+    def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
+        """Do what ``fault`` does, for a call that is about to be made. Return a reason to refuse the call even where
+        the run could not begin.
+        """
+        return self.faults.give_up(where, error, run_id, agent)
+
+    def goes_on_after(self, error: Exception) -> bool:
+        """Return whether a call is made that could not be judged."""
+        return self.faults.goes_on_after(error)
+
+    def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
+        """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
+        return self.faults.fail(run_id, rule, message, agent)
+
     # ---- what an adapter found --------------------------------------------------------------------------------------
 
     def found(self, event: Event, finding: Finding) -> Decision:
@@ -612,6 +507,16 @@ class Guard:
         lane = run.lanes[ROOT_LANE]
         self.deciding.decide(run, lane, event, finding)
         return self.deciding.describe(run, lane, event, finding)
+
+    # ---- the kill switch --------------------------------------------------------------------------------------------
+
+    def throw_switch(self, scope: str, actor: str, reason: str | None) -> None:
+        """Stop a scope: end its calls in flight and refuse later calls and runs, on every worker of the store."""
+        self.operator_stops.throw(scope, actor, reason)
+
+    def release_switch(self, scope: str) -> None:
+        """Let a scope run again."""
+        self.operator_stops.release(scope)
 
     # ---- looking in -------------------------------------------------------------------------------------------------
 
@@ -724,7 +629,7 @@ def this_user() -> str:
 
 
 class Controls:
-    """Mixed into whatever has a ``guard``."""
+    """Operator controls; mixin for classes with a ``guard`` attribute."""
 
     if TYPE_CHECKING:  # no annotation at run time: a pydantic class that this is mixed into would take it for a field
         guard: Guard
@@ -791,21 +696,12 @@ class Controls:
 class OperatorStops:
     """Changes the stops in the control document of the store, and applies them to the runs of one guard."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        runs: dict[str, Run],
-        accounts: Accounts,
-        breakers: Breakers,
-        deciding: Deciding,
-        alarms: Alarms | None,
-        before: "OperatorStops | None" = None,
-    ) -> None:
+    def __init__(self, context: GuardContext, before: "OperatorStops | None" = None) -> None:
         """``before``: those of a guard that this one replaces. Both change the document one after the other."""
-        self._clock, self._runs, self._accounts, self._breakers = clock, runs, accounts, breakers
-        self._deciding, self._alarms = deciding, alarms
+        self._clock, self._runs, self._accounts = context.clock, context.runs, context.accounts
+        self._breakers, self._deciding, self._alarms = context.breakers, context.deciding, context.alarms
         self._changing: threading.Lock = threading.Lock() if before is None else before._changing
-        accounts.switch.listen(self._enforce)
+        context.accounts.switch.listen(self._enforce)
 
     def throw(self, scope: str, actor: str, reason: str | None) -> None:
         """Stop a scope: end its calls in flight and refuse later calls and runs, on every worker of the store."""

@@ -110,8 +110,11 @@ class Expectations:
             )
         return None
 
-    def max_output(self, model: str) -> int:
-        """How many tokens a model can answer with at most."""
+    def output_of(self, event: ModelCall, lines: AccountLines) -> int:
+        """Return how many tokens a call may be answered with at most; 0 where no budget has to know."""
+        if event.max_output_tokens is not None or event.bound is not None or not lines.needs_output:
+            return event.max_output_tokens or 0
+        model = event.model
         limit = self._pricing.limits(model)[1]
         if limit is not None:
             return limit
@@ -214,7 +217,12 @@ class Settlement:
                     self.ledger.settle(hold, amount)
                     if on_booked is not None:
                         on_booked()
-                    if lines.may_burn or _reaches_alert(lines):
+                    is_due = lines.may_burn
+                    for account in lines.accounts:  # has one spent as much as its next threshold?
+                        usd, tokens, calls = account.alert
+                        if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
+                            is_due = True
+                    if is_due:
                         self._look(charge, fired, on_fired)
             except Exception as error:
                 fault = fault or error
@@ -325,15 +333,6 @@ class Settlement:
             raise
 
 
-def _reaches_alert(lines: AccountLines) -> bool:
-    """Whether some account has spent as much as its next threshold."""
-    for account in lines.accounts:
-        usd, tokens, calls = account.alert
-        if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
-            return True
-    return False
-
-
 def _share(charge: Charge, usage: Usage) -> Amount:
     """What a call took of what was held for it, by its tokens alone: for want of a price."""
     tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
@@ -382,17 +381,18 @@ class Accounts(Settlement):
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         # called when the store goes away or is replaced, and with None when it is back
         self.on_store: Callable[[Exception | None], None] | None = None
-        self._finder = AccountFinder(policy, self.ledger, clock)
-        self.cap_functions = self._finder.caps
+        self.finder = AccountFinder(policy, self.ledger, clock)
+        self.cap_functions = self.finder.caps
         self.waits = RoomWaits(policy, self.ledger, clock)
-        self._reserver = Reserver(policy, self.ledger, self._finder, self.switch, self._tell_store, self.waits)
-        self.standing = self._reserver.standing
+        # charges that stay open for as long as their run, by their identity: no call waits for them
+        self.standing: dict[int, Charge] = {}
+        self._reserver = Reserver(self)
 
     def adopt_shared_budgets(self, heir: "Accounts") -> None:
         """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it
         began with.
         """
-        self._finder.adopt_shared(heir._finder)
+        self.finder.adopt_shared(heir.finder)
         for run_costs in list(self.spending.costs_by_run.values()):
             run_costs.lines.clear()
 
@@ -410,7 +410,7 @@ class Accounts(Settlement):
 
     def account_lines(self, run_costs: RunCosts, event: ModelCall) -> AccountLines:
         """The accounts that a call would go on, with their budgets and limits."""
-        return self._finder.of_call(run_costs, event)
+        return self.finder.of_call(run_costs, event)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
@@ -422,7 +422,7 @@ class Accounts(Settlement):
         owners = OWNERS.get() if event.around is None else event.around
         if owners and layers_around(self, owners):
             return None
-        lines = self._finder.of_call(run_costs, event)
+        lines = self.finder.of_call(run_costs, event)
         if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
             return None
         rates, output = self.pricing.rates(event.model, event.at), event.max_output_tokens or 0
@@ -432,8 +432,9 @@ class Accounts(Settlement):
         elif lines.accounts:
             if lines.in_usd and not isinstance(rates, Rates):
                 return None
-            output = self._output_of(event, lines)
-        charge = Charge(run_costs, event, lines, rates, output, self)
+            output = self.expectations.output_of(event, lines)
+        charge = Charge(run_costs, event, lines, rates, self)
+        charge.max_output = output
         if lines.accounts:
             ttl = self.policy.hold_seconds if not event.stands else math.inf
             hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), ttl)
@@ -476,11 +477,12 @@ class Accounts(Settlement):
         around: tuple[Charge, ...],
     ) -> tuple[Charge | None, Denied | None]:
         """``around``: what guards around this one hold for the call."""
-        lines = self._finder.of_call(run_costs, event)
+        lines = self.finder.of_call(run_costs, event)
         if around:
             lines = not_held_by(around, lines)
-        output = self._output_of(event, lines) if lines.accounts else event.max_output_tokens or 0
-        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), output, self, around)
+        output = self.expectations.output_of(event, lines)
+        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), self)
+        charge.max_output, charge.around = output, around
         if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
             await self.ledger.refresh()  # it may have been lifted
             if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
@@ -490,7 +492,7 @@ class Accounts(Settlement):
         if (
             around
             and enforce
-            and (denied := stricter_than(around, self._finder.of_call(run_costs, event), event)) is not None
+            and (denied := stricter_than(around, self.finder.of_call(run_costs, event), event)) is not None
         ):
             return None, denied
         if not lines.accounts and not self.ledger.is_shared:
@@ -520,8 +522,8 @@ class Accounts(Settlement):
         It is for calls that a fault of the guard has left without a reservation, and shares as little code with
         ``open`` as it can.
         """
-        lines = self._finder.of_call(run_costs, event)
-        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), 0, self)
+        lines = self.finder.of_call(run_costs, event)
+        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), self)
         if (stop := self.switch.of(scopes_of(run_costs.info)) if self.switch.stops else None) is not None:
             return None, Denied(stop=stop)
         if lines.unknown is not None:
@@ -529,7 +531,7 @@ class Accounts(Settlement):
         if lines.accounts:
             if (unpriced := refused_as_unpriced(charge, self.policy)) is not None:
                 return None, Denied(unpriced=unpriced)
-            charge.max_output = self._output_of(event, lines)
+            charge.max_output = self.expectations.output_of(event, lines)
             try:
                 held = await self._plain_hold(charge, event)
             except (StoreOutage, StoreError) as error:
@@ -550,12 +552,12 @@ class Accounts(Settlement):
             if not isinstance(held, Stale):
                 return held
             charge.run_costs.lines.clear()  # a period is over: find the accounts of the current one
-            charge.lines = self._finder.of_call(charge.run_costs, event, anew=True)
+            charge.lines = self.finder.of_call(charge.run_costs, event, anew=True)
         raise LookupError("the accounts of the call change faster than they can be asked")
 
     def has_budgets(self, info: RunInfo | None = None) -> bool:
         """Return whether calls are reserved on a ledger: a budget of the policy, or of this run."""
-        if any(group.budgets for group in self._finder.groups):
+        if any(group.budgets for group in self.finder.groups):
             return True
         return info is not None and (flat_limits(info) is not None or info.ceiling != (None, None))
 
@@ -571,14 +573,6 @@ class Accounts(Settlement):
         charge.hold, charge.held = hold, hold.amount[0]
         return True
 
-    def _output_of(self, event: ModelCall, lines: AccountLines) -> int:
-        """The most tokens that a call may answer with, where a budget has to know."""
-        if event.max_output_tokens is None and event.bound is None:
-            for account in lines.accounts:
-                if account.cap_usd < UNLIMITED or account.cap_tokens < UNLIMITED:
-                    return self.expectations.max_output(event.model)
-        return event.max_output_tokens or 0
-
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
         """No account can be opened: no paid call without one, unless the policy goes on and books later."""
         self.outages[self.policy.on_outage] += 1
@@ -591,10 +585,6 @@ class Accounts(Settlement):
         """The cap is unknown: refuse paid calls. ``on_guard_error`` and ``on_outage`` do not apply."""
         return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
 
-    def _tell_store(self, error: Exception | None) -> None:
-        if self.on_store is not None:
-            self.on_store(error)
-
     def uncounted(self, charge: Charge) -> Charge:
         """Open a charge for a call without a reservation; its usage is still booked."""
         charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
@@ -603,8 +593,8 @@ class Accounts(Settlement):
 
     def open_settled(self, run_costs: RunCosts, event: ModelCall) -> Charge:
         """Open a charge for a call that could not be checked before: no reservation, settled at once."""
-        lines = self._finder.of_call(run_costs, event)
-        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), 0, None)
+        lines = self.finder.of_call(run_costs, event)
+        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), None)
         charge.input, charge.audio, charge.limited, charge.candidates = 0, 0, False, 1
         charge.bound, charge.instead_of = None, ""
         return self.uncounted(charge)
@@ -657,12 +647,12 @@ class Accounts(Settlement):
         wanted = [unit for unit in range(3) if more[unit]]
         accounts = [
             a
-            for a in self._finder.of_scope(scope, self.spending.costs_by_run)
+            for a in self.finder.of_scope(scope, self.spending.costs_by_run)
             if any(a.caps[u] < UNLIMITED for u in wanted)
         ]
         if not accounts:
             units = " or ".join(UNITS[u] for u in wanted)
-            counted = ", ".join(sorted({group.per.kind for group in self._finder.groups})) or "nothing"
+            counted = ", ".join(sorted({group.per.kind for group in self.finder.groups})) or "nothing"
             raise PolicyError(
                 f"extend({scope!r}): no budget limits {units} there; this policy's budgets count by {counted}. "
                 "A trip's scope_id is a scope to extend"
@@ -729,23 +719,12 @@ class StepOut:
 
 
 class Reserver:
-    """Reserves on one ledger, under one policy."""
+    """Reserves on the ledger of one guard's accounts."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        ledger: Ledger,
-        finder: AccountFinder,
-        switch: Switch,
-        on_store: Callable[[Exception | None], None],
-        waits: RoomWaits,
-    ) -> None:
-        self._policy, self._ledger, self._finder, self._switch = policy, ledger, finder, switch
-        self._on_store = on_store  # called when the store goes away or is replaced, and with None when it is back
-        self._waits = waits
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts, self._policy, self._ledger = accounts, accounts.policy, accounts.ledger
+        self._finder, self._switch, self._waits = accounts.finder, accounts.switch, accounts.waits
         self._is_away = self._is_replaced = False
-        # charges that stay open for as long as their run, by their identity: no call waits for them
-        self.standing: dict[int, Charge] = {}
 
     async def reserve(
         self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
@@ -871,7 +850,7 @@ class Reserver:
         while not stopped():
             left = give_up - loop.time()
             # what the calls around this one hold does not come back while it waits
-            kept = held_for_long(refusal, ledger, owners_of(event), list(self.standing.values()))
+            kept = held_for_long(refusal, ledger, owners_of(event), list(self._accounts.standing.values()))
             others_settle = refusal.wait_helps and refusal.held[refusal.unit] > kept
             opening = visit.opens(refusal, others_settle=others_settle) if visit is not None else None
             is_open = charge.bound is not None and None in charge.bound  # it takes what is left
@@ -953,7 +932,8 @@ class Reserver:
         replaced = isinstance(error, StoreReplacedError) or (error is not None and self._is_replaced)
         if (self._is_away, self._is_replaced) != (error is not None, replaced):
             self._is_away, self._is_replaced = error is not None, replaced
-            self._on_store(error)
+            if self._accounts.on_store is not None:
+                self._accounts.on_store(error)
 
 
 def _group_of(charge: Charge, denied: Denied) -> BudgetGroup:

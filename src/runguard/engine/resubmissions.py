@@ -8,17 +8,15 @@ what a shared store knows before the first model call. An adapter only names the
 import json
 import re
 import threading
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from runguard.core.decision import Finding, Rungs, Trip
 from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.core.identity import LruDict, answer_text, digest
 from runguard.engine.charges import OUTAGES
-from runguard.engine.decide import Deciding, GuardFaults
+from runguard.engine.decide import GuardContext
 from runguard.engine.runs import LastFailure, Run
-from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
-from runguard.policy.settings import Policy
+from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
 
 RULE: Final = "resubmission"
 _KIND: Final = "resubmission"  # of the records in the store
@@ -59,14 +57,14 @@ class Resubmissions:
     process knows decides.
     """
 
-    def __init__(
-        self, policy: Policy, ledger: Ledger, clock: Callable[[], float], deciding: Deciding, faults: GuardFaults
-    ) -> None:
-        rungs = policy.rungs(RULE)
-        self._rungs = rungs if rungs is not None and policy.mode != "off" else Rungs()
+    def __init__(self, context: GuardContext) -> None:
+        rungs = context.policy.rungs(RULE)
+        self._rungs = rungs if rungs is not None and context.policy.mode != "off" else Rungs()
         self.is_on = self._rungs != Rungs()
         self.refuses = self._rungs.stop is not None
-        self._ledger, self._clock, self._deciding, self._faults = ledger, clock, deciding, faults
+        self._ledger, self._clock = context.accounts.ledger, context.clock
+        self._deciding, self._faults = context.deciding, context.faults
+        context.keep(self)
         self._ends = LruDict[str, list[RunEnd]](_INPUTS_KEPT)  # by input, the earliest first
         self._lock = threading.Lock()
 

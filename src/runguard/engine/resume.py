@@ -9,9 +9,8 @@ import json
 import logging
 import os
 import threading
-import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import astuple, fields, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +33,7 @@ from runguard.engine.charges import (
     lower_ceiling,
     scopes_of,
 )
-from runguard.engine.decide import Alarms
+from runguard.engine.decide import GuardContext
 from runguard.engine.forecast import LEAST_CALLS, Trend, calls_until_size, calls_within, sum_of, trend_of, was_cut
 from runguard.engine.money import Accounts
 from runguard.engine.runs import Run
@@ -76,6 +75,7 @@ class Pauses:
         # when a run was kept and its name, by the keys under which it was kept
         self._names = LruDict[str, tuple[float, str]](KEYS_KEPT)
         self._lock = threading.Lock()
+        guard.keep(self, for_store=True)
 
     def share(self, other: "Pauses") -> None:
         """Keep the same runs as another guard: either of them resumes a run that the other has paused."""
@@ -523,8 +523,8 @@ def _plus(caps: Amount, known: Amount, stored: Amount) -> Amount:
 class RunRecords:
     """Writes the records of one guard's runs, where a store is shared."""
 
-    def __init__(self, clock: Callable[[], float], runs: dict[str, Run], accounts: Accounts) -> None:
-        self._clock, self._runs, self._accounts = clock, runs, accounts
+    def __init__(self, context: GuardContext) -> None:
+        self._clock, self._runs, self._accounts = context.clock, context.runs, context.accounts
 
     def write_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
         """Write the figures of a run, and that it is not running any more.
@@ -646,40 +646,6 @@ def _facts(left: int, limit: Any, cost: Trend | None, **names: str) -> Facts:
 
 
 # ---- A guard that takes over from another one: its policy was edited and loaded again
-
-
-def alarms_of(guard: "Guard", before: "Guard | None") -> Alarms | None:
-    """The alarms of a guard. With the same receivers they stay the same, so no alert is sent twice."""
-    policy, ledger = guard.policy, guard.accounts.ledger
-    if not policy.alerts or policy.mode == "off":
-        return None
-    if (
-        before is not None
-        and before.alarms is not None
-        and before.policy.alerts == policy.alerts
-        and before.accounts.ledger is ledger
-    ):
-        return before.alarms
-    return Alarms(policy.alerts, ledger, guard.clock)
-
-
-def take_over(heir: "Guard", before: "Guard") -> None:
-    """Give ``heir`` what ``before`` knows. Changes nothing of ``before``.
-
-    What was counted stays: spend and holds in flight, trips, stops, paused runs, side effects that were done, breakers.
-    Runs in flight stay with the guard they began with. Both guards work on the same objects.
-    """
-    heir.pauses.share(before.pauses)
-    heir.breakers.share(before.breakers)
-    heir.once.share(before.once)
-    heir.provider_waits.share(before.provider_waits)
-    heir.growth.share(before.growth)
-    heir.resubmissions.share(before.resubmissions)
-    heir.summaries.share(before.summaries)
-    heir.elders = (
-        *(elder for elder in before.elders if (guard := elder()) is not None and guard.runs),
-        weakref.ref(before),
-    )
 
 
 def retire(before: "Guard", heir: "Guard") -> None:

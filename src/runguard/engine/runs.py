@@ -134,12 +134,11 @@ class Lane(Stoppable):
         detectors: list[Detector],
         *,
         concurrent: bool,
-        path: tuple[str, ...] = (),
-        delegate: str = "",
     ) -> None:
-        """``delegate``: the agent that a model has called here, as a tool or for a task; "" for other lanes."""
         super().__init__()
-        self.key, self.parent, self.concurrent, self.path, self.delegate = key, parent, concurrent, path, delegate
+        self.key, self.parent, self.concurrent = key, parent, concurrent
+        self.path: tuple[str, ...] = ()  # the agents above it
+        self.delegate = ""  # the agent that a model has called here, as a tool or for a task; "" for other lanes
         self.first_key = key  # of the lane in which its loop counters began
         # the lane in which its hand-offs began to be counted; None: this one, which must not hold itself
         self.cycle_of: Lane | None = None
@@ -276,7 +275,6 @@ class Run(Stoppable):
         "refusing",
         "retired",
         "run_costs",
-        "skipped_waits_s",
         "slots",
         "spend",
         "started",
@@ -290,16 +288,8 @@ class Run(Stoppable):
     )
 
     def __init__(
-        self,
-        info: RunInfo,
-        policy: Policy,
-        tools: Tools,
-        run_costs: RunCosts,
-        growth: "SessionGrowth",
-        *,
-        watches_orders: bool,
+        self, info: RunInfo, policy: Policy, tools: Tools, run_costs: RunCosts, growth: "SessionGrowth"
     ) -> None:
-        """``watches_orders``: also look for agents that are set to work again and again."""
         super().__init__()
         self.info, self.run_costs, self.growth, self.pid = info, run_costs, growth, os.getpid()
         self.journal: Journal | None = None  # kept where a store is
@@ -316,7 +306,6 @@ class Run(Stoppable):
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.visits: dict[Waiter, None] = {}  # its calls that wait for room in a budget, or for a provider
-        self.skipped_waits_s = 0.0  # in shadow mode: how long its calls would have waited
         self.bills: ToolBills | None = None  # of tools that have a price
         self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
         self.switched: Any = None  # the ``SwitchedModel`` of each lane and agent that has another model than its own
@@ -349,7 +338,6 @@ class Run(Stoppable):
             Depth(policy.max_delegation_depth) if policy.max_delegation_depth else None,
             FanOut(policy.fan_out) if policy.fan_out else None,
             self.deadline,
-            *((Orders(ORDERS), ToldAgain(TOLD_AGAIN)) if watches_orders else ()),
         ]
         self.detectors = [d for d in whole if d is not None]
 
@@ -592,7 +580,9 @@ class LaneKeeper:
         self.rules, self._tools = rules, tools
 
     def open_root(self, run: Run) -> Lane:
-        """The lane in which a run begins."""
+        """Open the lane in which a run begins."""
+        if self.rules.watches_orders:  # agents that are set to work again and again
+            run.detectors += [Orders(ORDERS), ToldAgain(TOLD_AGAIN)]
         run.lanes[ROOT_LANE] = root = self._new(run, ROOT_LANE, None, concurrent=False, path=())
         return root
 
@@ -655,7 +645,9 @@ class LaneKeeper:
         known = run.growth.sizes if is_lasting(key) else None
         own = self.rules.detectors(self._tools.is_polling, known, key)
         made = run.detectors + own  # those of the whole run first, shared by all its lanes
-        return Lane(key, parent, made, concurrent=concurrent, path=path, delegate=delegate)
+        lane = Lane(key, parent, made, concurrent=concurrent)
+        lane.path, lane.delegate = path, delegate
+        return lane
 
 
 # ---- Which detectors of a lane are called for an event

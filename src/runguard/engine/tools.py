@@ -24,12 +24,10 @@ from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
 from runguard.core.rules.limits import CallsPerTool, ToolCalls
 from runguard.engine.calls import Settling
 from runguard.engine.charges import Charge, Denied, finding_of
-from runguard.engine.decide import Breakers, Deciding, stop_in_force
-from runguard.engine.money import Accounts
+from runguard.engine.decide import GuardContext, stop_in_force
 from runguard.engine.runs import Bill, Lane, LastFailure, Run, ToolBills
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
-from runguard.policy.settings import Policy, ToolRule
-from runguard.policy.tools import Tools
+from runguard.policy.settings import ToolRule
 from runguard.pricing.rates import Usage
 
 _log: Final = logging.getLogger("runguard")
@@ -127,19 +125,10 @@ def _claim_key(info: RunInfo, call: bytes) -> str:
 class ToolGate:
     """Decides what runs share about tools: breakers, and side effects that happen once per session."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        ledger: Ledger,
-        tools: Tools,
-        breakers: Breakers,
-        once: Once,
-        deciding: Deciding,
-        *,
-        on_outage: str,
-    ) -> None:
-        self._clock, self._ledger, self._tools, self._breakers = clock, ledger, tools, breakers
-        self._once, self._deciding, self._goes_on_in_outage = once, deciding, on_outage == "open"
+    def __init__(self, context: GuardContext, once: Once) -> None:
+        self._clock, self._ledger, self._tools = context.clock, context.accounts.ledger, context.tools
+        self._breakers, self._once, self._deciding = context.breakers, once, context.deciding
+        self._goes_on_in_outage = context.policy.on_outage == "open"
 
     async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
         """Ask the store before ``check`` judges a tool call: for the probe of an open breaker, and for the claim of
@@ -249,17 +238,9 @@ class ToolPrices:
     that raised shows it the exception. A call that was not executed costs nothing.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        accounts: Accounts,
-        tools: Tools,
-        deciding: Deciding,
-        settling: Settling,
-        give_up: Callable[[Run, ToolCall], None],
-    ) -> None:
-        self._clock, self._accounts, self._tools, self._deciding = clock, accounts, tools, deciding
-        self._settling, self._give_up = settling, give_up
+    def __init__(self, context: GuardContext, settling: Settling, gate: ToolGate) -> None:
+        self._clock, self._accounts, self._tools = context.clock, context.accounts, context.tools
+        self._deciding, self._settling, self._gate = context.deciding, settling, gate
         self.is_used = False  # some tool call was paid
         # called with the lane of a paid call, its nano-USD and whether they are an estimate
         self.on_paid: Callable[[str, int, bool], None] | None = None
@@ -432,7 +413,7 @@ class ToolPrices:
     def _take_back(self, run: Run, event: ToolCall) -> None:
         """``check`` has counted the call and claimed its side effect. It is not made."""
         run.spend.tool_calls -= 1
-        self._give_up(run, event)
+        self._gate.give_up(run, event)
 
     def _too_late(self, run: Run, event: ToolCall) -> Finding | None:
         if run.deadline is None or not self._deciding.enforces:
@@ -479,25 +460,13 @@ _STATUS_BYTES: Final = 194  # a longer answer is more than a status
 
 
 class Answers:
-    """Reads answers by a policy.
+    """Reads answers by a policy."""
 
-    ``report`` is called when a call that holds a permit of a breaker has an answer, ``settle_once`` when a call of a
-    ``once`` tool has ended, ``close_price`` when a call of a tool with a price has an answer.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        tools: Tools,
-        report: Callable[[Run, Answer, float], None],
-        settle_once: Callable[[Run, bytes, bool], None],
-        close_price: Callable[[Run, Answer], None],
-    ) -> None:
-        self._policy, self._tools = policy, tools
-        self._report_answer, self._settle_once, self._close_price = report, settle_once, close_price
-        self._max_chars = policy.max_tool_result_chars or 0
-        self._normalizes = bool(policy.tool_result_normalizer)
-        self._compares = policy.max_identical_tool_results is not None
+    def __init__(self, context: GuardContext, gate: ToolGate, prices: ToolPrices) -> None:
+        self._policy, self._tools, self._gate, self._prices = context.policy, context.tools, gate, prices
+        self._max_chars = self._policy.max_tool_result_chars or 0
+        self._normalizes = bool(self._policy.tool_result_normalizer)
+        self._compares = self._policy.max_identical_tool_results is not None
 
     def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
         """What each answer means and whether it is news."""
@@ -510,13 +479,13 @@ class Answers:
             tool = a.tool
             rule = known[tool] if tool in known else self._tools.rule(tool)
             if run.permits:
-                self._report_answer(run, a, event.at)
+                self._gate.report_answer(run, a, event.at)
             if run.bills is not None:
-                self._close_price(run, a)
+                self._prices.close(run, a)
             if rule is not None and rule.exempt:
                 # a refused call claimed nothing: the claim belongs to another one
                 if rule.once and a.outcome is not _REFUSED:
-                    self._settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
+                    self._gate.settle_once(run, a.once or a.call, a.outcome is None and was_done(a.value))
                 continue
             kept.append(a)
             if a.outcome is _REFUSED:
@@ -583,15 +552,15 @@ class Answers:
         """Answers from a journal, whose outcome is known: which side effects were done."""
         for a in event.answers:
             if run.bills is not None:
-                self._close_price(run, a)
+                self._prices.close(run, a)
             effect = self._tools.effect_of(a)
             if effect and a.outcome is not _REFUSED:
-                self._settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
+                self._gate.settle_once(run, effect, a.outcome is _OK or a.outcome is _EMPTY)
 
     def _apply_rule(self, run: Run, lane: Lane, event: ToolResults, a: Answer, rule: ToolRule, good: bool) -> None:
         a.counted = not (rule.polling or rule.paging)
         if rule.once:
-            self._settle_once(run, a.once or a.call, good)
+            self._gate.settle_once(run, a.once or a.call, good)
         if good and rule.writes:
             lane.book.forget_pairs()
             event.news = event.progress = True

@@ -34,7 +34,7 @@ from runguard.core.events import (
 )
 from runguard.engine.calls import surplus
 from runguard.engine.charges import finding_of
-from runguard.engine.guard import Conductor, Guard, Question, Result
+from runguard.engine.guard import Guard, Question, Result
 from runguard.engine.runs import LaneRules, Run
 from runguard.policy.settings import Policy, reserved_for
 from runguard.pricing.book import Pricing
@@ -234,7 +234,7 @@ class Judge:
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 
-    def context_limit(self, guard: Conductor, model: str, answered: int) -> int | None:
+    def context_limit(self, guard: Guard, model: str, answered: int) -> int | None:
         """``answered``: a prompt that the model took.
 
         Where it is larger than the window in the lists, the lists are wrong.
@@ -571,7 +571,7 @@ class Player:
             # a recording holds no declarations: all arguments count, as they were given
             once = guard.tools.once_identity(step.tool, step.args)
             call = UnansweredCall(
-                step.tool, step.args, guard.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once
+                step.tool, step.args, guard.tools.fingerprint(step.tool, step.args), lane, step.batch, step.agent, once
             )
             self._lanes.calls[step.id] = call
             if step.id in self._lanes.delegations:
@@ -767,7 +767,7 @@ class JournalPlayer:
         """Apply the tool rules of this policy; they may differ from the recorded ones."""
         answers: list[Answer] = []
         for answer in event.answers:
-            rule = self._player.guard.tool_rule(answer.tool)
+            rule = self._player.guard.tools.rule(answer.tool)
             if rule is not None and rule.exempt:
                 continue
             if rule is not None and (rule.polling or rule.paging):

@@ -495,7 +495,7 @@ class ReplayedPrices:
 
     def unjudged(self, tool: str, lane: str, args: object) -> None:
         """Bill a call after the stop, which the guard does not see."""
-        rule = self._guard.tool_rule(tool) if self._guard.tools.has_prices else None
+        rule = self._guard.tools.rule(tool) if self._guard.tools.has_prices else None
         if rule is not None and rule.price is not None:
             self._on_paid(lane, bound_of(rule, args)[0] or 0, callable(rule.price))
 
@@ -530,7 +530,7 @@ class ReplayedPrices:
         self._guard.release_tool(run, str(entry.get("id")))
 
     def _has_fixed_price(self, tool: str) -> bool:
-        rule = self._guard.tool_rule(tool)
+        rule = self._guard.tools.rule(tool)
         return rule is not None and rule.price is not None and not callable(rule.price)
 
 

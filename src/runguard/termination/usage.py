@@ -252,7 +252,9 @@ class _Rules(TerminationCondition):
                 continue
             lane, batch = call.lane, call.batch
             value, name = getattr(response, "response", None), getattr(response, "id", None) or ""
-            answers.append(Answer(call.tool, guard.fingerprint(call.tool, call.args), value, name, args=call.args))
+            answers.append(
+                Answer(call.tool, guard.tools.fingerprint(call.tool, call.args), value, name, args=call.args)
+            )
         if len(answers) == 1:
             answers[0].hands_over = bool(transfer_of(event))
         if answers:
