@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -336,6 +336,28 @@ async def test_what_an_attempt_really_took_replaces_its_estimate(known: Usage | 
 
 
 # ---- For whom.
+
+
+@pytest.mark.parametrize("end", [lambda one: one.settle(Usage(10, 100)), lambda one: one.fail(OSError("cut"))])
+async def test_a_call_whose_bill_fails_is_an_estimate_and_keeps_nothing_held(
+    end: Callable[[Permission], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = guard_with(max_usd=1)
+    run = AgentRun.start(guard, "agent", **ANN)
+    permission = await run.ask(lambda: ModelRequest.of("m", "hello"))
+    assert isinstance(permission, Permission)
+
+    def broken(*_: Any) -> Any:
+        raise ArithmeticError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("runguard.calls.model_calls._completed", broken)
+        patch.setattr("runguard.calls.model_calls.was_unbilled", broken)
+        end(permission)
+    assert guard.guard_errors == 1
+    assert guard.accounts.budgets(f"run:{run.id}")[0].reserved == 0
+    run.end()
+    assert run.spent.usd == Decimal("0.001")  # the longest answer
 
 
 async def test_a_block_names_the_user_of_each_request() -> None:

@@ -31,7 +31,7 @@ from runguard.adk.runs import (
 )
 from runguard.adk.stops import Halt, refused_response, stop_response, until_done
 from runguard.adk.termination import asked_first
-from runguard.calls.model_calls import ModelRequest, Permission, count_tokens
+from runguard.calls.model_calls import ModelRequest, Permission, count_tokens, write_off
 from runguard.calls.run import AgentRun
 from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import Place
@@ -217,15 +217,11 @@ class PassingCall:
 
 
 def give_up(account: CallAccount, fault: Exception) -> None:
-    """Book an estimate at once where the usage cannot be booked, so that no other call waits for the reservation."""
-    guard, charge = account.guard, account.charge
-    guard.fault("border", fault, charge.run_costs.info.run)
+    """Book an estimate at once where the usage cannot be booked. Other models bill a call that they carry out."""
     if account.delegated:
-        return
-    try:
-        guard.abandon(charge)
-    except Exception as second:
-        guard.close(charge, second)
+        account.guard.fault("border", fault, account.charge.run_costs.info.run)
+    else:
+        write_off(account.guard, account.charge, "border", fault)
 
 
 def call_off(accounts: list[CallAccount]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 from runguard.background import FINALIZED
 from runguard.calls.function_loops import NoProgress, watch_loops
 from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, Ticket, may_start
+from runguard.calls.model_calls import write_off
 from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, drive, open_ones
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
@@ -742,18 +743,15 @@ def drop(call: GuardedCall, error: BaseException) -> None:
     """
     call.over = True
     caller, guard, charge = call.caller, call.caller.guard, call.charge
-    if isinstance(error, Exception) and (charge is None or charge.over or _is_priced(call)):
-        guard.fault("functions", error, call.state.run.info.run, caller.name)
-    if charge is not None and not charge.over:
-        if _is_priced(call):
-            try:
-                guard.abandon(charge)
-            except Exception as second:
-                guard.close(charge, second)
-        elif isinstance(error, Exception):
-            guard.close(charge, error)
-        else:
-            guard.faults.attempt("functions", guard.accounts.close, charge)
+    if charge is None or charge.over:
+        if isinstance(error, Exception):
+            guard.fault("functions", error, call.state.run.info.run, caller.name)
+    elif _is_priced(call):
+        write_off(guard, charge, "functions", error)
+    elif isinstance(error, Exception):
+        guard.close(charge, error)
+    else:
+        guard.faults.attempt("functions", guard.accounts.close, charge)
     guard.faults.attempt("functions", caller.give_back, call.ticket)
 
 

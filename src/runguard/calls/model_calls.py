@@ -302,9 +302,8 @@ class Permission:
         if self._close():
             return
         usage = checked_usage(usage)
-        for layer, event in self._charged:  # a fault in one layer does not prevent the others
-            if event.charge is not None:
-                layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, size)
+        self._close_charges(partial(_book, usage=usage, model=model, size=size))
+        for layer, event in self._charged:
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         self._run.reported(self.measured, usage)
         self._run.tools.asked_for(calls)
@@ -322,20 +321,21 @@ class Permission:
             return
         if isinstance(error, Exception):
             self.interrupted = self.interrupted or self.last_after  # the run ends with its stop
-        for layer, event in self._charged:
-            if event.charge is not None:
-                layer.guard.faults.attempt("adapter", _abandon, layer, event, error, streamed, streaming)
+        self._close_charges(partial(_abandon, error=error, streamed=streamed, streaming=streaming))
 
     def correct(self, usage: Usage | None, *, model: str = "") -> None:
         """Book the reported usage of a call in place of the estimate. None: its provider billed nothing."""
         usage = checked_usage(usage)
+        self._close_charges(_book_nothing if usage is None else partial(_book, usage=usage, model=model, size=0))
+
+    def _close_charges(self, close: Callable[[Guard, ModelCall], None]) -> None:
+        """Close the charge of each layer. A fault in one layer does not prevent the others."""
         for layer, event in self._charged:
-            if event.charge is None:
-                continue
-            if usage is None:
-                layer.guard.faults.attempt("adapter", partial(layer.guard.settle, event.charge, Usage(), free=True))
-            else:
-                layer.guard.faults.attempt("adapter", _book, layer, event, usage, model, 0)
+            if event.charge is not None:
+                try:
+                    close(layer.guard, event)
+                except Exception as fault:
+                    write_off(layer.guard, event.charge, "adapter", fault)
 
     def release(self) -> None:
         """Release the reservations of a call that was not made."""
@@ -377,9 +377,26 @@ def dearest(guard: Guard, request: ModelRequest) -> str:
 Reply = Permission | Trip | Ended  # of ``AgentRun.ask``
 
 
-def _book(layer: Layer, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
+def write_off(guard: Guard, charge: Charge, where: str, error: BaseException) -> None:
+    """Book an estimate for a call that a fault has left without its bill, so that no other call waits for its hold.
+
+    Only an ``Exception`` is a fault of the guard. User code may also end the program in the middle of a bill.
+    """
+    if isinstance(error, Exception):
+        guard.fault(where, error, charge.run_costs.info.run)
+    try:
+        guard.abandon(charge)
+    except Exception as second:
+        guard.close(charge, second)
+
+
+def _book(guard: Guard, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
     booked, estimated = _completed(usage, event.input_tokens, size)
-    layer.guard.settle(event.charge, booked, model or event.model, estimated=estimated)
+    guard.settle(event.charge, booked, model or event.model, estimated=estimated)
+
+
+def _book_nothing(guard: Guard, event: ModelCall) -> None:
+    guard.settle(event.charge, Usage(), free=True)
 
 
 def _completed(usage: Usage | None, input_tokens: int, size: int) -> tuple[Usage, bool]:
@@ -398,9 +415,9 @@ def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text
     guard.after(result)
 
 
-def _abandon(layer: Layer, event: ModelCall, error: BaseException | None, streamed: int, streaming: bool) -> None:
+def _abandon(guard: Guard, event: ModelCall, error: BaseException | None, streamed: int, streaming: bool) -> None:
     refused = was_unbilled(error)
-    layer.guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=refused, error=error)
+    guard.abandon(event.charge, tokens_in(streamed), streaming=streaming, refused=refused, error=error)
 
 
 # ---- Model calls that the guard chooses: a cheaper model, and the last answer of a stopped run.
