@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from runguard import Budget, BudgetExceededError, RunStoppedError, guard, run
 from runguard.alerts import Alert
 from runguard.calls.function_calls import Caller
 from runguard.calls.functions import _settings
+from runguard.reporting import delivery
 from runguard.testing import FakeClock
 from tests.kit.alert_servers import Server
 from tests.kit.commands import runguard as runguard_command
@@ -160,19 +162,54 @@ def test_an_extension_closes_the_incident_and_the_next_stop_opens_one(tmp_path: 
         assert len(heard.of("trip")) == 2
 
 
-def test_a_loop_in_many_runs_is_told_once_an_hour() -> None:
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_a_loop_in_many_runs_is_told_once_an_hour_and_the_others_are_counted_and_listed(
+    tmp_path: Path, store: str
+) -> None:
     heard, clock = Heard(), FakeClock()
-    call = guard(lambda: {"usd": 0.01, "sig": "search"}, loop={"repeats": 3}, alerts=heard, clock=clock, name="agent")
-    for _ in range(20):
-        spend_all(call, 5)
+    call = guard(
+        lambda: {"usd": 0.01, "sig": "search"},
+        loop={"repeats": 3},
+        alerts=heard,
+        clock=clock,
+        name="agent",
+        store=url(tmp_path, store),
+    )
+    for n in range(20):
+        spend_all(call, 5, user=f"user{n}", app="chat")
     settled(call)
     assert len(call.trips) == 20
-    (told,) = heard.of(*TRIPS)
-    assert (told.facts["rule"], told.facts["tool"]) == ("cycle", "search")
+    told, others = heard.of(*TRIPS)
+    assert (told.facts["rule"], told.facts["tool"], told.facts["user"]) == ("cycle", "search", "user0")
+    assert told.key == others.key, "one incident"
+    assert others.text.startswith("RunGuard stopped 19 more runs of agent: cycle of tool search: user1 (run ")
+    assert [f"user{n} (run {trip.run_id})" in others.text for n, trip in enumerate(call.trips)] == [
+        1 <= n <= 10 for n in range(20)
+    ]
+    assert others.text.endswith(" and 9 more")
+    assert (others.facts["runs"], others.facts["last_trip"]) == (19, call.trips[-1].id)
     clock.advance(3_600)
-    spend_all(call, 5)
+    spend_all(call, 5, app="chat")
     settled(call)
-    assert len(heard.of(*TRIPS)) == 2
+    assert len(heard.of(*TRIPS)) == 3
+
+
+def test_the_others_are_told_after_a_minute_and_then_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_GATHER_S", 0.1)
+    heard, started = list[tuple[float, Alert]](), time.monotonic()
+    call = guard(
+        lambda: {"usd": 0.01, "sig": "search"},
+        loop={"repeats": 3},
+        alerts=lambda alert: heard.append((time.monotonic(), alert)),
+        clock=FakeClock(),
+    )
+    while len(heard) < 4 and time.monotonic() < started + 20:
+        spend_all(call, 4)
+        time.sleep(0.005)
+    pauses = [later[0] - before[0] for before, later in pairwise(heard)]
+    assert [pause > 0.09 * 2**n for n, pause in enumerate(pauses[:3])] == [True] * 3
+    settled(call)
+    assert 1 + sum(int(str(alert.facts["runs"])) for _, alert in heard[1:]) == len(call.trips), "each is counted once"
 
 
 def test_what_was_said_and_answered_is_in_no_alert() -> None:

@@ -51,7 +51,7 @@ from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
 from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
-from runguard.reporting.delivery import Alerts
+from runguard.reporting.delivery import Alerts, RepeatedStops
 from runguard.reporting.telemetry import Outbox, Telemetry
 
 # ---- Faults of RunGuard itself: kept away from the run that it guards, or a reason to stop it, as the policy says
@@ -580,13 +580,14 @@ _LONGEST: Final = 30 * _DAY
 class Alarms:
     """The alerts of one guard: stops, thresholds, growth, a store that is away, breakers, the kill switch.
 
-    Each is sent once per rule, scope and period, over all workers that share a store. An alert is also sent when the
-    cause is over, so that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers
-    of tools.
+    Each is sent once per rule, scope and period, over all workers that share a store. Further runs that the same rule
+    stops in the same place are counted and listed in later alerts. An alert is also sent when the cause is over, so
+    that an incident closes by itself. Alerts hold names and numbers only, never arguments or answers of tools.
     """
 
     def __init__(self, settings: AlertSettings, ledger: Ledger, clock: Callable[[], float]) -> None:
         self._alerts, self._ledger, self._clock = Alerts(settings), ledger, clock
+        self._repeated = RepeatedStops(self._alerts)
         self._away: list[AlertKind] = []  # what was sent about a store that is not back yet
 
     @property
@@ -594,14 +595,14 @@ class Alarms:
         return self._alerts.counts
 
     def flush(self, seconds: float) -> bool:
-        return self._ledger.flush(seconds) and self._alerts.flush(seconds)
+        return self._ledger.flush(seconds) and self._repeated.flush(seconds)
 
     # ---- what happened ----------------------------------------------------------------------------------------------
 
     def tripped(self, trip: Trip, finding: Finding) -> None:
         """A stop. Of a budget: once for its period.
 
-        Of anything else: once an hour for the same rule in the same place.
+        Of anything else: once an hour for the same rule in the same place, and then the others together.
         """
         if trip.rule == "kill_switch":
             return  # alerted where it was thrown
@@ -615,6 +616,7 @@ class Alarms:
             f"limit {_figure(trip.unit, trip.limit)}"
         )
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
+        repeated: Callable[[Alert], None] | None = self._repeated.add
         if money is not None and trip.rule == "budget":
             spent = next((_figure(trip.unit, item["spent"]) for item in trip.evidence if "spent" in item), "?")
             text = (
@@ -622,6 +624,7 @@ class Alarms:
                 "too little is left for the next call"
             )
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
+            repeated = None
         if not in_memory(self._ledger.name):  # else no other process can show it
             text += f". Details: runguard trips show {trip.id}"
         facts: dict[str, Fact] = {
@@ -643,7 +646,8 @@ class Alarms:
             "trip": trip.id,
             "resume": trip.resume,
         }
-        self._send_once(Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at), period)
+        alert = Alert("trip", key, "critical" if trip.enforced else "info", text, facts, trip.at)
+        self._send_once(alert, period, repeated)
 
     def compaction(self, info: RunInfo, finding: Finding, *, enforced: bool) -> None:
         """The summary of a session's history was refused.
@@ -802,9 +806,15 @@ class Alarms:
 
     # ---- once over all workers --------------------------------------------------------------------------------------
 
-    def _send_once(self, alert: Alert, period: float) -> None:
+    def _send_once(self, alert: Alert, period: float, repeated: Callable[[Alert], None] | None = None) -> None:
+        """Send the alert if no worker has. ``repeated`` gets it otherwise."""
+
+        def send(mine: bool) -> None:
+            if not (mine and self._alerts.send(alert)) and repeated is not None:
+                repeated(alert)
+
         if not self._ledger.is_shared:
-            self._alerts.send(alert)
+            send(True)
             return
 
         def claim(session: StoreSession) -> None:
@@ -814,8 +824,7 @@ class Alarms:
                 raise  # the ledger tries again
             except Exception:
                 mine = True  # the store cannot say which worker sends it: an alert sent twice is better than none
-            if mine:
-                self._alerts.send(alert)
+            send(mine)
 
         self._ledger.tell(claim)
 

@@ -20,6 +20,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -49,6 +50,9 @@ _LEAST_SECRET: Final = 8  # shorter ones occur in ordinary words
 _EXCERPT: Final = 160
 _LEVELS: Final = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.CRITICAL}
 _COUNTS: Final = ("sent", "failed", "dropped", "suppressed")
+_GATHER_S: Final = 60.0
+_GATHER_MOST_S: Final = 3_600.0
+_LISTED: Final = 10
 
 
 class Alerts:
@@ -63,18 +67,22 @@ class Alerts:
         self._secrets = tuple(sorted(found, key=len, reverse=True))  # a URL before its path
         self._queues = tuple(_ReceiverQueue(receiver, self._secrets) for receiver in settings.receivers)
 
-    def send(self, alert: Alert) -> None:
-        """Queue the alert and return at once; errors are counted and logged, never raised."""
+    def send(self, alert: Alert, *, always: bool = False) -> bool:
+        """Queue the alert and return at once: False if every receiver has had one with this key.
+
+        ``always``: send it to them again. Errors are counted and logged, never raised.
+        """
         try:
             topic = topic_of(alert)
-            queues = [queue for queue in self._queues if queue.is_news(topic, alert.resolved)]
+            queues = [queue for queue in self._queues if always or queue.is_news(topic, alert.resolved)]
             if not queues:
-                return
+                return False
             parcel = parcel_of(alert, topic, self._secrets, time.monotonic())
             for queue in queues:
                 queue.send(parcel)
         except Exception as error:  # an alert never changes what happens to a run
             _log.error("runguard.alert_failed: the alert could not be prepared: %s", type(error).__name__)
+        return True
 
     def flush(self, seconds: float = GOODBYE_S) -> bool:
         """Wait until all alerts so far were delivered or given up; return False if the time ran out."""
@@ -85,6 +93,85 @@ class Alerts:
     def counts(self) -> dict[str, dict[str, int]]:
         """Per receiver: sent, failed, dropped (its queue was full), suppressed (already sent)."""
         return {queue.receiver.name: dict(queue.counts) for queue in self._queues}
+
+
+@dataclass(slots=True)
+class _Repeats:
+    """Stops after the one that was sent, for the next alert with its key."""
+
+    due: float  # monotonic seconds
+    count: int = 0
+    listed: list[str] = field(default_factory=list)  # the first ones
+
+    def alert(self, last: Alert) -> Alert:
+        facts, more = last.facts, self.count - len(self.listed)
+        runs = f"{self.count} more run{'s' if self.count != 1 else ''}"
+        verb = "stopped" if facts.get("enforced") else "would have stopped"
+        tool = f" of tool {facts['tool']}" if facts.get("tool") else ""
+        listed = ", ".join(self.listed) + (f" and {more} more" if more else "")
+        text = f"RunGuard {verb} {runs} of {facts.get('agent')}: {facts.get('rule')}{tool}: {listed}"
+        shared = {name: facts[name] for name in ("rule", "app", "agent", "tool", "limit", "unit", "enforced")}
+        return replace(last, text=text, facts={**shared, "runs": self.count, "last_trip": facts["trip"]})
+
+
+class RepeatedStops(BackgroundQueue[None]):
+    """Counts and lists the stops whose key was sent already, and sends them together.
+
+    The first alert with a key follows after a minute, the next ones after two, four, … up to sixty. ``flush`` sends
+    what is waiting at once.
+    """
+
+    capacity: ClassVar[int] = 1_000  # keys at a time
+
+    def __init__(self, alerts: Alerts) -> None:
+        self._alerts = alerts
+        super().__init__("runguard-repeated-stops")
+
+    def restart(self) -> None:
+        super().restart()
+        self._flushing = 0
+        self._gathered: dict[str, tuple[_Repeats, Alert]] = {}
+        self._pauses = LruDict[str, float](_KEYS)  # key -> seconds that the last ones were gathered
+
+    def add(self, alert: Alert) -> None:
+        """Count a stop. ``alert`` would have said it alone."""
+        with self._changed:
+            found = self._gathered.get(alert.key)
+            if found is None:
+                pause = self._pauses[alert.key] = min(2 * self._pauses.get(alert.key, _GATHER_S / 2), _GATHER_MOST_S)
+                found = _Repeats(time.monotonic() + pause), alert
+                if not self.put(None):
+                    return
+            repeats = found[0]
+            repeats.count += 1
+            if len(repeats.listed) < _LISTED:
+                user, run = alert.facts.get("user"), alert.facts.get("run")
+                repeats.listed.append(f"{user} (run {run})" if user else f"run {run}")
+            self._gathered[alert.key] = repeats, alert
+
+    def handle(self, item: None) -> None:
+        with self._changed:
+            while True:
+                repeats, last = min(self._gathered.values(), key=lambda one: one[0].due)
+                left = repeats.due - time.monotonic()
+                if left <= 0 or self._flushing:
+                    break
+                self._changed.wait(left)
+            del self._gathered[last.key]
+        self._alerts.send(repeats.alert(last), always=True)
+
+    def flush(self, seconds: float = GOODBYE_S) -> bool:
+        """Send what is waiting, and wait until it is delivered or given up."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            self._flushing += 1
+            self._changed.notify_all()
+        try:
+            sent = super().flush(seconds)
+        finally:
+            with self._changed:
+                self._flushing -= 1
+        return self._alerts.flush(end - time.monotonic()) and sent
 
 
 class _ReceiverQueue(BackgroundQueue[Parcel]):

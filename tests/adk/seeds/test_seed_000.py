@@ -698,6 +698,19 @@ async def test_install_guards_a_pipeline_without_a_change() -> None:
     assert alerts[0].startswith("ADK breaker tripped: stopped by stall")
 
 
+async def test_ten_stopped_runs_of_ten_users_are_counted_and_listed_in_an_alert() -> None:
+    heard: list[Any] = []
+    plugin = runguard.install(max_identical_tool_results=3, alerts=heard.append)
+    for n in range(10):
+        await run(stuck_agent()[0], f"invoice {n}", user_id=f"user{n}", session_id=f"s{n}")
+    plugin.flush()
+    first, others = heard
+    assert first.facts["user"] == "user0"
+    assert (others.key, others.facts["runs"]) == (first.key, 9)
+    assert others.text.startswith("RunGuard stopped 9 more runs of extraction_agent: stall of tool parse_document")
+    assert all(f"user{n} (run {plugin.trips[n].run_id})" in others.text for n in range(1, 10))
+
+
 async def test_install_refuses_the_surplus_of_an_over_spawn() -> None:
     install([])
     model = ScriptedModel([text("done")], latency_s=0.01)
