@@ -31,7 +31,7 @@ from agent_framework.exceptions import UserInputRequiredException
 
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
-from runguard.calls.tool_calls import RunTools, ToolUse
+from runguard.calls.tool_calls import RunTools, ToolUse, current_place
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
 from runguard.core.identity import LruDict
@@ -110,12 +110,17 @@ class RunGuard(Controls, _Bundle):
             goes_on = session is not None and bool(session.state or session.service_session_id)
             whom["input"] = input_of(self.guard, name, [one.text for one in contents], goes_on=goes_on)
         keys = [call_id for call_id in waiting if call_id]
-        return await AgentRun.resume(self.guard, name, keys, condition=self._condition, **whom)
+        return await AgentRun.resume(self.guard, name, keys, condition=self._condition, around=_around(), **whom)
+
+    def _run(self) -> AgentRun | None:
+        """Return the run to ask. Of several guards of an agent, the innermost one asks for all of them."""
+        run = _RUN.get()
+        return run if run is not None and run.guard is self.guard else None
 
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     async def _model_call(self, context: ChatContext, call_next: _Next) -> None:
-        run = _RUN.get()
+        run = self._run()
         if run is None:
             await call_next()
             return
@@ -217,7 +222,7 @@ class RunGuard(Controls, _Bundle):
     # ---- tool calls -------------------------------------------------------------------------------------------------
 
     async def _tool_call(self, context: FunctionInvocationContext, call_next: _Next) -> None:
-        run = _RUN.get()
+        run = self._run()
         if run is None:
             await call_next()
             return
@@ -240,6 +245,14 @@ class RunGuard(Controls, _Bundle):
             run.tools.deferred(use)
         elif (note := run.tools.answered(use, _value(context.result))) is not None:
             context.result = note
+
+
+def _around() -> AgentRun | None:
+    """Return the run of another guard around the same agent. Inside of a tool, the place of the tool counts."""
+    run = _RUN.get()
+    if run is None or run.has_ended or any(layer.guard is run.guard for layer in current_place().layers):
+        return None
+    return run
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What the middleware for Microsoft Agent Framework sends, books and leaves behind."""
 
+import asyncio
 import gc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
@@ -151,3 +152,46 @@ async def test_a_stop_carries_its_trip() -> None:
     with pytest.raises(RunStoppedError):
         await looping().run("Hi")
     assert not guard.guard.runs
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("outer", "inner"), [(4, 100), (100, 4)])
+async def test_of_two_guards_of_an_agent_both_hold(outer: int, inner: int, stream: bool) -> None:
+    guards = [RunGuard(max_model_calls=most, max_usd=9, prices=_PRICES) for most in (outer, inner)]
+    paid = RunGuard(max_usd=9, prices=_PRICES, tools={"page": {"price": "0.5"}})
+    spec = AgentSpec(lambda n, _: Reply(calls=[("page", {"n": n})]), tools={"page": lambda n: f"page {n}"})
+    session = AgentFrameworkSession(spec, None)
+    agent: Agent[Any] = session.agent
+    if stream:
+        async for _ in agent.run("Go", stream=True, middleware=[paid, *guards]):
+            pass
+    else:
+        await agent.run("Go", middleware=[paid, *guards])
+    assert session.model_calls == 4
+    assert [guard.spend()["calls"] for guard in (paid, *guards)] == [4, 4, 4]
+    assert [len(guard.trips) for guard in guards] == [int(most == 4) for most in (outer, inner)]
+    assert paid.spend()["tools_usd"] == 2
+    assert not any(guard.guard.runs for guard in (paid, *guards))
+
+
+async def test_an_agent_that_a_task_starts_after_the_run_is_a_run_of_its_own() -> None:
+    guards = [RunGuard(max_model_calls=3), RunGuard(max_model_calls=2)]
+    late: list[asyncio.Task[Any]] = []
+    done = asyncio.Event()
+
+    async def work() -> str:
+        await done.wait()
+        inner: Agent[Any] = AgentFrameworkSession(AgentSpec(lambda n, _: Reply("late")), guards[1]).agent
+        return str((await inner.run("Go")).text)
+
+    async def begin(n: int) -> str:
+        late.append(asyncio.create_task(work()))
+        return "begun"
+
+    steps = [Reply(calls=[("begin", {"n": 1})]), Reply("done")]
+    session = AgentFrameworkSession(AgentSpec(lambda n, _: steps[n - 1], tools={"begin": begin}), guards[0])
+    await session.agent.run("Go")
+    done.set()
+    assert await late[0] == "late"
+    assert [guard.spend()["calls"] for guard in guards] == [2, 1]
+    assert [guard.guard.guard_errors for guard in guards] == [0, 0]

@@ -448,6 +448,10 @@ class AgentRun:
         return True
 
     @property
+    def has_ended(self) -> bool:
+        return self._ended
+
+    @property
     def is_unfinished(self) -> bool:
         """Whether the newest answer has called tools, so that the agent is not done."""
         return self.tools.has_calls
