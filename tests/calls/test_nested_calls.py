@@ -329,9 +329,9 @@ def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: py
 def test_many_threads_that_start_at_once_share_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
     begin = Caller._begin
 
-    def slow(self: Caller, context: Any) -> Any:
+    def slow(self: Caller, *given: Any) -> Any:
         time.sleep(0.01)
-        return begin(self, context)
+        return begin(self, *given)
 
     monkeypatch.setattr(Caller, "_begin", slow)
     model = Model()

@@ -22,6 +22,7 @@ from runguard.calls.function_loops import NoProgress, watch_loops
 from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, Ticket, may_start
 from runguard.calls.model_calls import write_off
 from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, drive, open_ones
+from runguard.calls.whom import input_of
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -105,8 +106,11 @@ class Caller(Controls):
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
-    def state(self) -> RunState:
-        """Return the current run: that of ``with runguard.run(...)``, or the one that began with this function."""
+    def state(self, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> RunState:
+        """Return the current run: that of ``with runguard.run(...)``, or the one that began with this function.
+
+        The arguments of its first call are its input.
+        """
         context = self.context or SURROUNDINGS.get().run
         while context is not None and context.ended:
             context = context.outer
@@ -116,20 +120,21 @@ class Caller(Controls):
                 with self._lock:
                     own = self._own if self._forks == _forks.count else None
                     if own is None:
-                        own = self._own = self._begin(RunContext())
+                        own = self._own = self._begin(RunContext(), args, kwargs)
                     self._forks = _forks.count
             return own
         known = context.states.get(self)
         if known is None:
             with self._lock:
-                known = context.states.get(self) or self._begin(context)
+                known = context.states.get(self) or self._begin(context, args, kwargs)
                 context.states[self] = known
             context.bill(self.guard, known.run)
         return known
 
-    def _begin(self, context: RunContext) -> RunState:
+    def _begin(self, context: RunContext, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> RunState:
         app, now = context.app or self.name, self.guard.clock()
-        info = RunInfo(context.id, app, context.user, context.session, "", now, labels=context.labels)
+        asked = input_of(self.guard, self.name, [*args, kwargs], goes_on=False) if args or kwargs else b""
+        info = RunInfo(context.id, app, context.user, context.session, "", now, labels=context.labels, input=asked)
         state, policy = RunState(self.guard.start(info)), self.settings.policy
         if self.settings.loop and self.settings.by == "result":
             assert policy.cycle_repeats is not None
@@ -336,7 +341,7 @@ async def open_calls(
     calls: list[GuardedCall] = []
     try:
         for layer in layers:
-            state = layer.state()
+            state = layer.state(args, kwargs)
             request = layer.request(state, args, kwargs)
             if layer.settings.tokens is not None:
                 request = await layer.counted(request, args, kwargs, no_loop)

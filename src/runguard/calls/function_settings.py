@@ -120,9 +120,8 @@ def settings_of(
     if budget is not None:
         keywords["budgets"] = _budgets(budget)
     # The rules about tools need answers that a plain callable does not have. Only cycles of signatures can be seen.
-    keywords["rules"] = {
-        rule: False for rule in RULES if rule not in ("cycle", "context") or (rule == "context" and context is None)
-    }
+    seen = {"cycle", "resubmission", *(["context"] if context is not None else [])}
+    keywords["rules"] = dict.fromkeys(RULES.keys() - seen, False)
     for name, function in (("tokens", tokens), ("signature", signature)):
         if function is not None and not callable(function):
             raise PolicyError(f"{name} = {function!r}: give a function")
