@@ -14,6 +14,7 @@ if find_spec("strands") is None:
 from strands.hooks import AfterInvocationEvent, BeforeInvocationEvent
 from strands.middleware import ExecuteToolStage, InvokeModelStage
 from strands.plugins import Plugin
+from strands.tools.decorator import DecoratedFunctionTool
 from strands.types.events import ModelStopReason, ToolResultEvent
 
 from runguard.calls.model_calls import ModelRequest, Permission
@@ -163,7 +164,7 @@ class RunGuard(Controls, Plugin):
                 yield event
             return
         asked = context.tool_use
-        use = ToolUse(asked["toolUseId"], asked["name"], asked["input"])
+        use = ToolUse(asked["toolUseId"], asked["name"], asked["input"], _received_by(context.tool))
         if context.tool is None:  # no tool of this name: what Strands answers is the answer
             async for event in next_fn(context):
                 if isinstance(event, ToolResultEvent):
@@ -283,3 +284,10 @@ def _answered(run: AgentRun, use: ToolUse, event: Any) -> Any:
     if note is None:
         return event
     return ToolResultEvent({**event.tool_result, "content": [{"text": note}]})
+
+
+def _received_by(tool: object) -> frozenset[str] | None:
+    """Return the names of the arguments that Strands passes on to a tool; None where it passes any."""
+    if not isinstance(tool, DecoratedFunctionTool):
+        return None
+    return frozenset(tool.tool_spec["inputSchema"]["json"].get("properties", ()))

@@ -10,6 +10,7 @@ from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness
+from tests.frameworks.strands_harness import StrandsHarness
 
 
 @pytest.fixture(
@@ -64,3 +65,20 @@ async def test_a_stop_raises_the_typed_error_on_request(harness: Harness) -> Non
     result = await session.turn("go")
     assert isinstance(result.error, RunStoppedError)
     assert (result.error.trip.rule, session.model_calls) == ("stall", 6)
+
+
+@pytest.mark.parametrize("drops", [AdkHarness(), LangChainHarness(), StrandsHarness()], ids=lambda drops: drops.name)
+async def test_an_argument_that_the_tool_never_receives_makes_no_other_call(drops: Harness) -> None:
+    asked: list[str] = []
+
+    def search(q: str) -> str:
+        asked.append(q)
+        return "a moon"
+
+    def script(n: int, _: str) -> Reply:
+        return Reply(calls=[("search", {"q": "moon", "x": n})]) if n <= 40 else Reply("done")
+
+    guard = drops.guard()
+    await drops.session(AgentSpec(script, "worker", {"search": search}), guard).turn("look")
+    assert [trip.rule for trip in guard.trips] == ["repetition"]
+    assert len(asked) == 7

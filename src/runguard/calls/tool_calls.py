@@ -126,6 +126,7 @@ class ToolUse(NamedTuple):
     id: str
     tool: str
     args: Any = None
+    received: frozenset[str] | None = None  # the arguments that the tool takes, where it never sees any other
 
 
 @dataclass(slots=True)
@@ -253,7 +254,7 @@ class RunTools:
                 once = guard.tools.once_identity(use.tool, use.args)
                 if once or guard.breakers.get(use.tool) is not None:
                     await guard.prepare_tool(run, use.tool, once, call.key)
-                fingerprint = guard.tools.fingerprint(use.tool, use.args)
+                fingerprint = guard.tools.fingerprint(use.tool, use.args, use.received)
                 call.seen.append((layer, fingerprint, once))
                 at = (run.info.run, lane, self.agent, guard.clock())
                 event = ToolCall(*at, use.tool, fingerprint, call.batch, call.key, once=once)
@@ -344,7 +345,7 @@ class RunTools:
     def _saw(self, use: ToolUse, value: object, outcome: Outcome | None, executed: bool) -> None:
         call = self._call(use)
         for layer in self._layers:
-            fingerprint = layer.guard.tools.fingerprint(use.tool, use.args)
+            fingerprint = layer.guard.tools.fingerprint(use.tool, use.args, use.received)
             call.seen.append((layer, fingerprint, b""))
             layer.guard.faults.attempt("adapter", self._count_seen, layer, call, fingerprint)
         call.answer(value, outcome)

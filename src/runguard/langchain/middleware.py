@@ -15,6 +15,7 @@ from langchain_core.messages import AIMessage, ToolMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Command
+from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission
@@ -257,7 +258,15 @@ def _book(permission: Permission, message: AIMessage) -> None:
 
 def _use_of(request: ToolCallRequest) -> ToolUse:
     call = request.tool_call
-    return ToolUse(call["id"] or "", call["name"], call["args"])
+    return ToolUse(call["id"] or "", call["name"], call["args"], _received_by(request.tool))
+
+
+def _received_by(tool: object) -> frozenset[str] | None:
+    """Return the names of the arguments that LangChain passes on to a tool; None where it may pass any."""
+    schema = getattr(tool, "args_schema", None)
+    if not (isinstance(schema, type) and issubclass(schema, BaseModel)) or schema.model_config.get("extra") == "allow":
+        return None
+    return frozenset(name for key, field in schema.model_fields.items() for name in (key, field.alias) if name)
 
 
 def _refused(use: ToolUse, text: str) -> ToolMessage:
