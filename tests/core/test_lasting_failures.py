@@ -79,3 +79,21 @@ def test_one_find_among_many_empty_answers_starts_anew(drive: type[Driver]) -> N
     d = drive(**MANY)
     words = [d.tool("search", {"q": n}, says={"results": [] if n % 90 else [n]}).word for n in range(300)]
     assert "stop" not in words
+
+
+def test_a_call_without_arguments_whose_log_ends_in_an_error_was_executed(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(8):
+        d.tool("edit", {"line": n}, says=f"replaced line {n}")
+        words.append(d.tool("validate", {}, says=f"checked {n} keys\nError: 'name' is a required property").word)
+    assert words == ["allow"] * 7 + ["nudge"]
+
+
+def test_a_nudge_that_was_given_does_not_hide_another_one(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(8):
+        d.tool("edit", {"line": n}, says=f"replaced line {n}")
+        words.append(d.tool("write", {}, says="Error: missing required argument: text").word)
+    assert [n for n, word in enumerate(words, 1) if word == "nudge"] == [2, 8]

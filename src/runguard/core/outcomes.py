@@ -101,6 +101,8 @@ _BODY_KEYS: Final = frozenset(
         *("next_cursor", "next_page_token", "nextPageToken", "cursor", "has_more", "page", "limit", "offset", "took"),
     }
 )
+_SENTENCE_KEYS: Final = ("message", "text", "answer")
+_SENTENCE: Final = frozenset({*_STATUS_KEYS, *_FLAG_KEYS, *_SENTENCE_KEYS})  # a dict of one sentence
 
 
 def was_done(answer: Any) -> bool:
@@ -290,6 +292,11 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
             has_body = True
         if has_body:
             return _EMPTY, ""
+    if _SENTENCE.issuperset(answer):
+        for key in _SENTENCE_KEYS:
+            words = answer.get(key)
+            if type(words) is str and len(words) <= HEAD and _is_nothing(words):
+                return _EMPTY, ""
     return _OK, ""
 
 
@@ -464,7 +471,8 @@ _NOTHING: Final = re.compile(
     rf"|(?:sorry,? |(?:there|here) (?:are|were|is|was) |(?:search |query |i |we )?(?:found|returned|got) ){{0,2}}"
     rf"no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})"
     r"(?:\s(?:(?:were|was|are|is) )?(?:found|returned|available|matched?).{0,80})?"
-    rf"|(?:we |i )?(?:could not|couldn't|did not|didn't) find any (?:[^\W_]{{1,30}} ){{0,3}}(?:{_THINGS})\b.{{0,80}}"
+    rf"|(?:we |i )?(?:could not|couldn't|did not|didn't) find any(?:thing\b|"
+    rf" (?:[^\W_]{{1,30}} ){{0,3}}(?:{_THINGS})\b).{{0,80}}"
     rf"|your search .{{0,120}} match any (?:{_THINGS})\b.{{0,80}}|keine (?:ergebnisse|treffer)|i found nothing.{{0,80}}"
     r"|(?:\w[\s\w'\"-]{0,80}\s)?(?:not found|does not exist)\b.{0,120})\W*$",
     re.IGNORECASE | re.DOTALL,

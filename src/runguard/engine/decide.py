@@ -226,6 +226,11 @@ _REPORTED_KEPT: Final = 256
 _STOPPED_TEXT: Final = text_for_model(Finding("stopped", _STOP, 0, 0, ""))
 
 
+def _mark(lane: Lane, finding: Finding, key: str, action: Action) -> tuple[str, str, str, Action]:
+    """Return by what a finding is known that was reported."""
+    return finding.rule, "" if finding.scope == "run" else lane.first_key, key, action
+
+
 class Deciding:
     """Decides by one policy and publishes every decision on the sink. The only place where anything is decided.
 
@@ -239,11 +244,23 @@ class Deciding:
         self._trips, self._advice = context.trips, context.options.get("advice") or {}
         self.enforces = context.enforces
 
-    def stronger(self, before: Finding | None, found: Finding, event: Event) -> Finding:
-        """Publish what one more detector of a lane found. Returns the stronger finding, of two equal ones the first."""
+    def stronger(self, run: Run, lane: Lane, before: Finding | None, found: Finding, event: Event) -> Finding:
+        """Publish what one more detector of a lane found. Return the stronger finding, of two equal ones the first.
+
+        A nudge that was given before does not hide one about something else.
+        """
         if self._sink.watches_findings:
             self._sink.found(found, event)
-        return found if before is None or found.action > before.action else before
+        if before is None or found.action > before.action:
+            return found
+        was_given = (
+            found.action is _NUDGE
+            and before.action is _NUDGE
+            and before.key != found.key
+            and _mark(lane, before, before.key, _NUDGE) in run.noted
+            and not self._withholds(lane, before)
+        )
+        return found if was_given else before
 
     def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
         """What follows from a finding. A stop takes effect here."""
@@ -286,7 +303,7 @@ class Deciding:
         if repeats:
             return False
         key = f"{finding.key}, withheld" if withheld else finding.key
-        mark = (finding.rule, "" if finding.scope == "run" else lane.first_key, key, action)
+        mark = _mark(lane, finding, key, action)
         if mark in run.noted:
             return True
         if action is _WARN and finding.rule == "growth":

@@ -254,7 +254,7 @@ class Guard(GuardContext):
         for observe in awake if is_plain and not any(records) else every:
             one = observe(event)
             if one is not None:
-                found = self.deciding.stronger(found, one, event)
+                found = self.deciding.stronger(run, lane, found, one, event)
         if found is not None:
             decision = self.deciding.decide(run, lane, event, found)
             if decision.action is _NUDGE and decision.enforced and type(event) is ModelCall:
@@ -297,7 +297,7 @@ class Guard(GuardContext):
             for observe in awake if is_plain and not any(records) else every:
                 one = observe(event)
                 if one is not None:
-                    found = self.deciding.stronger(found, one, event)
+                    found = self.deciding.stronger(run, lane, found, one, event)
             if run.journal is not None:
                 run.journal.saw(event)
         decision = ALLOW if found is None else self.deciding.decide(run, lane, event, found)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
-from runguard.core.events import FAILURES, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
+from runguard.core.events import FAILURES, LATE, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
 from runguard.core.failure_texts import last_line
 from runguard.core.identity import LruDict, answer_text, digest, mask, size_of
 from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
@@ -511,7 +511,8 @@ class Answers:
                 a.failure = ""
             if outcome in FAILURES:
                 event.failures = True
-                a.lacks_arguments = lacks_arguments(a.args, answer_text(raw))
+                # an error after other text tells what the call has found
+                a.lacks_arguments = not a.failure.startswith(LATE) and lacks_arguments(a.args, answer_text(raw))
                 if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
                     a.failure = failure_class(answer_text(value))
                 a.ending = failure_class(last_line(raw)) if type(raw) is str else a.failure
