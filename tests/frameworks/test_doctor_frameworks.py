@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from click.testing import CliRunner
 
 from runguard.cli import doctor as examining
 from runguard.cli.main import main
+
+# not among the oldest supported frameworks
+STRANDS_ONLY = pytest.mark.skipif(find_spec("strands") is None, reason="no Strands here")
+AGENT_FRAMEWORK_ONLY = pytest.mark.skipif(find_spec("agent_framework") is None, reason="no Agent Framework here")
 
 LANGCHAIN = """
 from langchain.agents import create_agent
@@ -114,6 +119,54 @@ desk = Agent(model, name="outer", tools=[Desk(helper).ask], capabilities=[guard]
 safe = Agent(model, name="outer", tools=[Desk(safe_helper).ask], capabilities=[guard])
 aside = Agent(FallbackModel(model, model), name="outer", capabilities=[guard])
 """
+STRANDS = """
+from runguard.strands import RunGuard
+from strands import Agent, tool
+from strands.models.openai import OpenAIModel
+
+guard, model = RunGuard(max_usd=1), OpenAIModel(model_id="gpt-5-mini")
+helper = Agent(name="helper", model=model, callback_handler=None)
+safe_helper = Agent(name="helper", model=model, plugins=[guard], callback_handler=None)
+
+@tool
+def ask(question: str) -> str:
+    "Ask the helper."
+    return str(helper(question))
+
+@tool
+def ask_safely(question: str) -> str:
+    "Ask the guarded helper."
+    return str(safe_helper(question))
+
+bare = Agent(name="outer", model=model, tools=[ask_safely], callback_handler=None)
+agent = Agent(name="outer", model=model, tools=[ask], plugins=[guard], callback_handler=None)
+safe = Agent(name="outer", model=model, tools=[ask_safely], plugins=[guard], callback_handler=None)
+"""
+AGENT_FRAMEWORK = """
+from agent_framework import Agent, BaseChatClient
+from runguard.agent_framework import RunGuard
+
+class Client(BaseChatClient):
+    model = "gpt-5-mini"
+    async def _inner_get_response(self, **request):
+        raise NotImplementedError
+
+guard = RunGuard(max_usd=1)
+helper = Agent(Client(), name="helper")
+safe_helper = Agent(Client(), name="helper", middleware=[guard])
+
+async def ask(question: str) -> str:
+    "Ask the helper."
+    return (await helper.run(question)).text
+
+async def ask_safely(question: str) -> str:
+    "Ask the guarded helper."
+    return (await safe_helper.run(question)).text
+
+bare = Agent(Client(), name="outer", tools=[ask_safely])
+agent = Agent(Client(), name="outer", tools=[ask], middleware=[guard])
+safe = Agent(Client(), name="outer", tools=[ask_safely], middleware=[guard])
+"""
 ADK = """
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
@@ -146,7 +199,8 @@ agent, safe, nested = app_of(ask), app_of(ask_safely), app_of(start)
 
 @pytest.fixture(autouse=True)
 def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name, code in (("lc", LANGCHAIN), ("oai", OPENAI), ("pyd", PYDANTIC), ("adk", ADK)):
+    apps = {"lc": LANGCHAIN, "oai": OPENAI, "pyd": PYDANTIC, "strands": STRANDS, "af": AGENT_FRAMEWORK, "adk": ADK}
+    for name, code in apps.items():
         (tmp_path / f"app_{name}.py").write_text(code, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -164,22 +218,40 @@ def doctor(target: str, code: int) -> list[tuple[str, str, str]]:
     return [(one["check"], one["state"], one["found"]) for one in checks if one["check"] in about]
 
 
-@pytest.mark.parametrize("target", ["app_lc:bare", "app_lc:bare_graph", "app_oai:bare", "app_pyd:bare"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "app_lc:bare",
+        "app_lc:bare_graph",
+        "app_oai:bare",
+        "app_pyd:bare",
+        pytest.param("app_strands:bare", marks=STRANDS_ONLY),
+        pytest.param("app_af:bare", marks=AGENT_FRAMEWORK_ONLY),
+    ],
+)
 def test_an_agent_without_a_guard_is_a_problem(target: str) -> None:
     [guard, *_] = doctor(target, 1)
     assert guard[:2] == ("guard", "problem")
-    assert guard[2].endswith("agent and is not guarded")
+    assert guard[2].endswith("and is not guarded")
 
 
 @pytest.mark.parametrize(
     ("target", "found"),
     [
-        ("app_lc:agent", "LangChain agent helper, which outer can call, is not guarded"),
-        ("app_lc:graph_with_helper", "LangChain agent helper, which graph can call, is not guarded"),
-        ("app_pyd:agent", "Pydantic AI agent helper, which outer can call, is not guarded"),
-        ("app_pyd:desk", "Pydantic AI agent helper, which outer can call, is not guarded"),
-        ("app_adk:agent", "Pydantic AI agent helper, which app_adk:agent can call, is not guarded"),
-        ("app_adk:nested", "ADK agent inner_app, which app_adk:nested can call, is not guarded"),
+        ("app_lc:agent", "agent helper of LangChain, which outer can call, is not guarded"),
+        ("app_lc:graph_with_helper", "agent helper of LangChain, which graph can call, is not guarded"),
+        ("app_pyd:agent", "agent helper of Pydantic AI, which outer can call, is not guarded"),
+        ("app_pyd:desk", "agent helper of Pydantic AI, which outer can call, is not guarded"),
+        pytest.param(
+            "app_strands:agent", "agent helper of Strands, which outer can call, is not guarded", marks=STRANDS_ONLY
+        ),
+        pytest.param(
+            "app_af:agent",
+            "agent helper of Agent Framework, which outer can call, is not guarded",
+            marks=AGENT_FRAMEWORK_ONLY,
+        ),
+        ("app_adk:agent", "agent helper of Pydantic AI, which app_adk:agent can call, is not guarded"),
+        ("app_adk:nested", "agent inner_app of ADK, which app_adk:nested can call, is not guarded"),
     ],
 )
 def test_an_agent_that_can_be_called_without_a_guard_is_a_problem(target: str, found: str) -> None:
@@ -198,6 +270,8 @@ def test_an_agent_that_can_be_called_without_a_guard_is_a_problem(target: str, f
         "app_oai:late",
         "app_oai:added",
         "app_pyd:safe",
+        pytest.param("app_strands:safe", marks=STRANDS_ONLY),
+        pytest.param("app_af:safe", marks=AGENT_FRAMEWORK_ONLY),
         "app_adk:safe",
     ],
 )
@@ -227,4 +301,4 @@ def test_calls_that_the_framework_hides_are_a_warning(target: str, found: list[s
 def test_any_other_object_is_not_an_app() -> None:
     [line] = doctor("app_lc:ask", 1)
     assert line[:2] == ("app", "problem")
-    assert "LangChain, the OpenAI Agents SDK or Pydantic AI" in line[2]
+    assert "LangChain, the OpenAI Agents SDK, Pydantic AI, Strands or Microsoft Agent Framework" in line[2]

@@ -156,7 +156,13 @@ def _need(held: bool, otherwise: str) -> None:
 _OURS: Final = "runguard-agents"
 _OUR_FOLDER: Final = str(Path(_version.__file__).parent)
 _OLDEST_ADK: Final = (2, 3)
-_OLDEST_FRAMEWORKS: Final = {"langchain": (1, 3), "openai-agents": (0, 20), "pydantic-ai-slim": (2, 20)}
+_OLDEST_FRAMEWORKS: Final = {  # package -> the extra that brings it, and its oldest release
+    "langchain": ("langchain", (1, 3)),
+    "openai-agents": ("openai-agents", (0, 20)),
+    "pydantic-ai-slim": ("pydantic-ai", (2, 20)),
+    "strands-agents": ("strands", (1, 62)),
+    "agent-framework-core": ("agent-framework", (1, 23)),
+}
 _SINCE: Final = {  # release of google-adk -> what the guard can do with it
     (2, 5): "plugins see runs that fail",
     (2, 8): "the synchronous Runner.run raises exceptions",
@@ -208,10 +214,9 @@ def framework_lines() -> list[CheckResult]:
     """The other frameworks that are installed: one line, or one for each that is too old."""
     installed, lines = _installed_frameworks(), []
     for name, version in installed.items():
-        oldest = _OLDEST_FRAMEWORKS[name]
+        extra, oldest = _OLDEST_FRAMEWORKS[name]
         if _number(version) < oldest:
             found = f"{name} {version} is too old: RunGuard needs {'.'.join(map(str, oldest))} or newer"
-            extra = name.removesuffix("-slim")
             lines.append(CheckResult("frameworks", "problem", found, f"pip install -U 'runguard-agents[{extra}]'"))
     if installed and not lines:
         found = ", ".join(f"{name} {version}" for name, version in installed.items())
@@ -460,7 +465,7 @@ def _adk_application(target: str, loaded: Any) -> Application:
     if plugins is None:
         found = (
             f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent of ADK, or an agent of "
-            "LangChain, the OpenAI Agents SDK or Pydantic AI"
+            "LangChain, the OpenAI Agents SDK, Pydantic AI, Strands or Microsoft Agent Framework"
         )
         return Application([CheckResult("app", "problem", found, "name another attribute")])
     models = list(_models(loaded, set()))
@@ -601,7 +606,7 @@ def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
         yield from _models(one, seen)
 
 
-# ---- agents of LangChain, the OpenAI Agents SDK and Pydantic AI: is each guarded, what does its framework hide?
+# ---- agents of other frameworks than ADK: is each guarded, what does its framework hide?
 # A class is looked up only where the application has imported it, so this module imports no framework.
 
 _LINES: Final = 20  # of one kind
@@ -656,7 +661,7 @@ def agent_lines(target: str, root: FoundAgent | None, agents: list[FoundAgent]) 
     agents = [agent for agent in agents if agent.calls_models]
     unguarded = [agent for agent in agents if not agent.is_guarded]
     for agent in unguarded[:_LINES]:
-        found = f"{agent.kind} agent {agent.name}, which {agent.used_by} can call, is not guarded"
+        found = f"agent {agent.name} of {agent.kind}, which {agent.used_by} can call, is not guarded"
         lines.append(CheckResult("sub-agents", "problem", found, agent.do))
     if agents and not unguarded:
         many = f"the {len(agents)} agents" if len(agents) > 1 else f"the agent {agents[0].name}"
@@ -668,11 +673,11 @@ def agent_lines(target: str, root: FoundAgent | None, agents: list[FoundAgent]) 
 
 def _root_line(target: str, root: FoundAgent) -> CheckResult:
     if not root.calls_models:
-        return CheckResult("guard", "ok", f"{target} is a {root.kind} graph that calls no chat model of its own")
+        return CheckResult("guard", "ok", f"{target} is a graph of {root.kind} that calls no chat model of its own")
     if root.is_guarded:
         by = type(root.guard).__name__
-        return CheckResult("guard", "ok", f"{target} is a {root.kind} agent, guarded by {by}")
-    return CheckResult("guard", "problem", f"{target} is a {root.kind} agent and is not guarded", root.do)
+        return CheckResult("guard", "ok", f"{target} is an agent of {root.kind}, guarded by {by}")
+    return CheckResult("guard", "problem", f"{target} is an agent of {root.kind} and is not guarded", root.do)
 
 
 def _hidden_lines(agent: FoundAgent) -> list[CheckResult]:
@@ -697,10 +702,10 @@ def policy_of(agents: list[FoundAgent]) -> Policy | None:
 
 
 def _ends(one: object) -> Iterator[Any]:
-    guard: Any = getattr(one, "runguard", None) if _kind(one) == "OpenAI" else None
+    guard: Any = getattr(one, "runguard", None) if _kind(one) == "OpenAI Agents" else None
     for other in reachable(one, lambda other: _is_end(other) or _is_middleware(other), _is_end):
         # what a guarded agent runs gets its guard when it runs
-        yield guard.guarded(other) if guard is not None and _kind(other) == "OpenAI" else other
+        yield guard.guarded(other) if guard is not None and _kind(other) == "OpenAI Agents" else other
     for hand_off in getattr(one, "handoffs", ()) if guard is not None else ():
         reference = getattr(hand_off, "_agent_ref", None)
         if reference is not None and (target := reference()) is not None:
@@ -722,14 +727,25 @@ def _kind(one: object) -> str:
     if isinstance(one, _class("langgraph.pregel", "Pregel")):
         return "LangChain"
     if isinstance(one, _class("agents", "Agent")):
-        return "OpenAI"
+        return "OpenAI Agents"
     if isinstance(one, _class("pydantic_ai.agent", "AbstractAgent")):
         return "Pydantic AI"
+    if isinstance(one, _class("strands.agent.agent", "Agent")):
+        return "Strands"
+    if isinstance(one, _class("agent_framework._agents", "BaseAgent")):
+        return "Agent Framework"
     return "ADK" if isinstance(one, _class("google.adk.runners", "Runner")) else ""
 
 
 def _examined(one: Any, ends: list[Any]) -> FoundAgent | None:
-    examine = {"LangChain": _graph, "OpenAI": _openai, "Pydantic AI": _pydantic, "ADK": _runner}.get(_kind(one))
+    examine = {
+        "LangChain": _graph,
+        "OpenAI Agents": _openai,
+        "Pydantic AI": _pydantic,
+        "Strands": _strands,
+        "Agent Framework": _agent_framework,
+        "ADK": _runner,
+    }.get(_kind(one))
     return examine(one, ends) if examine is not None else None
 
 
@@ -780,7 +796,7 @@ def _models_aside(graph: Any, middleware: list[Any]) -> Iterator[tuple[str, Any]
 
 def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
     do = "guard the outermost agent: guarded(agent, ...)"
-    found = FoundAgent(str(agent.name), "OpenAI", do, getattr(agent, "runguard", None))
+    found = FoundAgent(str(agent.name), "OpenAI Agents", do, getattr(agent, "runguard", None))
     model = agent.model
     found.models = [model if isinstance(model, str) else str(getattr(model, "model", ""))]
     hosted = sorted({type(tool).__name__ for tool in agent.tools} & set(_HOSTED))
@@ -805,6 +821,25 @@ def _pydantic(agent: Any, ends: list[Any]) -> FoundAgent:
     if isinstance(model, _class("pydantic_ai.models.fallback", "FallbackModel")):
         found.models = [str(one.model_name) for one in model.models]
         found.hidden.append(("attempts inside FallbackModel are one call for the guard", ""))
+    return found
+
+
+def _strands(agent: Any, ends: list[Any]) -> FoundAgent:
+    found = FoundAgent(str(agent.name or ""), "Strands", "give the agent the same plugin: Agent(..., plugins=[guard])")
+    plugins = getattr(getattr(agent, "_plugin_registry", None), "_plugins", {})
+    own = _class("runguard.strands", "RunGuard")
+    found.guard = next((one for one in plugins.values() if isinstance(one, own)), None)
+    settings = getattr(agent.model, "config", {})
+    found.models = [str(settings.get("model_id", ""))] if isinstance(settings, dict) else []
+    return found
+
+
+def _agent_framework(agent: Any, ends: list[Any]) -> FoundAgent:
+    do = "give the agent the same middleware: Agent(..., middleware=[guard])"
+    found = FoundAgent(str(agent.name or ""), "Agent Framework", do)
+    own = _class("runguard.agent_framework", "RunGuard")
+    found.guard = next((one for one in agent.middleware or () if isinstance(one, own)), None)
+    found.models = [_model_name(getattr(agent, "client", None))]
     return found
 
 
@@ -848,8 +883,31 @@ _OBJECTS: Final = 50_000  # an application with more is examined in part
 _OUR_PACKAGE: Final = "runguard"
 # Frameworks and what they use: what their functions mention in general is not the user's.
 _FRAMEWORKS: Final = frozenset(
-    {"agents", "anthropic", "deepagents", "google", "httpx", "langchain", "langchain_core", "langgraph", "langsmith"}
-    | {"mcp", "openai", "opentelemetry", "pydantic", "pydantic_ai", "pydantic_core", "pydantic_graph", "starlette"}
+    {
+        "agent_framework",
+        "agents",
+        "anthropic",
+        "boto3",
+        "botocore",
+        "deepagents",
+        "google",
+        "httpx",
+        "langchain",
+        "langchain_core",
+        "langgraph",
+        "langsmith",
+    }
+    | {
+        "mcp",
+        "openai",
+        "opentelemetry",
+        "pydantic",
+        "pydantic_ai",
+        "pydantic_core",
+        "pydantic_graph",
+        "starlette",
+        "strands",
+    }
 )
 _PLAIN: Final = (str, bytes, int, float, complex, bool, type(None), type, CodeType, ModuleType)
 _CONTAINERS: Final = (list, tuple, set, frozenset, deque)
@@ -900,8 +958,9 @@ def _attributes(one: object) -> list[object]:
                     found[name] = slot.__get__(one, kind)
                 except AttributeError:  # never set
                     continue
-    found |= getattr(one, "__dict__", None) or {}
-    found |= getattr(one, "__pydantic_private__", None) or {}
+    for name in ("__dict__", "__pydantic_private__"):
+        held = getattr(one, name, None)
+        found |= held if isinstance(held, dict) else {}  # an object may answer for every name
     return [value for name, value in found.items() if name not in _ORIGINALS]
 
 
