@@ -14,7 +14,9 @@ from runguard.core.money import shown as shown_value
 
 _OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
 _UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
-_UNION_TAGS: Final = frozenset({"bool", "int", "callable", "Price", "function-after[_coherent(), ToolRule]"})
+_UNION_TAGS: Final = frozenset(
+    {"bool", "int", "callable", "constrained-str", "Price", "function-after[_coherent(), ToolRule]"}
+)
 _NAMED: Final = re.compile(r"[a-z_]+(?:: no such setting| = |: [A-Z]\w+\.)")  # a message that names its setting
 
 

@@ -266,6 +266,13 @@ async def test_v10_a_dollar_cap_and_a_model_without_a_price_cost_nothing() -> No
     assert_nothing_reserved(plugin)
 
 
+async def test_a_model_without_a_name_is_refused_and_no_price_is_asked_for() -> None:
+    root = agent("a", ScriptedModel([text("x")], model=""))
+    trip = assert_stopped(await play(root, plugins=[guard(max_usd=1)]), "unpriced")
+    assert "the call names no model; give the model a name" in trip.message
+    assert "prices=" not in trip.message
+
+
 def without_dollars(**policy: Any) -> RunGuardPlugin:
     return RunGuardPlugin(prices=PRICES, tokens=lambda request: 1_000, **policy)
 

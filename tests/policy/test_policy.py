@@ -568,6 +568,7 @@ def test_a_relative_store_in_a_file_counts_from_the_files_folder(
         ("max_llm_calls", "max_model_calls="),
         ("max_iterations", "max_model_calls="),
         ("timeout", "max_seconds="),
+        ("session", "your framework's own names"),
         ("breaker", "max_tool_failures="),
     ],
 )
@@ -579,4 +580,4 @@ def test_a_keyword_of_another_function_names_the_one_to_use(keyword: str, named:
 def test_the_keywords_that_errors_name_exist() -> None:
     for sentence in _MEANT.values():
         for name in re.findall(r"(\w+)=", sentence):
-            assert name in Policy.model_fields or name in ("usd", "per", "window"), name
+            assert name in Policy.model_fields or name in ("usd", "per", "window", "user"), name

@@ -424,7 +424,9 @@ class Threshold(metaclass=Checked):
 
     def __post_init__(self) -> None:
         if isinstance(self.percent, bool) or not isinstance(self.percent, int | float) or not 0 < self.percent <= 1:
-            raise InvalidValueError(f"percent must be a fraction above 0 and up to 1, not {self.percent!r}")
+            raise InvalidValueError(
+                f"percent must be a fraction above 0 and up to 1, such as 0.8 for 80 %, not {self.percent!r}"
+            )
         if self.callback is not None and not callable(self.callback):
             raise InvalidValueError(f"callback must be callable or None, not {self.callback!r}")
         if not isinstance(self.recurring, bool):

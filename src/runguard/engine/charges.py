@@ -610,13 +610,16 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     if denied.unknown is not None:
         return _finding_of_unknown_cap(denied.unknown)
     if denied.unpriced is not None:
-        line = f'prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
+        if event.model:
+            line = f'add prices={{"{event.model}": {{"input": …, "output": …}}}} (USD per million tokens)'
+        else:
+            line = "give the model a name"
         money = Money(
             "run",
             f"model '{event.model}'",
             None,
             None,
-            resume=f"add {line}, or set on_unpriced to a rate or to 'tokens'",
+            resume=f"{line}, or set on_unpriced to a rate or to 'tokens'",
         )
         return Finding(
             "unpriced",
@@ -627,7 +630,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
             "run",
             "",
             event.model,
-            f"no price: {denied.unpriced.reason}; add {line}",
+            f"no price: {denied.unpriced.reason}; {line}",
             money=money,
         )
     assert denied.refusal is not None

@@ -678,7 +678,7 @@ class ListedPrice:
     def rates(self, at: float) -> Rates | Unpriced:
         if self._entry is None:
             reason = f"{self._source} does not know it" if self._source else MISSING
-            return Unpriced(self._model, f"{reason}; give its price with prices=")
+            return Unpriced(self._model, reason)
         number = self._entry.in_force(at)
         known = self._rates.get(number)
         if known is None:
@@ -699,7 +699,7 @@ def _rates_from(facts: Mapping[str, Any], model: str, source: str, *, estimated:
     if "input_mtok" not in tokens:
         if not tokens and model.strip().lower().endswith(":free"):
             return Rates([Band(-1, 0, 0, 0, 0, 0, 0, 0)], source)
-        return Unpriced(model, f"{source} lists it without a price for tokens; give its price with prices=")
+        return Unpriced(model, f"{source} lists it without a price for tokens")
     starts = sorted({tier[0] for price in tokens.values() if isinstance(price, list) for tier in price[1:]})
     bands, folded = [], False
     for start in (-1, *starts):
@@ -826,14 +826,13 @@ class Pricing:
 
     def _schedule(self, model: str) -> "_Schedule":
         if not model.strip() or len(model) > _LONGEST_ID:
-            return _Schedule((), Unpriced(model[:80], "that is not a model id"))
+            reason = "that is not a model id" if model.strip() else "the call names no model"
+            return _Schedule((), Unpriced(model[:80], reason))
         given = tuple(self._prices.matches(model))
         if given and given[0][-1][0] == -math.inf:
             return _Schedule(given, _NEVER_ASKED)
         if is_tuned(model):
-            reason = (
-                "it is a tuned model or endpoint, whose id does not tell the base model; give its price with prices="
-            )
+            reason = "it is a tuned model or endpoint, whose id does not tell the base model"
             return _Schedule(given, Unpriced(model, reason))
         return _Schedule(given, ListedPrice(model, price_list(self._source)))
 
