@@ -1,4 +1,4 @@
-"""Print the words of each page of the documentation, the longest first, and their sum. `make docs` calls it.
+"""Print the words of each page of the documentation, the longest first, and their sums. `make docs` calls it.
 
 Code and the names of links count; the targets of links do not.
 """  # noqa: INP001
@@ -7,6 +7,11 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+GROUPS = (
+    "user",
+    "reference",
+    "contributing",
+)  # the folders of the pages, "user" for those that are in none of the others
 _TARGET = re.compile(r"\]\([^)]*\)")
 
 
@@ -23,8 +28,14 @@ def pages() -> dict[str, int]:
 
 def main() -> None:
     counted = pages()
+    sums = dict.fromkeys(GROUPS, (0, 0))
+    for page, words in counted.items():
+        group = next((name for name in GROUPS if page.startswith(f"{name}/")), "user")
+        sums[group] = sums[group][0] + 1, sums[group][1] + words
     for page, words in counted.items():
         print(f"{words:7,}  {page}")  # noqa: T201
+    for group, (number, words) in sums.items():
+        print(f"{words:7,}  words on {number} pages: {group}")  # noqa: T201
     print(f"{sum(counted.values()):7,}  words on {len(counted)} pages")  # noqa: T201
 
 

@@ -1,9 +1,9 @@
-"""Write ``matrix.md`` from the conformance harnesses. Run it with ``.venv-frameworks/bin/python``."""  # noqa: INP001
+"""Write ``reference/frameworks.md`` from the conformance harnesses. Run it with ``.venv-frameworks/bin/python``."""  # noqa: INP001
 
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from runguard.testing.conformance import CASES, MODES, Harness, matrix  # noqa: E402
@@ -14,7 +14,7 @@ from tests.frameworks.openai_harness import OpenAIAgentsHarness  # noqa: E402
 from tests.frameworks.pydantic_harness import PydanticAIHarness  # noqa: E402
 from tests.frameworks.strands_harness import StrandsHarness  # noqa: E402
 
-PAGE = Path(__file__).with_name("matrix.md")
+PAGE = Path(__file__).parent / "reference" / "frameworks.md"
 HEAD = """# What each framework supports
 
 Does RunGuard do the same on my framework? The same scenarios run on the real package of every framework, with a
