@@ -35,6 +35,20 @@ _SHIELDS: Final = (
     "calls.streams:GuardedObject._asking",
     "calls.streams:GuardedObject._end",
     "calls.streams:_Pieces._taken",
+    "calls.model_calls:Permission.being_made",
+    "calls.model_calls:Permission.in_flight",
+    "calls.model_calls:Permission.stopped",
+    "calls.model_calls:_ending.<locals>.end",
+    "calls.run:AgentRun.stopped",
+    "engine.decide:GuardFaults.attempt",
+    # and in these nothing can fail: they assign or read variables
+    "calls.ending:EndingConditions.__init__",
+    "calls.model_calls:Interruption.undone",
+    "calls.model_calls:Permission.__init__",
+    "calls.run:AgentRun.__init__",
+    "calls.threads:_here",
+    "calls.tool_calls:InsideTool.__init__",
+    "calls.tool_calls:RunTools.__init__",
 )
 _STARTS: Final = 0  # the argument of RESUME where a function begins; others continue after a yield or an await
 

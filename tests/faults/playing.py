@@ -25,7 +25,10 @@ _NOT_COUNTED: Final = (
     "providers.",
     "termination.",
     "adk.termination:Passive",
-    *(f"adk.tool_hooks:{name}" for name in ("_hints", "_is_plain", "_kind", "_model", "_parameter", "_schema")),
+    *(
+        f"adk.tool_hooks:{name}"
+        for name in ("_hints", "_is_model", "_is_plain", "_kind", "_model", "_one", "_parameter", "_schema")
+    ),
     *_SAID_ONCE,
 )  # an answer or a declaration that cannot be read, or a condition that raises, need not be our fault
 _CODES: Final = (
@@ -41,6 +44,8 @@ _DOORS: Final = (
     "adk.cost_breaker:ADKCostBreaker.before_model_callback",
     "adk.plugin:ModelHooks.before",
     "background:FinalizerQueue.ready",
+    "calls.model_calls:ModelRequest.of",
+    "providers.usage:measure",
     "calls.streams:AsyncGuardedStream.__init__",
     "calls.streams:GuardedObject.__init__",
     "calls.streams:_Pieces.__init__",

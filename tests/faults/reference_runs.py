@@ -8,9 +8,10 @@ later calls waiting.
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from tempfile import mkdtemp
 from typing import Any, Final
 
@@ -27,7 +28,12 @@ from google.genai import types
 import runguard
 from runguard import Budget, BudgetPlugin, BudgetPolicy, ToolRule
 from runguard.adk import ADKCostBreaker, GuardedLlm, RunGuardPlugin, TerminationPlugin, patching, terminate
+from runguard.calls.model_calls import ModelRequest, Permission
+from runguard.calls.run import AgentRun, error_of
+from runguard.calls.tool_calls import ToolUse
 from runguard.engine.guard import Guard
+from runguard.policy.settings import Policy
+from runguard.pricing.rates import Usage
 from runguard.termination import (
     CostTermination,
     ExternalTermination,
@@ -492,6 +498,93 @@ def _functions(kind: str, *, in_run: bool = False) -> Callable[[dict[str, Any] |
     return make
 
 
+# ---- adapters -------------------------------------------------------------------------------------------------------
+
+
+def _adapter(kind: str, *, inside: bool = False) -> Callable[[dict[str, Any] | None], Play]:
+    """An agent of a framework: a model call, its tool, and a last answer. ``inside``: its tool starts another agent."""
+
+    def make(policy: dict[str, Any] | None) -> Play:
+        made = 0
+
+        def answer(step: int) -> dict[str, Any]:
+            nonlocal made
+            made += 1
+            return {"said": f"step {step}", "tool": "look" if step == 1 else "", **USAGE}
+
+        async def ask(step: int) -> dict[str, Any]:
+            await asyncio.sleep(0)
+            return answer(step)
+
+        async def ask_in_pieces(step: int) -> AsyncIterator[dict[str, Any]]:
+            yield {"said": "…"}
+            await asyncio.sleep(0)
+            yield answer(step)
+
+        guard = (
+            Guard(Policy.build(**{**PRICED, "tools": {"look": ToolRule(price=0.0001)}, **policy})) if policy else None
+        )
+        describe = partial(ModelRequest.of, "scripted-1", ["x" * 400], 2_000)
+
+        async def model_call(run: AgentRun | None, step: int) -> dict[str, Any]:
+            if run is None:
+                return await ask(step)
+            reply = await run.ask(describe) if kind != "sync" else await _in_thread(lambda: run.ask_now(describe))
+            if not isinstance(reply, Permission):
+                raise error_of(reply)
+            try:
+                if kind == "pieces":
+                    async with aclosing(reply.pieces(ask_in_pieces(step))) as pieces:
+                        said = [piece async for piece in pieces][-1]
+                else:
+                    said = await reply.during(ask(step)) if kind != "sync" else answer(step)
+            except BaseException as error:
+                reply.fail(error)
+                raise
+            finally:
+                if reply.interrupted is not None:
+                    raise error_of(reply.interrupted) from None
+            tools = [ToolUse("call", said["tool"], {"at": 1})] if said["tool"] else []
+            reply.read(lambda one, got: one.settle(Usage(1_000, 250), calls=tools, text=got["said"]), said)
+            return said
+
+        async def tool_call(run: AgentRun, use: ToolUse) -> str:
+            refused = (
+                await run.tools.check(use) if kind != "sync" else await _in_thread(lambda: run.tools.check_now(use))
+            )
+            if refused is not None:
+                return refused
+            with run.tools.inside(use):
+                said = await agent("helper") if inside and run.agent == "clerk" else "found"
+            return run.tools.answered(use, said) or said
+
+        async def agent(name: str) -> str:
+            run = AgentRun.start(guard, name, app="shop", user="u1") if guard is not None else None
+            try:
+                if run is not None and (trip := run.enter()) is not None:
+                    raise error_of(trip)
+                first = await model_call(run, 1)
+                looked = "found" if run is None else await tool_call(run, ToolUse("call", first["tool"], {"at": 1}))
+                if run is None and inside and name == "clerk":
+                    looked = await agent("helper")
+                last = await model_call(run, 2)
+                return f"{first['said']}, {looked}, {last['said']}"
+            finally:
+                if run is not None:
+                    run.end()
+
+        async def turn(ready: Callable[[], None]) -> Any:
+            ready()
+            return await agent("clerk")
+
+        async def check() -> None:
+            return None
+
+        return Play([guard] if guard is not None else [], turn, check, lambda: made)
+
+    return make
+
+
 # ---- all of them ----------------------------------------------------------------------------------------------------
 
 _RULES: Final[dict[str, Any]] = {"tools": {"wait_a_turn": ToolRule(max_seconds=30)}}
@@ -517,6 +610,10 @@ REFERENCES: Final = [
     Reference("guard in pieces", _functions("pieces")),
     Reference("guard, entered", _functions("entered")),
     Reference("guard in a run", _functions("sync", in_run=True)),
+    Reference("adapter", _adapter("async")),
+    Reference("adapter in pieces", _adapter("pieces")),
+    Reference("adapter without a loop", _adapter("sync")),
+    Reference("adapter in a tool", _adapter("async", inside=True)),
     Reference("stopped agent", _on_adk(endless_tools, max_model_calls=4), stops=True),
     Reference("stopped budget plugin", _on_adk(endless_loop, guarding=_budget_plugin, max_tokens=4_000), stops=True),
     Reference("ended loop", _on_adk(endless_loop, guarding=_ending_loop), stops=True),

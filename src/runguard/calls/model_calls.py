@@ -10,9 +10,9 @@ import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from runguard.calls.tool_calls import Layer, ToolUse
 from runguard.core.decision import Trip
@@ -110,34 +110,77 @@ async def count_tokens(counter: Callable[..., Any], request: Any) -> int | None:
     return None
 
 
+@dataclass(slots=True, eq=False)
+class Interruption:
+    """Ends the wait of a task from any thread, and tells that cancellation from one by other code."""
+
+    task: "asyncio.Task[Any] | None" = None  # that waits now
+    is_sent: bool = False
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def __call__(self) -> None:
+        """End the wait. Safe to call from any thread, and again."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._send)
+
+    def _send(self) -> None:
+        if self.task is not None and not self.is_sent:
+            self.is_sent = self.task.cancel()
+
+    def undone(self) -> bool:
+        """Take the cancellation back. Return False where there is none, or where other code has cancelled, too."""
+        task = asyncio.current_task()
+        return self.is_sent and task is not None and task.uncancel() == 0
+
+
+_Given = ParamSpec("_Given")
+
+
+def _ending(
+    close: "Callable[Concatenate[Permission, _Given], None]",
+) -> "Callable[Concatenate[Permission, _Given], None]":
+    """Let a method end its permission: once, and with an estimate for what is still held after a fault in it."""
+
+    @wraps(close)
+    def end(self: "Permission", *args: _Given.args, **kwargs: _Given.kwargs) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        try:
+            if self.task is not None:
+                for layer, _ in self.charged:
+                    layer.run.slots.give_back(self.task)
+            close(self, *args, **kwargs)
+        except Exception as fault:
+            self.write_off(fault)
+
+    return end  # type: ignore[return-value]
+
+
 class Permission:
     """Permission for one model call. One of ``settle``, ``fail`` and ``release`` ends it; a second one is ignored."""
 
-    __slots__ = ("_charged", "_is_over", "_run", "interrupted", "last_after", "measured", "notice", "request", "task")
+    __slots__ = ("_run", "charged", "interrupted", "is_over", "last_after", "measured", "notice", "request", "task")
 
     def __init__(self, run: "AgentRun", task: "asyncio.Task[Any] | None") -> None:
-        self._run, self.task = run, task
-        self._charged: list[tuple[Layer, ModelCall]] = []
-        self._is_over = False
+        self._run, self.task, self.is_over = run, task, False
+        # layers whose guard lets the call through, each with the event that has its charge
+        self.charged: list[tuple[Layer, ModelCall]] = []
         self.measured = self.request = ModelRequest()  # as the adapter has measured it, and as it was asked for
         self.notice = ""  # for the model, to be added to this request
         self.interrupted: Trip | Ended | None = None  # what has ended the call in flight
         self.last_after: Trip | None = None  # the stop after which this is the last call: it must have no tools
 
-    def add(self, layer: Layer, event: ModelCall) -> None:
-        """Add a layer whose guard lets the call through, and the event with its charge."""
-        self._charged.append((layer, event))
-
     @property
     def charges(self) -> list[Charge]:
         """What the layers have opened for the call."""
-        return [event.charge for _, event in self._charged if event.charge is not None]
+        return [event.charge for _, event in self.charged if event.charge is not None]
 
     @property
     def max_output_tokens(self) -> int | None:
         """The output limit that the request must carry, because a budget cannot pay for more. None: no change."""
         lowest = None
-        for _, event in self._charged:
+        for _, event in self.charged:
             charge = event.charge
             if charge is not None and charge.lowered and (lowest is None or charge.max_output < lowest):
                 lowest = charge.max_output
@@ -146,7 +189,7 @@ class Permission:
     @property
     def model(self) -> str:
         """The cheaper model that the request must go to, "" for its own."""
-        for _, event in self._charged:
+        for _, event in self.charged:
             if event.instead_of:
                 return event.model
         return ""
@@ -154,29 +197,32 @@ class Permission:
     @property
     def stopped(self) -> Trip | Ended | None:
         """A stop or an end since the call began, such as the kill switch: end the stream."""
+        end: Trip | Ended | None = self._run.guard.faults.attempt("adapter", self._stopped)
+        return end
+
+    def _stopped(self) -> Trip | Ended | None:
         trip = self._run.stopped
         return self._run.ending.ended if trip is None or trip is self.last_after else trip
 
-    def _heed(self, end: Callable[[], None]) -> Callable[[], None] | None:
-        """Let the kill switch, and conditions on time and signals, call ``end``. Return what ``_ignore`` needs."""
-        for layer, _ in self._charged:
+    def _heed(self, end: Callable[[], None]) -> Callable[[], None]:
+        """Let the kill switch, and conditions on time and signals, call ``end``. Return a function that undoes it."""
+        attempt, ending, undo = self._run.guard.faults.attempt, self._run.ending, list[Callable[[], None]]()
+        for layer, _ in self.charged:
             layer.run.in_flight.add(end)
-        ending = self._run.ending
-        if not ending.all:
-            return None
-        silence: Callable[[], None] | None = self._run.guard.faults.attempt("adapter", ending.listen, end)
-        return silence
+            undo.append(partial(layer.run.in_flight.discard, end))
+        if ending.all and (silence := attempt("adapter", ending.listen, end)) is not None:
+            undo.append(silence)
 
-    def _ignore(self, end: Callable[[], None], silence: Callable[[], None] | None) -> None:
-        if silence is not None:
-            self._run.guard.faults.attempt("adapter", silence)
-        for layer, _ in self._charged:
-            layer.run.in_flight.discard(end)
+        def ignore() -> None:
+            for one in undo:
+                attempt("adapter", one)
+
+        return ignore
 
     @contextmanager
     def being_made(self) -> Iterator[None]:
         """Mark this block as the model call, so that guards inside it that share the store do not book it again."""
-        token = OWNERS.set((*OWNERS.get(), *self.charges))
+        token = OWNERS.set((*OWNERS.get(), *[event.charge for _, event in self.charged if event.charge is not None]))
         try:
             yield
         finally:
@@ -195,30 +241,20 @@ class Permission:
     @contextmanager
     def in_flight(self) -> Iterator[None]:
         """Do what ``during`` does, as a block for the task that makes the call."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        is_cut = is_over = False
-
-        def cut() -> None:
-            nonlocal is_cut
-            if task is not None and not is_cut and not is_over:
-                is_cut = task.cancel()
-
-        def end() -> None:
-            loop.call_soon_threadsafe(cut)
-
-        silence = self._heed(end)
-        is_ours = False
+        attempt, cut, is_ours = self._run.guard.faults.attempt, Interruption(asyncio.current_task()), False
+        ignore = attempt("adapter", self._heed, cut)
         try:
             with self.being_made():
                 yield
         except asyncio.CancelledError:
-            is_ours = is_cut
+            is_ours = cut.is_sent
             raise
         finally:
-            is_over = True
-            self._ignore(end, silence)
+            cut.task = None
+            if ignore is not None:
+                attempt("adapter", ignore)
             # A cancellation by somebody else wins: then the task ends, whatever the guard says.
-            if is_cut and task is not None and task.uncancel() == 0 and is_ours:
+            if cut.undone() and is_ours:
                 self.interrupted = self.stopped
 
     async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
@@ -226,37 +262,27 @@ class Permission:
 
         The kill switch ends the wait for a piece: then ``interrupted`` holds the trip, and the stream is over.
         """
-        loop, pieces = asyncio.get_running_loop(), aiter(stream)
-        waiting: asyncio.Task[Any] | None = None
-        is_cut = False
-
-        def cut() -> None:
-            nonlocal is_cut
-            if waiting is not None and not is_cut:
-                is_cut = waiting.cancel()
-
-        def end() -> None:
-            loop.call_soon_threadsafe(cut)
-
-        silence = self._heed(end)
+        pieces, cut, attempt = aiter(stream), Interruption(), self._run.guard.faults.attempt
+        ignore = attempt("adapter", self._heed, cut)
         try:
             while (trip := self.stopped) is None:
-                waiting = asyncio.current_task()
+                cut.task = asyncio.current_task()
                 try:
                     with self.being_made():
                         piece = await anext(pieces)
                 except StopAsyncIteration:
                     return
                 except asyncio.CancelledError:
-                    if is_cut and waiting is not None and waiting.uncancel() == 0:
+                    if cut.undone():
                         break
                     raise
                 finally:
-                    waiting = None
+                    cut.task = None
                 yield piece
             self.interrupted = trip or self.stopped
         finally:
-            self._ignore(end, silence)
+            if ignore is not None:
+                attempt("adapter", ignore)
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
 
@@ -292,6 +318,7 @@ class Permission:
             self._run.fault(error)
             return request
 
+    @_ending
     def settle(
         self, usage: Usage | None, *, model: str = "", calls: Sequence[ToolUse] = (), text: str = "", size: int = 0
     ) -> None:
@@ -299,59 +326,55 @@ class Permission:
 
         ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate.
         """
-        if self._close():
-            return
+        run, attempt = self._run, self._run.guard.faults.attempt  # a fault in one step does not prevent the others
+        attempt("adapter", run.tools.asked_for, calls)
         usage = checked_usage(usage)
         self._close_charges(partial(_book, usage=usage, model=model, size=size))
-        for layer, event in self._charged:
+        for layer, event in self.charged:
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
-        self._run.reported(self.measured, usage)
-        self._run.tools.asked_for(calls)
-        if self._run.ending.all:
+        attempt("adapter", run.reported, self.measured, usage)
+        if run.ending.all:
             used, _ = _completed(usage, self.request.input_tokens, size)
-            at = (self._run.agent, used, model or self.request.model)
-            self._run.guard.faults.attempt("adapter", self._run.ending.answered, *at, calls, text)
+            attempt("adapter", run.ending.answered, run.agent, used, model or self.request.model, calls, text)
 
+    @_ending
     def fail(self, error: BaseException | None, streamed: int = 0, *, streaming: bool = False) -> None:
         """Book an estimate for a call that raised, was cancelled, or whose stream was cut after ``streamed`` bytes.
 
         Nothing is booked where ``error`` shows that the provider has billed nothing.
         """
-        if self._close():
-            return
         if isinstance(error, Exception):
             self.interrupted = self.interrupted or self.last_after  # the run ends with its stop
         self._close_charges(partial(_abandon, error=error, streamed=streamed, streaming=streaming))
 
+    @_ending
+    def release(self) -> None:
+        """Release the reservations of a call that was not made."""
+        self._close_charges(_release)
+
     def correct(self, usage: Usage | None, *, model: str = "") -> None:
         """Book the reported usage of a call in place of the estimate. None: its provider billed nothing."""
-        usage = checked_usage(usage)
-        self._close_charges(_book_nothing if usage is None else partial(_book, usage=usage, model=model, size=0))
+        try:
+            usage = checked_usage(usage)
+            self._close_charges(_book_nothing if usage is None else partial(_book, usage=usage, model=model, size=0))
+        except Exception as fault:
+            self._run.fault(fault)
 
     def _close_charges(self, close: Callable[[Guard, ModelCall], None]) -> None:
         """Close the charge of each layer. A fault in one layer does not prevent the others."""
-        for layer, event in self._charged:
+        for layer, event in self.charged:
             if event.charge is not None:
                 try:
                     close(layer.guard, event)
                 except Exception as fault:
                     write_off(layer.guard, event.charge, "adapter", fault)
 
-    def release(self) -> None:
-        """Release the reservations of a call that was not made."""
-        if self._close():
-            return
-        for layer, event in self._charged:
+    def write_off(self, fault: Exception) -> None:
+        """Book an estimate for every layer that still holds something, after a fault."""
+        self._run.fault(fault)
+        for layer, event in self.charged:
             if event.charge is not None and not event.charge.over:
-                layer.guard.release(event.charge)
-                layer.guard.faults.attempt("adapter", layer.guard.unspent, event.run, event)
-
-    def _close(self) -> bool:
-        over, self._is_over = self._is_over, True
-        if not over and self.task is not None:
-            for layer, _ in self._charged:
-                layer.guard.faults.attempt("adapter", layer.run.slots.give_back, self.task)
-        return over
+                write_off(layer.guard, event.charge, "adapter", fault)
 
 
 def dearest(guard: Guard, request: ModelRequest) -> str:
@@ -393,6 +416,12 @@ def write_off(guard: Guard, charge: Charge, where: str, error: BaseException) ->
 def _book(guard: Guard, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
     booked, estimated = _completed(usage, event.input_tokens, size)
     guard.settle(event.charge, booked, model or event.model, estimated=estimated)
+
+
+def _release(guard: Guard, event: ModelCall) -> None:
+    if not event.charge.over:
+        guard.release(event.charge)
+        guard.faults.attempt("adapter", guard.unspent, event.run, event)
 
 
 def _book_nothing(guard: Guard, event: ModelCall) -> None:
@@ -463,6 +492,6 @@ async def last_permission(
     if await last.take(state, event) is None:
         return None
     permission = Permission(run, task)
-    permission.add(layer, event)
+    permission.charged.append((layer, event))
     permission.notice, permission.last_after = last.instruction, trip
     return permission

@@ -38,7 +38,7 @@ from runguard.calls.model_calls import (
     dearest,
     last_permission,
 )
-from runguard.calls.surroundings import AgentsState, RunContext, drive
+from runguard.calls.surroundings import HELPERS, AgentsState, RunContext, drive
 from runguard.calls.threads import carry
 from runguard.calls.tool_calls import (
     OUTERMOST,
@@ -54,6 +54,7 @@ from runguard.calls.tool_calls import (
 )
 from runguard.calls.whom import Whom, check_named, check_whom, input_of, live_blocks
 from runguard.core.decision import ALLOW, Action, Decision, Trip
+from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
@@ -93,8 +94,8 @@ class AgentRun:
         self._lock, self._ended = self.tools.lock, False
         self._sizes: dict[str, tuple[ModelRequest, int]] = {}  # by agent: the last request, and its reported size
         # Where a framework calls no hook after an error, the run ends soon after the last reference to it is gone.
-        FINALIZED.ready()
-        carry()
+        guard.faults.attempt("adapter", FINALIZED.ready)
+        guard.faults.attempt("adapter", carry)
         self._finalizer = weakref.finalize(self, FINALIZED.put, partial(end_layers, opened, home))
         self._finalizer.atexit = False
 
@@ -141,16 +142,22 @@ class AgentRun:
         layers += [layer for layer in (around.layers if around is not None else ()) if layer.guard not in known]
         known |= {layer.guard for layer in layers}
         if guard not in known:
-            check_named(guard, **whom)
-            blocks = _blocks(within)
-            try:
-                layers += _limits_of(blocks, known)
-                home = Home.of(guard, blocks[0] if blocks else None, keys, run, whom)
-                layers.append(home.layer(agent))
-                if home.block is not None:
-                    opened.append(layers[-1])
-            except Exception as error:
-                refused = refused or guard.give_up_call("adapter", error, "", agent)
+            for give_up in (guard.give_up, guard.give_up_call):  # without a run, nobody is asked about money: try again
+                try:
+                    check_named(guard, **whom)
+                    blocks = _blocks(within)
+                    limits = _limits_of(blocks, known)
+                    home = home or Home.of(guard, blocks[0] if blocks else None, keys, run, whom)
+                    layers += [*limits, home.layer(agent)]
+                    if home.block is not None:
+                        opened.append(layers[-1])
+                    break
+                except PolicyError:
+                    raise
+                except Exception as error:
+                    refused = refused or give_up("adapter", error, "", agent)
+                if refused is not None:
+                    break
         conditions = (*place.conditions, *(around.ending.all if around is not None else ()))
         if ending is None or home is None:
             ending = EndingConditions(conditions, condition if home is not None else None)
@@ -240,8 +247,10 @@ class AgentRun:
     @property
     def stopped(self) -> Trip | None:
         """The trip that has stopped this run, or a run around it."""
-        if self._refused is not None:
-            return self._refused
+        trip: Trip | None = self._refused or self.guard.faults.attempt("adapter", self._stopped)
+        return trip
+
+    def _stopped(self) -> Trip | None:
         for guard, run, lane in self.layers:
             trip = run.stopped or (run.lanes[lane].stop_in_force() if lane in run.lanes else None)
             if trip is not None and guard.policy.mode == "enforce":
@@ -250,22 +259,28 @@ class AgentRun:
 
     def enter(self) -> Trip | None:
         """Report that the agent begins to work. Return the trip if it is nested too deep or was started too often."""
-        for layer in self.layers:
-            decision = self._decide(layer, layer.guard.check, partial(AgentEntered, depth=self.depth))
-            if (trip := self.stop_of(decision)) is not None:
-                return trip
-        return self._refused
+        make = partial(AgentEntered, depth=self.depth)
+        trip: Trip | None = self.guard.faults.attempt("adapter", self._tell, make)
+        return trip or self._refused
 
     def hand_off(self, target: str) -> Trip | None:
         """Report that the agent passes the conversation to ``target``, which continues in the same lane.
 
         Return the trip if that stops the run. Calls from now on belong to ``target``.
         """
-        trip = None
-        for layer in self.layers:
-            trip = trip or self.stop_of(self._decide(layer, layer.guard.check, partial(HandOff, target=target)))
+        trip: Trip | None = self.guard.faults.attempt("adapter", self._tell, partial(HandOff, target=target))
         self.guard.faults.attempt("adapter", self.ending.handed_off, self.agent, target)
         self.agent = self.tools.agent = target
+        return trip
+
+    def _tell(self, make: Callable[..., Any]) -> Trip | None:
+        """Tell every layer of an event. Return the trip if that stops the run."""
+        trip = None
+        for layer in self.layers:
+            try:
+                trip = trip or self.stop_of(self._decide(layer, layer.guard.check, make))
+            except Exception as error:
+                trip = trip or self.guard.give_up("adapter", error, self.id, self.agent)
         return trip
 
     # ---- model calls ------------------------------------------------------------------------------------------------
@@ -275,14 +290,23 @@ class AgentRun:
 
         ``read`` describes the request. A request that it cannot read is refused where it would get past a budget.
         """
-        return await self._ask(read, asyncio.current_task())
+        task = asyncio.current_task()
+        try:
+            return await self._ask(read, task)
+        except Exception as error:
+            return await self._ask_plain(read, error, task)
 
     def ask_now(self, read: Callable[[], ModelRequest]) -> Reply:
         """Do what ``ask`` does, for callers without an event loop."""
-        make = partial(self._ask, read, None)
-        return drive_layers(
-            self.layers, self.ending, make, lambda lost: lost.release() if isinstance(lost, Permission) else None
-        )
+
+        def give_back(lost: Reply) -> None:
+            if isinstance(lost, Permission):
+                lost.release()
+
+        try:
+            return drive_layers(self.layers, self.ending, partial(self._ask, read, None), give_back)
+        except Exception as error:
+            return HELPERS.finish(partial(self._ask_plain, read, error, None), give_back)
 
     async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Reply:
         permission, owners = Permission(self, task), OWNERS.get()
@@ -292,7 +316,8 @@ class AgentRun:
                 counted = await count_tokens(counter, request.counts)
                 if counted is not None:
                     request = replace(request, input_tokens=counted, likely_tokens=counted)
-            permission.measured, request = request, self._learned(request)
+            permission.measured = request
+            request = self.guard.faults.attempt("adapter", self._learned, request) or request
         except Exception as error:
             for guard, run, _ in self.layers:
                 if (trip := guard.give_up_call("adapter", error, run.info.run, self.agent)) is not None:
@@ -323,6 +348,24 @@ class AgentRun:
             raise
         permission.notice = "\n".join(dict.fromkeys(notice for notice in notices if notice))
         return permission
+
+    async def _ask_plain(
+        self, read: Callable[[], ModelRequest], fault: Exception, task: "asyncio.Task[Any] | None"
+    ) -> Reply:
+        """Ask for a call on the ledgers alone, after a fault. Where a budget cannot be asked, the call is not made."""
+        permission, trip = Permission(self, task), self._refused
+        try:
+            permission.measured = permission.request = read()
+            for layer in self.layers:
+                decision = await self._recover(layer, permission.request, permission, fault)
+                if (trip := self.stop_of(decision)) is not None:
+                    break
+        except Exception as second:
+            trip = self.guard.give_up_call("adapter", second, self.id, self.agent)
+        if trip is None:
+            return permission
+        permission.release()
+        return trip
 
     def _learned(self, request: ModelRequest) -> ModelRequest:
         """Return the request with its sizes raised by as much as the last one of the agent was underestimated."""
@@ -362,7 +405,7 @@ class AgentRun:
         if self.stop_of(decision) is not None:
             return decision
         reserved = await guard.reserve(event, slot=not event.no_loop)
-        permission.add(layer, event)
+        permission.charged.append((layer, event))
         return reserved if reserved.action > decision.action else decision
 
     async def _recover(self, layer: Layer, request: ModelRequest, permission: Permission, error: Exception) -> Decision:
@@ -375,7 +418,7 @@ class AgentRun:
 
         decision, event = await guard.recover("adapter", error, run.info.run, self.agent, describe)
         if event is not None:
-            permission.add(layer, event)
+            permission.charged.append((layer, event))
         return decision
 
     def model_call(self, layer: Layer, request: ModelRequest, *, no_loop: bool) -> ModelCall:
@@ -422,8 +465,7 @@ class AgentRun:
 
     def end(self) -> None:
         """End the work of the agent, and its run if nobody else shares that. Safe to call twice."""
-        if self._close():
-            end_layers(self._opened, self._home)
+        self.guard.faults.attempt("adapter", self._leave)
 
     def pause(self, keys: Sequence[str], *, waits: bool = True) -> None:
         """Pause the run until an answer comes from outside, such as a human's approval.
@@ -431,21 +473,25 @@ class AgentRun:
         It is kept with everything that it has used and seen: ``resume`` continues it by any of these keys. A key is one
         that only this user can give, or that nobody else's pause has. ``waits=False``: the run may also be over.
         """
-        if self._close():
+
+        def keep() -> None:
             if self._home is not None:
                 self._home.keys, self._home.waits = tuple(keys), waits
                 self._home.run.memo = self.ending
-            end_layers(self._opened, self._home)
 
-    def _close(self) -> bool:
-        """Report the answers that no model call has reported. Return False if the agent has ended before."""
+        self.guard.faults.attempt("adapter", self._leave, keep)
+
+    def _leave(self, keep: Callable[[], None] | None = None) -> None:
+        """Report the answers that no model call has reported, and leave the run. Do nothing the second time."""
         with self._lock:
             if self._ended:
-                return False
+                return
             self._ended = True
             self._finalizer.detach()
             self.guard.faults.attempt("adapter", self._report_answers)
-        return True
+        if keep is not None:
+            keep()
+        self.guard.faults.attempt("adapter", end_layers, self._opened, self._home)
 
     @property
     def has_ended(self) -> bool:

@@ -236,12 +236,23 @@ class RunTools:
 
     async def check(self, use: ToolUse) -> str | None:
         """Ask every layer for a tool call. Return None to execute it, or what the model gets instead of an answer."""
-        return await self._check(use, no_loop=False)
+        try:
+            return await self._check(use, no_loop=False)
+        except Exception as error:
+            return self._unchecked(error)
 
     def check_now(self, use: ToolUse) -> str | None:
         """Do what ``check`` does, for callers without an event loop."""
         make = partial(self._check, use, no_loop=True)
-        return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
+        try:
+            return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
+        except Exception as error:
+            return self._unchecked(error)
+
+    def _unchecked(self, error: Exception) -> str | None:
+        """Answer for a call that a fault has left unchecked: execute it, unless ``on_guard_error`` says otherwise."""
+        run = self._layers[-1].run.info.run if self._layers else ""
+        return None if self._guard.give_up("adapter", error, run, self.agent) is None else NOT_EXECUTED
 
     async def _check(self, use: ToolUse, *, no_loop: bool) -> str | None:
         call = self._call(use)
@@ -304,11 +315,15 @@ class RunTools:
 
     def inside(self, use: ToolUse) -> InsideTool:
         """Return the context manager in which the tool must run, so that agents that it starts join this run."""
+        held: tuple[Charge, ...] = self._guard.faults.attempt("adapter", self._held, use) or ()
+        return InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all), held)
+
+    def _held(self, use: ToolUse) -> tuple[Charge, ...]:
         held = []
         for guard, run, _ in self._layers:
             if run.bills is not None and (charge := guard.tool_prices.charge_of(run, self._call(use).key)) is not None:
                 held.append(charge)
-        return InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all), tuple(held))
+        return tuple(held)
 
     # ---- after a call -----------------------------------------------------------------------------------------------
 

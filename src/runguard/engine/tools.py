@@ -308,8 +308,8 @@ class ToolPrices:
 
     def settle(self, run: Run, call_id: str, args: object, answer: object) -> None:
         """The tool was executed. ``answer``: what it returned, or the exception that it raised."""
-        bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
-        if bill is None:
+        bill = run.bills.open.get(call_id) if run.bills is not None else None
+        if run.bills is None or bill is None:
             return
         nano, estimated = bill.bound, callable(bill.price)
         try:
@@ -325,6 +325,7 @@ class ToolPrices:
                     nano, estimated = value, False
         finally:  # also when the function ends the program or the task
             self.book(bill.charge, call_id, nano, estimated=estimated)
+            run.bills.open.pop(call_id, None)  # last: after a fault, the call is still open and closed later
 
     def settle_unknown(self, run: Run, call_id: str) -> None:
         """The tool was executed and never answered."""
@@ -334,9 +335,10 @@ class ToolPrices:
 
     def settle_at(self, run: Run, call_id: str, nano: int, *, estimated: bool) -> None:
         """The tool was executed, and what it cost is known."""
-        bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
-        if bill is not None:
+        bill = run.bills.open.get(call_id) if run.bills is not None else None
+        if run.bills is not None and bill is not None:
             self.book(bill.charge, call_id, nano, estimated=estimated)
+            run.bills.open.pop(call_id, None)
 
     def book(self, charge: Charge, call_id: str, nano: int, *, estimated: bool) -> None:
         self._settling.settle(charge, Usage(), nano=nano, estimated=estimated)
@@ -380,9 +382,11 @@ class ToolPrices:
 
     def end(self, run: Run) -> None:
         """The run is over, and no answer came: the calls were made, and what they cost is not known."""
-        if run.bills is not None:
-            for call_id in list(run.bills.open):
+        for call_id, bill in list(run.bills.open.items()) if run.bills is not None else ():
+            try:
                 self.settle_unknown(run, call_id)
+            except Exception as error:
+                self._settling.close(bill.charge, error)
 
     def _without_bound(self, run: Run, event: ToolCall, fault: str) -> Decision:
         """What a call may cost is not known. Where dollars are limited, it is refused."""
