@@ -31,7 +31,7 @@ from runguard.adk.runs import (
 )
 from runguard.adk.stops import Halt, refused_response, stop_response, until_done
 from runguard.adk.termination import asked_first
-from runguard.calls.model_calls import ModelRequest, Permission, count_tokens, write_off
+from runguard.calls.model_calls import Interruption, ModelRequest, Permission, count_tokens, write_off
 from runguard.calls.run import AgentRun
 from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import Place
@@ -164,14 +164,13 @@ class PassingCall:
     the cancellation becomes a stop.
     """
 
-    __slots__ = ("_loop", "_runs", "_thrown", "accounts", "is_due", "llm", "owners", "task")
+    __slots__ = ("_runs", "accounts", "cut", "is_due", "llm", "owners")
 
     def __init__(self, llm: BaseLlm, accounts: list[CallAccount]) -> None:
         self.llm, self.accounts = llm, accounts
         around = OWNERS.get()
         self.owners = tuple([charge for charge in around if not charge.over]) if around else ()
-        self._thrown, self._loop = False, asyncio.get_running_loop()
-        self.task: asyncio.Task[Any] | None = None  # that waits for the model now
+        self.cut = Interruption()  # of the task that waits for the model
         self.is_due = False  # the switch was thrown, perhaps while no task waited
         self._runs: list[Run] = []
         for account in accounts:
@@ -193,18 +192,11 @@ class PassingCall:
 
     def _throw(self) -> None:
         self.is_due = True
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self.task is not None and not self._thrown:
-            self._thrown = True
-            self.task.cancel()
+        self.cut()
 
     def by_switch(self) -> tuple[Trip, Guard] | None:
         """Return the stop that ended the call, and its guard. None when other code cancelled it."""
-        task = asyncio.current_task()
-        if not self._thrown or task is None or task.uncancel() > 0:
+        if not self.cut.undone():
             return None
         return next(
             (
@@ -317,7 +309,7 @@ async def _guarded(
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if passing is not None:
-                        passing.task = asyncio.current_task()
+                        passing.cut.task = asyncio.current_task()
                         if passing.is_due:
                             passing.end_if_due()
                 except Exception as fault:
@@ -328,7 +320,7 @@ async def _guarded(
                     break
                 finally:
                     if passing is not None:
-                        passing.task = None
+                        passing.cut.task = None
                     OWNERS.reset(tokens[1])
                     now = HERE.get()
                     HERE.reset(tokens[0])

@@ -27,6 +27,7 @@ from runguard.adk import patching
 from runguard.adk.patching import IN_USE, note_fault
 from runguard.adk.runs import DELIVERY_S, HERE, project
 from runguard.adk.stops import answer_to, answers_to_open_calls, read_session, store
+from runguard.calls.model_calls import Interruption
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.core.errors import PolicyError
 from runguard.pricing.rates import Usage
@@ -156,12 +157,11 @@ class Watched:
         # answers that were counted without their events: they may still come
         self._counted: deque[PaidAnswer] = deque(maxlen=_COUNTED_KEPT)
         self._open: dict[str, tuple[types.FunctionCall, Event]] = {}  # function calls without an answer
-        self._task: asyncio.Task[Any] | None = None
+        self.wait: Interruption | None = None  # of the task that waits for the next event
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._silence: Callable[[], None] | None = None  # ends the subscription to signals
         self._urgent = self._left = False
-        self.is_thrown = False  # it has cancelled the wait for the next event
 
     async def see(self, events: list[Event]) -> None:
         """Pass events to the condition. Without events it is asked what it knows without them: time, usage, signals."""
@@ -301,29 +301,20 @@ class Watched:
 
     def listen(self) -> None:
         """From now on a signal or a timeout may end the wait for the next event."""
-        self._task, self._loop, self.stream = asyncio.current_task(), asyncio.get_running_loop(), HERE.get().stream
-        self.is_thrown = False
+        self._loop, self.stream = asyncio.get_running_loop(), HERE.get().stream
+        self.wait = Interruption(asyncio.current_task())
         self._silence = self.condition.on_set(self._look_soon)
         self._arm()
 
     def stop_listening(self) -> None:
-        self._task = None
+        if self.wait is not None:
+            self.wait.task = None
         silence, self._silence = self._silence, None
         try:
             self._disarm()
         finally:
             if silence is not None:
                 silence()
-
-    def end_wait(self) -> None:
-        """From any thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._throw)
-
-    def _throw(self) -> None:
-        if self._task is not None and not self.is_thrown:
-            self.is_thrown = True
-            self._task.cancel()
 
     def _look_soon(self) -> None:
         """From any thread."""
@@ -332,7 +323,7 @@ class Watched:
 
     def _look(self) -> None:
         """End the wait if it is over. A signal inside an And may not be enough. Events of paid answers get a moment."""
-        if self._task is None:
+        if self.wait is None or self.wait.task is None:
             return
         try:
             self._ask_early()
@@ -340,7 +331,7 @@ class Watched:
             if self.is_over or (
                 self.reason is not None and not self.in_flight and all(now - one.at > DELIVERY_S for one in self._paid)
             ):
-                self._throw()
+                self.wait()
             else:
                 self._arm(_SOONEST_S)
         except Exception as error:
@@ -351,7 +342,7 @@ class Watched:
     def _arm(self, soonest: float = 0.0) -> None:
         """Look again at the condition's next deadline, or when events of paid answers are overdue."""
         self._disarm()
-        if self._task is None or self._loop is None:
+        if self.wait is None or self.wait.task is None or self._loop is None:
             return
         now = time.monotonic()
         moments = [self.condition.wake_at(), now + DELIVERY_S if self.reason is not None else None]
@@ -399,7 +390,7 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
     try:
         while not is_over:
             event: Event | None = None
-            here, task = HERE.get(), asyncio.current_task()
+            here = HERE.get()
             token = HERE.set(here._replace(conditions=(*here.conditions, watched)))
             try:
                 try:
@@ -410,12 +401,12 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
                     note_fault(error, HERE.get().stream)
                 if not is_over:
                     event = await anext(events)
-                    if watched.is_thrown and task is not None:  # other code has swallowed the cancellation
-                        task.uncancel()
+                    if watched.wait is not None:  # other code may have swallowed the cancellation
+                        watched.wait.undone()
             except StopAsyncIteration:
                 pass
             except asyncio.CancelledError:
-                if not watched.is_thrown or task is None or task.uncancel() > 0:
+                if watched.wait is None or not watched.wait.undone():
                     raise
             finally:
                 now = HERE.get()
@@ -541,8 +532,8 @@ async def asked_first(
         await asyncio.sleep(0)  # code that asks in a loop must not block the event loop
         try:
             for one in around:
-                if one.is_over:  # a loop that never yields would ask for ever
-                    one.end_wait()
+                if one.is_over and one.wait is not None:  # a loop that never yields would ask for ever
+                    one.wait()
         except Exception as error:
             note_fault(error, stream)
         yield LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
