@@ -30,7 +30,7 @@ from agent_framework import (
 from agent_framework.exceptions import UserInputRequiredException
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
+from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse, current_place
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
@@ -201,10 +201,7 @@ class RunGuard(Controls, _Bundle):
 
     def _last(self, end: Trip | Ended, context: ChatContext) -> Any:
         """End the agent with a text. With a response format no text can end it, so the typed error is raised."""
-        is_trip, options = isinstance(end, Trip), context.options or {}
-        if (is_trip and self.guard.policy.on_stop == "raise") or options.get("response_format") is not None:
-            raise error_of(end)
-        words = self.guard.stop_text(end) if isinstance(end, Trip) else end.reason
+        words = last_words(self.guard, end, takes_text=(context.options or {}).get("response_format") is None)
         about = {METADATA_KEY: end.to_dict()}
         message = Message(role="assistant", contents=[words], additional_properties=about)
         response: Any = ChatResponse(messages=[message], finish_reason="stop", additional_properties=about)

@@ -18,7 +18,7 @@ from strands.tools.decorator import DecoratedFunctionTool
 from strands.types.events import ModelStopReason, ToolResultEvent
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
+from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
@@ -143,10 +143,7 @@ class RunGuard(Controls, Plugin):
 
     def _last(self, end: Trip | Ended, context: Any) -> ModelStopReason:
         """End the agent with a text. With structured output no text can end it, so the typed error is raised."""
-        is_trip = isinstance(end, Trip)
-        if (is_trip and self.guard.policy.on_stop == "raise") or context.structured_output_model is not None:
-            raise error_of(end)
-        words = self.guard.stop_text(end) if isinstance(end, Trip) else end.reason
+        words = last_words(self.guard, end, takes_text=context.structured_output_model is None)
         message: Any = {
             "role": "assistant",
             "content": [{"text": words}],

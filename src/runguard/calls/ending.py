@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
+from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
 from runguard.termination.conditions import (
     Ended,
@@ -35,6 +36,16 @@ _SOONEST_S: Final = 0.02
 def error_of(end: Trip | Ended) -> RunGuardError:
     """Return the error to raise where no text can end a run, such as with structured output."""
     return RunStoppedError.of(end) if isinstance(end, Trip) else TerminatedError(end.reason)
+
+
+def last_words(guard: Guard, end: Trip | Ended, *, takes_text: bool) -> str:
+    """Return the text that ends a run.
+
+    Raise the typed error where no text can end it, such as with structured output, and for ``on_stop="raise"``.
+    """
+    if not takes_text or (isinstance(end, Trip) and guard.policy.on_stop == "raise"):
+        raise error_of(end)
+    return guard.stop_text(end) if isinstance(end, Trip) else end.reason
 
 
 def fitting(condition: object, framework: str, *, has_hand_offs: bool) -> TerminationCondition | None:

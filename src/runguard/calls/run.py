@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from runguard.background import FINALIZED
-from runguard.calls.ending import EndingConditions, error_of, fitting
+from runguard.calls.ending import EndingConditions, error_of, fitting, last_words
 from runguard.calls.model_calls import (
     ModelRequest,
     Permission,
@@ -64,7 +64,7 @@ from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.pricing.rates import Usage
 from runguard.termination.conditions import TerminationCondition
 
-__all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting", "input_of"]
+__all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting", "input_of", "last_words"]
 
 
 class AgentRun:

@@ -23,7 +23,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import Spent, Whom, error_of, fitting
+from runguard.calls.run import Spent, Whom, fitting
 from runguard.calls.whom import Named
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -356,11 +356,8 @@ class _Asking:
 
     def _stopped(self, end: Trip | Ended, kwargs: dict[str, Any]) -> AIMessage:
         """The last answer of a run. Where an object must come, only the typed error can end it."""
-        if "response_format" in kwargs or kwargs.get("tool_choice") not in _CHOICES:
-            raise error_of(end)
-        if self.guard.policy.on_stop == "raise" and isinstance(end, Trip):
-            raise RunStoppedError.of(end)
-        return last_message(self.guard, end)
+        takes_text = "response_format" not in kwargs and kwargs.get("tool_choice") in _CHOICES
+        return last_message(self.guard, end, takes_text=takes_text)
 
 
 _Owner = tuple[_Asking, type]

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
+from runguard.calls.run import last_words
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunStoppedError
@@ -170,10 +171,10 @@ def answer_size(message: BaseMessage) -> int:
     return size_of([message.content, getattr(message, "tool_calls", None)])
 
 
-def last_message(guard: Guard, end: Trip | Ended) -> AIMessage:
+def last_message(guard: Guard, end: Trip | Ended, *, takes_text: bool) -> AIMessage:
     """What an agent ends with: text for the user; the trip, or the reason of a condition, for programs."""
-    text = end.reason if isinstance(end, Ended) else guard.stop_text(end)
-    return AIMessage(content=text, response_metadata={METADATA_KEY: end.to_dict()})
+    words = last_words(guard, end, takes_text=takes_text)
+    return AIMessage(content=words, response_metadata={METADATA_KEY: end.to_dict()})
 
 
 def was_refused(message: BaseMessage) -> bool:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission
-from runguard.calls.run import AgentRun, Spent, Whom, error_of, fitting
+from runguard.calls.run import AgentRun, Spent, Whom, fitting
 from runguard.calls.tool_calls import ToolUse
 from runguard.calls.whom import Named
 from runguard.core.decision import Trip
@@ -106,8 +106,8 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         return self._entered(self._runs.of_now(scope_here(), _agent_name()))
 
     def _entered(self, found: Found) -> AgentRun:
-        if found.is_new and (trip := found.run.enter()) is not None:
-            self._raise_if_asked(trip)
+        if found.is_new and (trip := found.run.enter()) is not None and self.guard.policy.on_stop == "raise":
+            raise RunStoppedError.of(trip)
         return found.run
 
     # ---- model calls ------------------------------------------------------------------------------------------------
@@ -164,18 +164,10 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
 
     def _stop(self, run: AgentRun, end: Trip | Ended, request: ModelRequest[Any]) -> AIMessage:
         """End the agent. Structured output leaves no way but the exception."""
-        if request.response_format is not None:
-            raise error_of(end)
-        if isinstance(end, Trip):
-            self._raise_if_asked(end)
-        message = last_message(self.guard, end)
+        message = last_message(self.guard, end, takes_text=request.response_format is None)
         message.id = f"runguard-{uuid4()}"
         self._bills[message.id] = run.spent
         return message
-
-    def _raise_if_asked(self, trip: Trip) -> None:
-        if self.guard.policy.on_stop == "raise":
-            raise RunStoppedError.of(trip)
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
 

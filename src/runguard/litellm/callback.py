@@ -11,7 +11,7 @@ from litellm.exceptions import ModifyResponseException
 from litellm.integrations.custom_logger import CustomLogger
 
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import error_of
+from runguard.calls.run import last_words
 from runguard.core.decision import Trip
 from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Controls, Guard
@@ -93,9 +93,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         return data
 
     def _stop(self, end: Trip | Ended, wire: WireFormat, body: Body, data: dict[str, Any]) -> Exception:
-        if self.guard.policy.on_stop == "raise" or wire.asks_for_data(body):
-            return error_of(end)
-        text = self.guard.stop_text(end) if isinstance(end, Trip) else end.reason
+        text = last_words(self.guard, end, takes_text=not wire.asks_for_data(body))
         stop: Exception = ModifyResponseException(
             text, wire.model(body, ""), data, "runguard", {"runguard": end.to_dict()}
         )

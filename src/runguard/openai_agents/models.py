@@ -16,7 +16,7 @@ from openai.types.responses import (
 )
 
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, error_of
+from runguard.calls.run import AgentRun, last_words
 from runguard.core.decision import Trip
 from runguard.openai_agents.answers import Asked, cut_off, message, settle_answer, spoken
 from runguard.openai_agents.sharing import sharing
@@ -171,14 +171,8 @@ def name_of(model: str | Model | None) -> str:
 
 
 def _last_words(run: AgentRun, end: Trip | Ended, asked: Asked) -> ResponseOutputMessage:
-    """Return the message that ends the run. With structured output no text can end it, so the typed error is raised."""
-    if isinstance(end, Trip):
-        if run.guard.policy.on_stop == "raise" or asked.is_structured:
-            raise error_of(end)
-        return message(run.guard.stop_text(end), end.id)
-    if asked.is_structured:
-        raise error_of(end)
-    return message(end.reason, _ENDED)
+    words = last_words(run.guard, end, takes_text=not asked.is_structured)
+    return message(words, end.id if isinstance(end, Trip) else _ENDED)
 
 
 class GuardedProvider(ModelProvider):

@@ -38,7 +38,7 @@ from pydantic_ai.usage import RequestUsage
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, Whom, error_of, fitting, input_of
+from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunGuardError, RunStoppedError
@@ -206,11 +206,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
         turn.making.enter_context(permission.in_flight())
         return permission.changed(_changed, request_context)
 
-    def _stop(self, end: Trip | Ended, request: ModelRequestContext) -> Exception:
-        is_trip = isinstance(end, Trip)
-        if (is_trip and self.guard.policy.on_stop == "raise") or not _takes_text(request):
-            return error_of(end)
-        text = TextPart(self.guard.stop_text(end) if isinstance(end, Trip) else end.reason)
+    def _stop(self, end: Trip | Ended, request: ModelRequestContext) -> SkipModelRequest:
+        text = TextPart(last_words(self.guard, end, takes_text=_takes_text(request)))
         return SkipModelRequest(ModelResponse([text], metadata={METADATA_KEY: end.to_dict()}))
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
