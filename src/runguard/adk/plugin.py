@@ -48,6 +48,7 @@ from runguard.adk.runs import (
     project,
 )
 from runguard.adk.stops import Stopper, is_asked_again
+from runguard.adk.termination import keep_reason
 from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import count_tokens
 from runguard.calls.threads import carry
@@ -333,6 +334,7 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
         plugin = self
         try:
+            keep_reason(event)
             if self.generations is not None:
                 plugin = self.generations.of(invocation_context.invocation_id)
             if plugin._off or event.partial:

@@ -634,20 +634,26 @@ def _wrap_actions(original: Any) -> Any:
     return begin
 
 
-def _wrap_event(original: Any) -> Any:
-    """Keep the reason in the metadata, too: ADK without RunGuard could not read another field of the actions."""
+def keep_reason(event: Event) -> None:
+    """Keep a reason of the actions in the metadata too: ADK without RunGuard could not read a field of its own."""
+    reason = _get_reason(event.actions)
+    if reason is None or termination_reason(event) == reason:
+        return
+    metadata = event.custom_metadata or {}
+    own = metadata.get(METADATA_KEY)
+    ended = {KEY: {"reason": reason, "condition": ""}}
+    event.custom_metadata = {**metadata, METADATA_KEY: {**own, **ended} if isinstance(own, dict) else ended}
 
+
+def _wrap_event(original: Any) -> Any:
     @wraps(original)
     def post_init(self: Event, context: Any, /) -> None:
         original(self, context)
-        metadata, reason = self.custom_metadata, _get_reason(self.actions)
-        if reason is not None and termination_reason(self) is None:
-            self.custom_metadata = {**(metadata or {}), METADATA_KEY: {KEY: {"reason": reason, "condition": ""}}}
-        elif metadata and METADATA_KEY in metadata and reason is None:
-            reason = termination_reason(self)
-            if reason is not None:  # it was loaded from a session
-                _set_reason(self.actions, reason)
-                self.actions.escalate = True
+        if _get_reason(self.actions) is not None:
+            keep_reason(self)
+        elif self.custom_metadata and (reason := termination_reason(self)) is not None:  # loaded from a session
+            _set_reason(self.actions, reason)
+            self.actions.escalate = True
 
     return post_init
 

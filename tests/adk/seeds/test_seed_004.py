@@ -3,12 +3,13 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, LoopAgent
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
+from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event, EventActions
 from google.adk.runners import InMemoryRunner
 from google.adk.sessions import InMemorySessionService
@@ -165,6 +166,31 @@ async def test_the_reason_of_an_own_event_is_stored_and_adk_alone_can_read_it() 
     assert not hasattr(alone.actions, "termination_reason")
     with pytest.raises(ValueError, match="termination_reason"):
         EventActions(termination_reason="enough")  # type: ignore[call-arg]
+
+
+class Saying(BaseAgent):
+    """Sets the reason on an event that it has made."""
+
+    async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
+        event = Event(author=self.name, invocation_id=ctx.invocation_id, content=types.ModelContent("done"))
+        event.custom_metadata = {"mine": 1, "runguard": {"notice": "kept"}}
+        event.actions.escalate = True
+        event.actions.termination_reason = "enough"  # type: ignore[attr-defined]
+        yield event
+
+
+async def test_a_reason_that_is_set_on_an_event_is_stored_with_it(tmp_path: Path) -> None:
+    sessions = SqliteSessionService(str(tmp_path / "adk.db"))
+    loop = LoopAgent(name="loop", sub_agents=[Saying(name="saying")], max_iterations=3)
+    result = await run(loop, session_service=sessions)
+    facts = {"app_name": result.session.app_name, "user_id": result.session.user_id, "session_id": result.session.id}
+    stored = await sessions.get_session(**facts)
+    assert stored is not None
+    last = stored.events[-1]
+    assert (last.actions.escalate, last.actions.termination_reason) == (True, "enough")  # type: ignore[attr-defined]
+    assert last.custom_metadata is not None
+    assert last.custom_metadata["mine"] == 1
+    assert last.custom_metadata["runguard"]["notice"] == "kept"
 
 
 async def test_an_inner_loop_that_ends_does_not_end_the_loop_around_it() -> None:
