@@ -373,12 +373,13 @@ def bare(text: str) -> str:
     if text[:44].lstrip()[:1] == "<" and (found := _REMINDER.match(text)) is not None:
         text = text[found.end() :]
     if text[-44:].rstrip()[-1:] == ">":
-        at = max(text.rfind(f"<{name}") for name in _REMINDERS)
+        at = max(text.rfind(f"<{name}", -_MOST_OF_A_REMINDER) for name in _REMINDERS)
         if at >= 0 and (found := _REMINDER.match(text, at)) is not None and found.end() == len(text):
             text = text[:at].rstrip()
     return text
 
 
+_MOST_OF_A_REMINDER: Final = 4_200  # characters, with its tags
 _REMINDERS: Final = (
     "system-reminder",
     "system_reminder",
