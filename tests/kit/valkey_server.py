@@ -14,6 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Valkey:
     """A server that can be killed, stalled and started again with what it wrote to its folder."""
 
@@ -22,9 +28,7 @@ class Valkey:
 
         self.binary, self.folder, self.options = str(get_binary_path()), folder, options
         self.socket = folder / "valkey.sock"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self.process: subprocess.Popen[bytes] | None = None
 

@@ -10,7 +10,6 @@ import json
 import logging
 import math
 import re
-import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -80,7 +79,8 @@ def store_error_of(error: Exception, name: str, prefix: str) -> RunGuardError:
             f"{name}: {text}; this user needs the keys ~{prefix}* and +@read +@write +@scripting +info"
         )
     if isinstance(error, exceptions.MovedError):
-        return StoreError(f"{name}: a cluster, and {error.node_addr} has this namespace; give the address of that node")
+        host, port = error.node_addr
+        return StoreError(f"{name}: a cluster, and {host}:{port} has this namespace; give the address of that node")
     transient = (
         exceptions.ReadOnlyError
         | exceptions.OutOfMemoryError
@@ -179,7 +179,6 @@ def balances_of(reply: list[str], start: int) -> list[Balance]:
 # ---- One connection to a Redis or Valkey server: running scripts on it, and checking what server it is.
 
 _IDLE_S: Final = 1.0
-_PEEKED: Final = 65_536
 # scripts that may run twice: the second run changes nothing
 _REPEATABLE: Final = frozenset(
     {"reserve", "settle", "settle_and_reserve", "next_call", "release", "read", "running", "list", "about", "command"}
@@ -214,11 +213,7 @@ class RedisConnection:
             ) from None
         self._name, self._prefix, self._seen = name, f"{{{namespace}}}:", seen
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
-        self._no_script, self._lost, self._late = (
-            redis.exceptions.NoScriptError,
-            redis.exceptions.ConnectionError,
-            redis.exceptions.TimeoutError,
-        )
+        self._no_script, self._lost = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
@@ -380,31 +375,12 @@ class RedisConnection:
         self._used = now
         link.send_packed_command((command,))  # connects if necessary
         try:
-            return self._answer(link, number)
-        except TimeoutError:
-            link.disconnect()
-            raise self._late("Timeout reading from socket") from None
-        except OSError as error:
-            link.disconnect()
-            raise self._lost(f"Error while reading from socket: {error}") from None
+            found = link.read_response()
+            if type(found) is not list or len(found) != 2 or found[1] != number.decode():
+                raise self._lost("the server sent the answer to another request")
         except BaseException:  # also an interrupt: this answer must not be read as the next one's
             link.disconnect()
             raise
-
-    def _answer(self, link: Any, number: bytes) -> Any:
-        sock = getattr(link, "_sock", None)
-        if type(sock) is socket.socket:  # TLS does not allow peeking
-            # Most answers are one text, for which the client's parser takes longer than the server. Other answers stay
-            # in the socket for the parser.
-            seen, end = sock.recv(_PEEKED, socket.MSG_PEEK), b"\r\n$%d\r\n%b\r\n" % (len(number), number)
-            if seen.startswith(b"*2\r\n$") and seen.endswith(end):
-                size, _, text = seen[5 : -len(end)].partition(b"\r\n")
-                if size.isdigit() and len(text) == int(size):
-                    sock.recv(len(seen))
-                    return text.decode()
-        found = link.read_response()
-        if type(found) is not list or len(found) != 2 or found[1] != number.decode():
-            raise self._lost("the server sent the answer to another request")
         return found[0]
 
     def _do(self, *command: str) -> Any:
