@@ -70,7 +70,7 @@ class StoreLedger(Waiting):
         self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
         self.link = StoreLink(store, timeout)
         self._guards = StoreGuards(self.link)
-        self._jobs = StoreJobs(self.link, self._ensure_threads)
+        self._jobs = StoreJobs(self.link, self._ensure_asker)
         self._writer = FactWriter(self.link, self._guards, retention_s, self._learn)
         self._restarts = 0  # threads that had to be started again
         self._accounts = StoredAccounts()
@@ -86,6 +86,7 @@ class StoreLedger(Waiting):
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
         self._threads: list[threading.Thread | None] = [None] * (_ASKERS + 1)  # the writer is the last
+        self._looked_at = 0
 
     def restart(self) -> None:
         """Begin anew in a forked child: threads, connections and waiting facts stay with the parent."""
@@ -95,20 +96,30 @@ class StoreLedger(Waiting):
 
     # ---- threads ----------------------------------------------------------------------------------------------------
 
-    def _ensure_threads(self) -> None:
+    def _ensure_asker(self) -> None:
+        """Make sure that a job will be done. Look at one thread at a time: any of them can do it."""
+        self._looked_at = (self._looked_at + 1) % _ASKERS
+        if not _is_alive(self._threads[self._looked_at]):
+            self._start_threads()
+
+    def _ensure_writer(self) -> None:
+        if not _is_alive(self._threads[-1]):
+            # without a thread the fact waits, and every later use tries again
+            with contextlib.suppress(StoreOutage):
+                self._start_threads()
+
+    def _start_threads(self) -> None:
         """Start the threads, and start again those that have ended.
 
         Raise ``StoreOutage`` when the system gives no thread.
         """
-        if all(thread is not None and thread.is_alive() for thread in self._threads):
-            return
         restarts = self._restarts
         with self._lock:
             if self._threads[-1] is None:
                 # Children of multiprocessing end without atexit; this is registered in the process that uses it.
                 multiprocessing.util.Finalize(None, self.end, exitpriority=10)
             for n, thread in enumerate(self._threads):
-                if thread is None or not thread.is_alive():
+                if not _is_alive(thread):
                     try:
                         self._threads[n] = start_thread(
                             f"runguard-store-{n}", self._jobs.work if n < _ASKERS else self._write, self.link.fault
@@ -275,15 +286,10 @@ class StoreLedger(Waiting):
         self._writer.put(fact)
         self._ensure_writer()
 
-    def _ensure_writer(self) -> None:
-        # without a thread the fact waits, and every later use tries again
-        with contextlib.suppress(StoreOutage):
-            self._ensure_threads()
-
     def _learn(self, reply: StoreReply, fact: Fact) -> None:
         """Take over the reply to a fact that was booked. If this fails, the next answer brings the same news."""
         try:
-            with self.link.in_use():
+            with self.link:
                 self._learn_from(reply, fact.accounts)
         except (StoreOutage, StoreError) as error:
             self.link.outage(error)
@@ -360,7 +366,7 @@ class StoreLedger(Waiting):
         The writer asks, after it has booked what reached the mark.
         """
         try:
-            with self.link.in_use():
+            with self.link:
                 return self.link.session().first(account.key, mark, percent, limit)
         except (StoreOutage, StoreError) as error:  # no threshold fires now; the next settlement asks again
             self.link.outage(error)
@@ -404,6 +410,10 @@ class StoreLedger(Waiting):
 
     def forget(self, scope: str) -> None:
         self._accounts.forget(scope)
+
+
+def _is_alive(thread: threading.Thread | None) -> bool:
+    return thread is not None and thread.is_alive()
 
 
 # ---- One ledger per store and process.
@@ -464,18 +474,19 @@ class StoredAccount(Account):
         return other
 
     def limit(self, caps: Amount) -> None:
-        self.cap_usd, self.cap_tokens, self.cap_calls = (
-            UNLIMITED if cap >= UNLIMITED else cap + more for cap, more in zip(caps, self.granted, strict=True)
-        )
+        usd, tokens, calls = caps
+        more_usd, more_tokens, more_calls = self.granted
+        self.cap_usd = usd + more_usd if usd < UNLIMITED else UNLIMITED
+        self.cap_tokens = tokens + more_tokens if tokens < UNLIMITED else UNLIMITED
+        self.cap_calls = calls + more_calls if calls < UNLIMITED else UNLIMITED
 
     def learn(self, balance: Balance) -> None:
         """Take over what the store reported."""
         self.granted, self.overrun, self.closed = balance.granted, balance.overrun, balance.closed
         self.limit(self.line.caps)
-        self.spent_usd, self.spent_tokens, self.spent_calls = balance.spent
-        self.due_usd, self.due_tokens, self.due_calls = (
-            s + h for s, h in zip(balance.spent, balance.held, strict=True)
-        )
+        self.spent_usd, self.spent_tokens, self.spent_calls = usd, tokens, calls = balance.spent
+        held_usd, held_tokens, held_calls = balance.held
+        self.due_usd, self.due_tokens, self.due_calls = usd + held_usd, tokens + held_tokens, calls + held_calls
 
 
 class StoredAccounts:
@@ -571,11 +582,14 @@ def settlement_of(hold: Hold, actual: Amount, then: Callable[[], None] | None, r
 
 def reaches_alert(accounts: Sequence[Account], more: Amount) -> bool:
     """Return whether an account that spends ``more`` reaches its next threshold."""
-    return any(
-        spent + added >= alert
-        for account in accounts
-        for spent, added, alert in zip(account.spent, more, account.alert, strict=True)
-    )
+    usd, tokens, calls = more
+    for account in accounts:
+        alert = account.alert
+        if account.spent_usd + usd >= alert[0] or account.spent_tokens + tokens >= alert[1]:
+            return True
+        if account.spent_calls + calls >= alert[2]:
+            return True
+    return False
 
 
 def is_unnoticed(hold: Hold, actual: Amount) -> bool:
@@ -584,11 +598,13 @@ def is_unnoticed(hold: Hold, actual: Amount) -> bool:
     Its hold covers it, so that nothing is lost with a process that is killed meanwhile. No threshold is reached. Half
     of every budget is free, so that no other worker is refused because of the hold.
     """
-    if not hold.is_open or any(took > held for took, held in zip(actual, hold.amount, strict=True)):
+    held = hold.amount
+    if not hold.is_open or actual[0] > held[0] or actual[1] > held[1] or actual[2] > held[2]:
         return False
     for account in hold.accounts:
-        due = (account.due_usd, account.due_tokens, account.due_calls)
-        if account.closed or any(2 * now > cap for now, cap in zip(due, account.caps, strict=True)):
+        if account.closed or 2 * account.due_usd > account.cap_usd or 2 * account.due_tokens > account.cap_tokens:
+            return False
+        if 2 * account.due_calls > account.cap_calls:
             return False
     return not reaches_alert(hold.accounts, actual)
 
@@ -620,13 +636,32 @@ _LONGEST_QUEUE: Final = 60  # times the deadline that a call may wait in the que
 class _Job(Generic[_T]):
     """Something that a caller wants the store to do now."""
 
-    __slots__ = ("again", "asked", "begun", "do", "future")
+    __slots__ = ("again", "answer", "asked", "begun", "do", "is_given_up", "loop")
 
-    def __init__(self, do: Callable[[StoreSession], _T], again: bool) -> None:
+    def __init__(
+        self,
+        do: Callable[[StoreSession], _T],
+        again: bool,
+        answer: "asyncio.Future[_T] | Future[_T]",
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         self.do, self.again = do, again  # again: doing it twice counts once
+        self.answer, self.loop = answer, loop  # loop: that of the answer; None: a thread waits for it
         self.asked = time.monotonic()
         self.begun: float | None = None
-        self.future: Future[_T] = Future()
+        self.is_given_up = False  # its caller has left: what was not begun need not be done
+
+    def tell(self, result: Any, error: Exception | None) -> None:
+        """Give the caller the result or the error, from a thread."""
+        if self.loop is None:
+            self._end(result, error)
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.loop.call_soon_threadsafe(self._end, result, error)
+
+    def _end(self, result: Any, error: Exception | None) -> None:
+        if not self.answer.done():
+            self.answer.set_result(result) if error is None else self.answer.set_exception(error)
 
 
 class StoreJobs:
@@ -645,44 +680,50 @@ class StoreJobs:
 
     async def ask(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and await it, within the deadline. ``again``: doing it twice counts once."""
-        link = self._link
+        link, loop = self._link, asyncio.get_running_loop()
         link.check_rest()
-        asked = self._put(job, again)
-        wrapped = asyncio.wrap_future(asked.future)
-        # its caller may be cancelled or stop waiting: asyncio reports an exception that is never looked at
-        wrapped.add_done_callback(lambda late: late.cancelled() or late.exception())
+        answer: asyncio.Future[_T] = loop.create_future()
+        asked = _Job(job, again, answer, loop)
+        self._put(asked)
+        alarm = loop.call_later(link.timeout, self._look_at, asked)
         try:
-            while (left := self._time_left(asked)) > 0:
-                await asyncio.wait((wrapped,), timeout=left)
-                if wrapped.done():
-                    return wrapped.result()
+            return await answer
         except StoreOutage as error:
             link.outage(error)
             raise
-        asked.future.cancel()
-        outage = StoreOutage(f"{link.name}: no answer within {link.timeout:g} s")
-        link.outage(outage)
-        raise outage
+        finally:
+            alarm.cancel()
+
+    def _look_at(self, asked: _Job[Any]) -> None:
+        """End the wait of a caller whose time is over."""
+        assert asked.loop is not None
+        if asked.answer.done():
+            return
+        if (left := self._time_left(asked)) > 0:
+            asked.loop.call_later(left, self._look_at, asked)
+        else:
+            asked.is_given_up = True
+            asked.answer.set_exception(StoreOutage(f"{self._link.name}: no answer within {self._link.timeout:g} s"))
 
     def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
-        asked = self._put(job, again)
+        answer: Future[_T] = Future()
+        asked = _Job(job, again, answer)
+        self._put(asked)
         while (left := self._time_left(asked)) > 0:
             with contextlib.suppress(FutureTimeout):
-                return asked.future.result(left)
-            if asked.future.done():
-                return asked.future.result()  # the answer came just after the wait had ended
-        asked.future.cancel()
+                return answer.result(left)
+            if answer.done():
+                return answer.result()  # the answer came just after the wait had ended
+        asked.is_given_up = True
         raise StoreOutage(
             f"{self._link.name}: no answer within {self._link.timeout:g} s; what was asked may still be done: look "
             "before you repeat it"
         )
 
-    def _put(self, job: Callable[[StoreSession], _T], again: bool) -> _Job[_T]:
+    def _put(self, asked: _Job[Any]) -> None:
         self._ensure_threads()
-        asked: _Job[_T] = _Job(job, again)
         self._queue.put(asked)
-        return asked
 
     def _time_left(self, job: _Job[Any]) -> float:
         """Return the seconds that a caller still waits.
@@ -701,24 +742,24 @@ class StoreJobs:
         """Do jobs until the queue ends."""
         jobs = self._queue
         while (job := jobs.get()) is not None:
-            job.begun = time.monotonic()
-            if not job.future.set_running_or_notify_cancel():
+            if job.is_given_up:
                 continue
+            job.begun = time.monotonic()
             try:
                 result = self._do(job)
             except BaseException as error:
                 # The answer comes first: its caller must not wait for anything else that may go wrong.
-                job.future.set_exception(fault_of(self._link.name, error))
+                job.tell(None, fault_of(self._link.name, error))
                 self._link.drop_session()
             else:
                 self._served = time.monotonic()
-                job.future.set_result(result)
+                job.tell(result, None)
         self._link.drop_session()
 
     def _do(self, job: _Job[_T]) -> _T:
         link = self._link
         had_session, began = link.has_session, time.monotonic()
-        with link.in_use():
+        with link:
             try:
                 return job.do(link.session())
             except StoreOutage:

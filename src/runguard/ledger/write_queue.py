@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from runguard.background import log_fault
@@ -27,9 +27,9 @@ from runguard.ledger.ledger import (
     StoreSession,
     UnforeseenError,
     change_control,
+    fault_of,
     purge,
     read_control,
-    store_faults,
     sum_up,
 )
 
@@ -82,7 +82,9 @@ class Facts:
         self._queue: deque[Fact] = deque()
         self._lingering: OrderedDict[Fact, None] = OrderedDict()  # the oldest first
         self._taken: dict[str, Fact] = {}  # by their hold: a reservation takes them along right now
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._looks_at = 0.0  # when the writer, which waits, looks by itself again
         self.closed = threading.Event()  # the writer takes no more facts
 
     def __len__(self) -> int:
@@ -93,7 +95,7 @@ class Facts:
 
         Return False when the queue is full.
         """
-        with self._changed:
+        with self._lock:
             self._hurry_locked()
             if len(self._queue) >= FACTS_KEPT:
                 return False
@@ -103,12 +105,14 @@ class Facts:
 
     def linger(self, fact: Fact) -> None:
         """Let a settlement wait for the next reservation on its accounts."""
-        with self._changed:
+        with self._lock:
             fact.due = time.monotonic() + _LINGER_S
             self._lingering[fact] = None
-            if len(self._lingering) > _LINGERING_KEPT:
+            is_full = len(self._lingering) > _LINGERING_KEPT
+            if is_full:
                 self._queue.append(self._lingering.popitem(last=False)[0])
-            self._changed.notify()
+            if is_full or self._looks_at > fact.due:
+                self._changed.notify()
 
     def take(self, keys: tuple[str, ...]) -> Fact | None:
         """Return a settlement that lingers on the same accounts as a reservation, if any.
@@ -117,7 +121,7 @@ class Facts:
         """
         if not self._lingering:
             return None
-        with self._changed:
+        with self._lock:
             fact = next((each for each in self._lingering if each.keys == keys), None)
             if fact is not None and fact.bill is not None:
                 del self._lingering[fact]
@@ -126,16 +130,17 @@ class Facts:
 
     def booked(self, fact: Fact) -> None:
         """Note that the reservation has booked the settlement it took along."""
-        with self._changed:
+        with self._lock:
             self._put_down_locked(fact)
-            self._changed.notify()
+            if self._queue:  # a later fact about the same call may wait for this one
+                self._changed.notify()
 
     def give_back(self, fact: Fact) -> None:
         """Queue a settlement that may or may not be booked before all others, so that the writer books it next.
 
         Later facts about the same call must come after it.
         """
-        with self._changed:
+        with self._lock:
             self._put_down_locked(fact)
             self._queue.appendleft(fact)
             self._changed.notify()
@@ -147,7 +152,7 @@ class Facts:
     def hurry(self) -> None:
         """Queue all settlements that linger now, for a reader who wants to see them booked."""
         if self._lingering:
-            with self._changed:
+            with self._lock:
                 self._hurry_locked()
                 self._changed.notify()
 
@@ -158,7 +163,7 @@ class Facts:
     def first(self, seconds: float) -> Fact | None:
         """Return the first fact, which stays in the queue. Wait for one at most ``seconds``; None when none came."""
         end = time.monotonic() + seconds
-        with self._changed:
+        with self._lock:
             while not self.closed.is_set():
                 now = time.monotonic()
                 while self._lingering and (oldest := next(iter(self._lingering))).due <= now:
@@ -168,7 +173,9 @@ class Facts:
                     return self._queue[0]
                 if now >= end:
                     return None
-                self._changed.wait(min([end, *(fact.due for fact in list(self._lingering)[:1])]) - now)
+                self._looks_at = min(end, next(iter(self._lingering)).due) if self._lingering else end
+                self._changed.wait(self._looks_at - now)
+                self._looks_at = 0.0
             return None
 
     def _is_taken_locked(self, fact: Fact) -> bool:
@@ -178,12 +185,12 @@ class Facts:
     def close(self) -> None:
         """End every wait for a fact."""
         self.closed.set()
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def done(self, fact: Fact) -> None:
         """Take a fact out of the queue."""
-        with self._changed:
+        with self._lock:
             if fact in self._queue:
                 self._queue.remove(fact)
 
@@ -221,7 +228,8 @@ class StoreLink:
     def restart(self) -> None:
         """Begin anew, also in a forked child: the connections stay with the parent."""
         self.local = threading.local()
-        self._gate, self._inside, self._forking = threading.Condition(), 0, False
+        self._lock, self._inside, self._forking = threading.Lock(), 0, False
+        self._gate = threading.Condition(self._lock)
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
@@ -292,19 +300,20 @@ class StoreLink:
 
     # ---- forks ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """Use the store. A fork waits for it; every exception leaves as a store error."""
-        with self._gate:
-            self._gate.wait_for(lambda: not self._forking, self.timeout)
+    def __enter__(self) -> None:
+        """Use the store in this block. A fork waits for its end; every exception leaves as a store error."""
+        with self._lock:
+            if self._forking:
+                self._gate.wait_for(lambda: not self._forking, self.timeout)
             self._inside += 1
-        try:
-            with store_faults(self.name, BaseException):
-                yield
-        finally:
-            with self._gate:
-                self._inside -= 1
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._forking:
                 self._gate.notify_all()
+        if error is not None and (fault := fault_of(self.name, error)) is not error:
+            raise fault from error
 
     def before_fork(self) -> None:
         """Wait, bounded, until no thread uses the store.
@@ -418,7 +427,7 @@ class StoreGuards:
             return
         link = self._link
         try:
-            with link.in_use():
+            with link:
                 session, version = link.session(), self.version
                 for run, text in alive:
                     version = session.beat(run, worker, text)
@@ -443,7 +452,7 @@ class StoreGuards:
             return
         link = self._link
         try:
-            with link.in_use():
+            with link:
                 session = link.session()
                 if self.is_news(session.get("control")[0]):
                     self.read(session)
@@ -607,7 +616,7 @@ class FactWriter:
         outages = errors = 0
         while True:
             try:
-                with link.in_use():
+                with link:
                     reply = fact.write(link.session())
                 break
             except UnforeseenError:
