@@ -38,7 +38,7 @@ from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.usage import LIKELY, measure, read_usage, size_of
+from runguard.providers.usage import LIKELY, GrowingPrompts, measure, read_usage, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
@@ -125,7 +125,7 @@ class RunGuard(Controls, _Bundle):
             await call_next()
             return
         self.guard.faults.attempt("adapter", _show_unchecked, run.tools, context)
-        reply = await run.ask(lambda: self._asked(context))
+        reply = await run.ask(lambda: self._asked(run.prompts, context))
         if not isinstance(reply, Permission):
             context.result = self._last(reply, context)
             return
@@ -173,16 +173,16 @@ class RunGuard(Controls, _Bundle):
                 yield update
             made.append(await last.get_final_response())
 
-    def _asked(self, context: ChatContext) -> ModelRequest:
+    def _asked(self, prompts: GrowingPrompts, context: ChatContext) -> ModelRequest:
         options = context.options or {}
         tools = [one.to_json_schema_spec() for one in _tools(options) if hasattr(one, "to_json_schema_spec")]
         fixed = [options.get("instructions"), tools]
-        prompt = [[content.to_dict() for content in message.contents] for message in context.messages]
+        measured = prompts.measure(context.messages, _said)
         known = self._stored.get(str(options.get("conversation_id") or ""), 0)
         hidden = max(known - measure(fixed)[0] // LIKELY, 0)  # what is sent again is not stored
         model, limit = options.get("model") or getattr(context.client, "model", ""), options.get("max_tokens")
         limit = limit if isinstance(limit, int) else None
-        return ModelRequest.of(str(model or ""), [fixed, prompt], limit, hidden=hidden, counts=context)
+        return ModelRequest.of(str(model or ""), [fixed], limit, hidden=hidden, counts=context, measured=measured)
 
     def _settle(self, permission: Permission, context: ChatContext) -> None:
         response: Any = context.result
@@ -294,6 +294,10 @@ def _leave(run: AgentRun, response: Any) -> None:
         run.end()
 
 
+def _said(message: Message) -> list[Any]:
+    return [content.to_dict() for content in message.contents]
+
+
 def _tools(options: Any) -> Sequence[Any]:
     tools = options.get("tools") or ()
     return tools if isinstance(tools, Sequence) else (tools,)
@@ -332,7 +336,9 @@ def _show_unchecked(tools: RunTools, context: ChatContext) -> None:
     if not calls:
         return
     known = {getattr(one, "name", None) for one in _tools(context.options or {})}
-    for message in context.messages:
+    for message in reversed(context.messages):
+        if not calls:
+            return
         for content in message.contents:
             use = calls.pop(content.call_id or "", None) if content.type == "function_result" else None
             if use is not None:

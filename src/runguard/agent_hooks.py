@@ -22,7 +22,7 @@ from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.usage import read_usage, size_of
+from runguard.providers.usage import GrowingPrompts, read_usage, size_of
 
 __all__ = ["RunGuardInterceptor"]
 
@@ -106,7 +106,7 @@ class _Session:
             if is_checked:  # no point came after it, and nothing is at work: another interceptor has refused it
                 self.run.tools.skipped(use)
         model = self._model or str(context["model"]["id"])
-        reply = await self.run.ask(lambda: _described(model, context))
+        reply = await self.run.ask(lambda: _described(self.run.prompts, model, context))
         if not isinstance(reply, Permission):
             rule = reply.rule if isinstance(reply, Trip) else "termination"
             return Verdict.deny(reason=f"runguard:{rule}", message=str(reply))
@@ -142,8 +142,9 @@ class _Session:
         self.run.end()
 
 
-def _described(model: str, context: dict[str, Any]) -> ModelRequest:
-    request = ModelRequest.of(model, [context["messages"], context.get("tools")], counts=context)
+def _described(prompts: GrowingPrompts, model: str, context: dict[str, Any]) -> ModelRequest:
+    measured = prompts.measure(context["messages"])
+    request = ModelRequest.of(model, [context.get("tools")], counts=context, measured=measured)
     request.fixed_output = True  # a host has no place for a lower output limit
     return request
 

@@ -26,7 +26,7 @@ from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
-from runguard.providers.usage import size_of
+from runguard.providers.usage import GrowingPrompts, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
@@ -119,7 +119,7 @@ class RunGuard(Controls, Plugin):
             async for event in next_fn(context):
                 yield event
             return
-        reply = await run.ask(lambda: _asked(context))
+        reply = await run.ask(lambda: _asked(run.prompts, context))
         if not isinstance(reply, Permission):
             yield self._last(reply, context)
             return
@@ -200,8 +200,8 @@ def _waiting_calls(agent: Any) -> list[str]:
     return [block["toolUse"]["toolUseId"] for block in blocks if "toolUse" in block]
 
 
-def _asked(context: Any) -> ModelRequest:
-    prompt = [context.system_prompt, context.tool_specs, [message["content"] for message in context.messages]]
+def _asked(prompts: GrowingPrompts, context: Any) -> ModelRequest:
+    measured = prompts.measure(context.messages, lambda message: [message["content"]])
     config: Any = context.model.get_config() or {}
     place = _limit_place(context.model)
     held: Any = config
@@ -209,7 +209,11 @@ def _asked(context: Any) -> ModelRequest:
         held = held.get(name) or {}
     limit = held.get(place[-1]) if place else config.get("max_tokens")
     asked = ModelRequest.of(
-        str(config.get("model_id") or ""), prompt, limit if isinstance(limit, int) else None, counts=context
+        str(config.get("model_id") or ""),
+        [context.system_prompt, context.tool_specs],
+        limit if isinstance(limit, int) else None,
+        counts=context,
+        measured=measured,
     )
     asked.fixed_output = not place
     return asked

@@ -37,8 +37,10 @@ class ScriptedClient(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClien
     """A model that follows a script."""
 
     def __init__(self, spec: AgentSpec, counter: list[int]) -> None:
-        # the framework itself takes the tools away after three errors in a row
-        super().__init__(function_invocation_configuration={"max_consecutive_errors_per_request": 1_000})
+        # the framework itself takes the tools away after three errors in a row, and after 40 calls
+        super().__init__(
+            function_invocation_configuration={"max_consecutive_errors_per_request": 1_000, "max_iterations": 1_000}
+        )
         self.model, self._spec, self._counter, self._made = MODEL, spec, counter, 0
 
     def _inner_get_response(

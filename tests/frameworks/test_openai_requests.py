@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field
 
 from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
 from runguard.openai_agents.answers import Asked
+from runguard.providers.usage import GrowingPrompts
 from tests.frameworks.test_openai_streams import Provider as Server
 from tests.frameworks.test_openai_tools import Steps, call, say
 
@@ -313,4 +314,4 @@ async def test_the_counter_of_the_user_counts_the_whole_request() -> None:
 
 def test_a_request_says_what_it_consists_of() -> None:
     asked = Asked(NAME, ("Be brief.", "go", ModelSettings(max_tokens=7), [], None, [], None), {})
-    assert asked.request().max_output_tokens == 7
+    assert asked.request(GrowingPrompts()).max_output_tokens == 7

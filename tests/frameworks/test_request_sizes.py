@@ -21,6 +21,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.langchain.messages import request_of
 from runguard.openai_agents.answers import Asked as OpenAIAsked
+from runguard.providers.usage import GrowingPrompts
 from runguard.pydantic_ai import RunGuard
 from runguard.pydantic_ai.capability import _asked
 from runguard.testing.conformance import MODEL
@@ -48,12 +49,12 @@ class LangChain:
     def held(self, message: Any) -> list[Any]:
         return [message.content, *([message.tool_calls] if isinstance(message, AIMessage) else [])]
 
-    def read(self, history: list[Any]) -> Asked:
-        return request_of(None, history, None, {})
+    def read(self, history: list[Any], prompts: GrowingPrompts | None = None) -> Asked:
+        return request_of(prompts or GrowingPrompts(), None, history, None, {})
 
 
 class OpenAIItems:
-    fixed, around = 4, 0
+    fixed, around = 0, 0
 
     def make(self, n: int, text: str, args: dict[str, Any]) -> Any:
         return [
@@ -72,8 +73,10 @@ class OpenAIItems:
     def held(self, item: Any) -> list[Any]:
         return [item]
 
-    def read(self, history: list[Any]) -> Asked:
-        return OpenAIAsked(MODEL, (None, history, ModelSettings(), [], None, [], None), {}).request()
+    def read(self, history: list[Any], prompts: GrowingPrompts | None = None) -> Asked:
+        return OpenAIAsked(MODEL, (None, history, ModelSettings(), [], None, [], None), {}).request(
+            prompts or GrowingPrompts()
+        )
 
 
 class PydanticAI:
@@ -96,7 +99,7 @@ class PydanticAI:
         calls = [part for part in message.parts if isinstance(part, ToolCallPart)]
         return [message.parts[0].content, *(given for call in calls for given in (call.tool_name, call.args))]
 
-    def read(self, history: list[Any]) -> Asked:
+    def read(self, history: list[Any], prompts: GrowingPrompts | None = None) -> Asked:
         parameters = ModelRequestParameters()
         request: Any = SimpleNamespace(
             messages=history,
@@ -104,7 +107,7 @@ class PydanticAI:
             model_settings=None,
             model_request_parameters=parameters,
         )
-        return _asked(request)
+        return _asked(prompts or GrowingPrompts(), request)
 
 
 def size(value: Any) -> int:
@@ -153,9 +156,14 @@ def test_an_edited_history_has_the_size_of_its_messages(kind: Any, steps: list[A
 @pytest.mark.parametrize("kind", [LangChain(), OpenAIItems(), PydanticAI()], ids=lambda kind: type(kind).__name__)
 def test_the_calls_of_reading_a_request_do_not_grow_with_its_history(kind: Any) -> None:
     args: dict[str, Any] = {"page": 1, "words": ["one"], "name": "x"}
-    short, long = ([kind.make(n, "text", dict(args)) for n in range(count)] for count in (6, 300))
-    kind.read(short)
-    assert calls_of(lambda: kind.read(long)) == calls_of(lambda: kind.read(short))
+
+    def calls_of_next(length: int) -> int:
+        history, prompts = [kind.make(n, "text", dict(args)) for n in range(length)], GrowingPrompts()
+        kind.read(history, prompts)
+        more = [*history, kind.make(0, "text", dict(args))]
+        return calls_of(lambda: kind.read(more, prompts))
+
+    assert calls_of_next(30) == calls_of_next(300)
 
 
 def calls_of(do: Callable[[], Any]) -> int:
@@ -184,7 +192,7 @@ class _Open(ScriptedChat, extra="allow"):
 
 def test_an_output_limit_is_found_wherever_a_chat_model_keeps_it() -> None:
     def limit(model: Any, **settings: Any) -> int | None:
-        return request_of(model, [HumanMessage("go")], None, settings).max_output_tokens
+        return request_of(GrowingPrompts(), model, [HumanMessage("go")], None, settings).max_output_tokens
 
     script: Any = None
     kinds: list[Any] = [_Limited, _Open]

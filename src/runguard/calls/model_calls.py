@@ -72,15 +72,17 @@ class ModelRequest:
         hidden: int = 0,
         counts: object = None,
         others: Sequence[str] = (),
+        measured: tuple[int, int] = (0, 0),
     ) -> "ModelRequest":
         """Describe a request by the size of its prompt: messages, instructions and tool declarations, data or objects.
 
         ``around``: bytes beside them, such as what separates messages in the request. ``hidden``: tokens that the
         provider adds by itself, such as a conversation that it stores. ``others``: the models that a fallback may
-        choose instead.
+        choose instead. ``measured``: size and audio tokens of what is not in ``prompt``, such as the messages that
+        ``AgentRun.prompts`` has measured.
         """
         size, audio = measure(prompt)
-        size += around
+        size, audio = size + measured[0] + around, audio + measured[1]
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
         return cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
 

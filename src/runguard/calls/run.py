@@ -62,6 +62,7 @@ from runguard.engine.resume import begin_unsure, reopen
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.pricing.rates import Usage
+from runguard.providers.usage import GrowingPrompts
 from runguard.termination.conditions import TerminationCondition
 
 __all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting", "input_of", "last_words"]
@@ -92,6 +93,7 @@ class AgentRun:
         self.ending = ending or EndingConditions()
         self.tools = RunTools(guard, layers, agent, depth, self.ending, refused is not None)
         self._lock, self._ended = self.tools.lock, False
+        self.prompts = GrowingPrompts()  # the messages of the last request, so that the next one measures what is new
         self._sizes: dict[str, tuple[ModelRequest, int]] = {}  # by agent: the last request, and its reported size
         # Where a framework calls no hook after an error, the run ends soon after the last reference to it is gone.
         guard.faults.attempt("adapter", FINALIZED.ready)

@@ -23,7 +23,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import Spent, Whom, fitting
+from runguard.calls.run import AgentRun, Spent, Whom, fitting
 from runguard.calls.whom import Named
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -212,7 +212,7 @@ class _Asking:
                 return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
             with _EndAlone(found):
-                permission = found.run.ask_now(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+                permission = found.run.ask_now(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
@@ -238,7 +238,7 @@ class _Asking:
                 return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
             with _EndAlone(found):
-                permission = await found.run.ask(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+                permission = await found.run.ask(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
@@ -268,7 +268,7 @@ class _Asking:
                 yield from own(model, messages, stop=stop, run_manager=run_manager, **kwargs)
                 return
             found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
-            permission = found.run.ask_now(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+            permission = found.run.ask_now(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
             if not isinstance(permission, Permission):
                 _end(found)
                 yield _chunk(self._stopped(permission, kwargs))
@@ -303,7 +303,7 @@ class _Asking:
                     yield piece
                 return
             found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
-            permission = await found.run.ask(lambda: _asked(model, messages, {**self._bound, **kwargs}))
+            permission = await found.run.ask(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
             if not isinstance(permission, Permission):
                 _end(found)
                 yield _chunk(self._stopped(permission, kwargs))
@@ -442,8 +442,8 @@ def _scope(run_manager: Any) -> Scope | None:
     return scope_here(getattr(run_manager, "parent_run_id", None))
 
 
-def _asked(model: Any, messages: list[BaseMessage], kwargs: dict[str, Any]) -> Asked:
-    return request_of(model, messages, kwargs, kwargs, {"messages": messages, **kwargs})
+def _asked(run: AgentRun, model: Any, messages: list[BaseMessage], kwargs: dict[str, Any]) -> Asked:
+    return request_of(run.prompts, model, messages, kwargs, kwargs, {"messages": messages, **kwargs})
 
 
 def _changed(

@@ -21,7 +21,7 @@ from runguard.core.errors import RunStoppedError
 from runguard.core.events import Outcome
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
-from runguard.providers.usage import size_of
+from runguard.providers.usage import GrowingPrompts, size_of
 from runguard.termination.conditions import Ended
 
 # What chat models call their output limit, in the order in which it is looked for.
@@ -120,21 +120,26 @@ def _output_schemas(output: Any) -> Any:
 
 
 def request_of(
-    model: Any, messages: Sequence[BaseMessage], others: Any, settings: Mapping[str, Any], counts: object = None
+    prompts: GrowingPrompts,
+    model: Any,
+    messages: Sequence[BaseMessage],
+    others: Any,
+    settings: Mapping[str, Any],
+    counts: object = None,
 ) -> Asked:
     """Return what is known of a request.
 
     ``others``: what it holds besides messages, such as the system message and the tools. ``counts``: what the user's
     own counter gets.
     """
-    prompt = [others]
-    for message in messages:
-        held = message.__dict__  # asking pydantic for a field that a message does not have takes long
-        prompt.append(held["content"])
-        if calls := held.get("tool_calls"):
-            prompt.append(calls)
-    limit = output_limit(model, settings)
-    return Asked.of(model_name(model), prompt, limit, len(messages) * _MESSAGE, counts=counts)
+    limit, measured = output_limit(model, settings), prompts.measure(messages, _said)
+    return Asked.of(model_name(model), [others], limit, len(messages) * _MESSAGE, counts=counts, measured=measured)
+
+
+def _said(message: BaseMessage) -> list[Any]:
+    held = message.__dict__  # asking pydantic for a field that a message does not have takes long
+    calls = held.get("tool_calls")
+    return [held["content"], calls] if calls else [held["content"]]
 
 
 def usage_of(message: AIMessage) -> Usage | None:

@@ -46,6 +46,7 @@ from runguard.langchain.messages import (
 from runguard.langchain.turns import Found, Runs, scope_here
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
+from runguard.providers.usage import GrowingPrompts
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _UNNAMED: Final = "agent"
@@ -116,7 +117,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return handler(request)
         run = self._run_now()
-        permission = run.ask_now(partial(_asked, request, self.guard.downgrades is not None))
+        permission = run.ask_now(partial(_asked, run.prompts, request, self.guard.downgrades is not None))
         if not isinstance(permission, Permission):
             return self._stop(run, permission, request)
         try:
@@ -136,7 +137,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return await handler(request)
         run = await self._run()
-        permission = await run.ask(partial(_asked, request, self.guard.downgrades is not None))
+        permission = await run.ask(partial(_asked, run.prompts, request, self.guard.downgrades is not None))
         if not isinstance(permission, Permission):
             return self._stop(run, permission, request)
         try:
@@ -211,11 +212,11 @@ def _agent_name() -> str:
     return str(metadata.get("lc_agent_name") or _UNNAMED)
 
 
-def _asked(request: ModelRequest[Any], switches: bool) -> Asked:
+def _asked(prompts: GrowingPrompts, request: ModelRequest[Any], switches: bool) -> Asked:
     tools = [declared(tool) for tool in request.tools]
     system = request.system_message.content if request.system_message is not None else ""
     others = [system, tools, declared_output(request.response_format), request.model_settings]
-    asked = request_of(request.model, request.messages, others, request.model_settings, request)
+    asked = request_of(prompts, request.model, request.messages, others, request.model_settings, request)
     if switches:
         asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))
     return asked

@@ -27,7 +27,7 @@ from runguard.core.events import Outcome
 from runguard.core.identity import LruDict
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
-from runguard.providers.usage import LIKELY, fields, measure, size_of
+from runguard.providers.usage import LIKELY, GrowingPrompts, fields, measure, size_of
 
 # ---- Requests.
 
@@ -53,15 +53,14 @@ class Asked:
     def is_structured(self) -> bool:
         return self.schema is not None and not self.schema.is_plain_text()
 
-    def request(self) -> ModelRequest:
+    def request(self, prompts: GrowingPrompts) -> ModelRequest:
         """Return what the guard reserves for the call."""
         fixed = self._fixed()
         hidden = 0
         if (stored := self._stored()) and (known := _KNOWN.get(stored)) is not None:
             hidden = max(known - measure(fixed)[0] // LIKELY, 0)  # what is sent again is not stored
-        return ModelRequest.of(
-            self.model, [fixed, self.items], self.settings.max_tokens, hidden=hidden, counts=self._named()
-        )
+        limit, measured = self.settings.max_tokens, prompts.measure(self.items)
+        return ModelRequest.of(self.model, fixed, limit, hidden=hidden, counts=self._named(), measured=measured)
 
     def _fixed(self) -> list[Any]:
         """Return what goes with every request beside the conversation."""

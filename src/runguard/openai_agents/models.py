@@ -3,6 +3,7 @@
 import copy
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agents.items import ModelResponse
@@ -70,7 +71,7 @@ class GuardedModel(Model):
             return await inner(*given, **kwargs)
         asked = Asked(name_of(self), given, kwargs)
         try:
-            permission = await run.ask(asked.request)
+            permission = await run.ask(partial(asked.request, run.prompts))
             if not isinstance(permission, Permission):
                 return ModelResponse([_last_words(run, permission, asked)], ReportedUsage(), None)
             sent = permission.changed(lambda one, request: request.changed(one), asked)
@@ -108,7 +109,7 @@ class GuardedModel(Model):
             return
         asked = Asked(name_of(self), given, kwargs)
         try:
-            permission = await run.ask(asked.request)
+            permission = await run.ask(partial(asked.request, run.prompts))
             if not isinstance(permission, Permission):
                 for event in spoken(_last_words(run, permission, asked), asked.model):
                     yield event

@@ -201,6 +201,7 @@ def _take_positional(request: Request, value: Any, sizes: Callable[[Any], tuple[
 _MESSAGES: Final = ("messages", "contents", "input", "message", "content", "prompt")
 _BODIES: Final = ("request", "llm_request", "body", "json", "payload")
 _NODES: Final = 512  # values of a request that are compared with the request before
+_MESSAGES_COMPARED: Final = _NODES // 4
 _ATOMS: Final = frozenset({str, bytes, int, float, bool, type(None)})
 _MODEL_ROLES: Final = frozenset({"assistant", "model"})
 
@@ -383,10 +384,13 @@ def request_mark(args: tuple[object, ...], kwargs: Mapping[str, object]) -> int 
             if kind in _ATOMS:
                 seen.append(value)
             elif kind is list or kind is tuple:
+                if len(value) > _MESSAGES_COMPARED and type(value[0]) is dict and len(value[0]) > 1:
+                    return None  # each has two names and two values: these are too many
                 seen.append(len(value))
                 below += value
-            elif kind is dict and not value:
-                seen.append(kind)
+            elif kind is dict:
+                seen += value or (kind,)  # its names
+                below += value.values()
             elif held := attributes(value):
                 seen += held  # its names
                 below += held.values()

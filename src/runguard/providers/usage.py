@@ -810,68 +810,93 @@ def measure(value: Any) -> tuple[int, int]:
     return size, audio
 
 
+def _itself(message: Any) -> list[Any]:
+    return [message]
+
+
 class GrowingPrompts:
     """Measures lists of messages that grow from call to call, each time only the new messages.
 
-    A list is known by its first message, and counts as grown as long as it begins with the same objects. Objects can be
-    changed in place, so each call measures the newest ones and a few older ones in turn again, and the whole list if
-    one of them has another size. Not safe for threads: the worst that can happen is that a list is measured anew.
+    A list counts as grown as long as it begins with the known messages: the same objects, or equal dicts where a
+    framework writes them anew for every request. Objects can be changed in place, so each call measures the newest ones
+    and one of the older ones in turn again, and the whole list if their size has changed. Not safe for threads: the
+    worst that can happen is that a list is measured anew.
     """
 
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[int, _Measured] = {}  # by the identity of the first message, which is kept alive
+        self._known: list[_Measured] = []  # the newest last
 
-    def measure(self, messages: Any) -> tuple[int, int]:
-        """Return the size in bytes and the audio tokens, as the function ``measure`` does."""
+    def measure(self, messages: Any, read: Callable[[Any], list[Any]] = _itself) -> tuple[int, int]:
+        """Return the size in bytes and the audio tokens, as the function ``measure`` does.
+
+        ``read``: returns what a message says, as values that ``measure`` can read. Always give the same function.
+        """
         if type(messages) is not list or not _FEW <= len(messages) <= _MANY or type(messages[0]) in _NUMBERS:
-            return measure(messages)
-        known = self._known.get(id(messages[0]))
-        if known is None or not known.is_beginning_of(messages):
-            while len(self._known) >= _CONVERSATIONS:
-                self._known.pop(next(iter(self._known)), None)
-            known = self._known[id(messages[0])] = _Measured()
-        known.grow(messages)
+            return measure(messages if read is _itself else [value for message in messages for value in read(message)])
+        known = next((one for one in self._known if one.is_beginning_of(messages)), None)
+        if known is None:
+            known = _Measured()
+            self._known = [*self._known[1 - _CONVERSATIONS :], known]
+        elif known.has_changed(messages, read):
+            known.forget()
+        if len(known.messages) < len(messages):
+            known.grow(messages, read)
         return known.size, known.audio
 
 
 _FEW: Final = 8  # fewer messages are measured faster than looked up
 _MANY: Final = 20_000
 _CONVERSATIONS: Final = 2  # of one run
-_NEWEST: Final = 2
-_OLDER: Final = 2
 
 
 class _Measured:
     """A list of messages whose sizes are known."""
 
-    __slots__ = ("_messages", "_next", "_sizes", "audio", "size")
+    __slots__ = ("_next", "_sizes", "audio", "messages", "size")
 
     def __init__(self) -> None:
-        self._messages: list[Any] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all messages."""
+        self.messages: list[Any] = []
         self._sizes: list[tuple[int, int]] = []
         self._next = 0  # of the older messages, the one to measure again
         self.size = self.audio = 0
 
     def is_beginning_of(self, messages: list[Any]) -> bool:
-        """Return whether a list begins with the known messages, and none of those looked at has changed its size."""
-        number = len(self._messages)
-        if number > len(messages) or messages[number - 1] is not self._messages[-1]:
+        """Return whether a list begins with the known messages."""
+        known, number = self.messages, len(self.messages)
+        if number > len(messages):
             return False
-        # The same objects are equal at once. Others are compared by their own code, which may say anything.
-        if (messages if number == len(messages) else messages[:number]) != self._messages:
+        last = messages[number - 1]
+        # Equal dicts say the same. Other objects are compared by their own code, which may say anything.
+        if last is not known[-1] and (type(last) is not dict or type(known[-1]) is not dict):
             return False
-        looked_at = {number - 1 - n for n in range(min(_NEWEST, number))}
-        looked_at |= {(self._next + n) % number for n in range(_OLDER)}
-        self._next = (self._next + _OLDER) % number
-        return all(messages[n] is self._messages[n] and measure([messages[n]]) == self._sizes[n] for n in looked_at)
+        try:
+            return bool(last == known[-1] and (messages if number == len(messages) else messages[:number]) == known)
+        except Exception:  # a value in a message cannot be compared
+            return False
 
-    def grow(self, messages: list[Any]) -> None:
+    def has_changed(self, messages: list[Any], read: Callable[[Any], list[Any]]) -> bool:
+        """Measure the two newest of the known messages and an older one again: return whether one has changed."""
+        number, older = len(self.messages), self._next
+        self._next = (older + 1) % number
+        looked_at: list[Any] = []
+        size = audio = 0
+        for n in (number - 1, number - 2, older):
+            looked_at += read(messages[n])
+            size += self._sizes[n][0]
+            audio += self._sizes[n][1]
+        return measure(looked_at) != (size, audio)
+
+    def grow(self, messages: list[Any], read: Callable[[Any], list[Any]]) -> None:
         """Measure the messages beyond the known ones and add them."""
-        for message in messages[len(self._messages) :]:
-            size, audio = measure([message])
-            self._messages.append(message)
+        for message in messages[len(self.messages) :]:
+            size, audio = measure(read(message))
+            self.messages.append(message)
             self._sizes.append((size, audio))
             self.size, self.audio = self.size + size, self.audio + audio
 

@@ -47,7 +47,7 @@ from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
-from runguard.providers.usage import size_of, tokens_in
+from runguard.providers.usage import GrowingPrompts, size_of, tokens_in
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _MESSAGE: Final = 4  # bytes around a message
@@ -199,7 +199,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         if turn is None:
             return request_context
         turn.moves_on()
-        permission = await turn.run.ask(partial(_asked, request_context))
+        permission = await turn.run.ask(partial(_asked, turn.run.prompts, request_context))
         if not isinstance(permission, Permission):
             raise self._stop(permission, request_context)
         turn.attempts.append(permission)
@@ -345,7 +345,7 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
     return request
 
 
-def _asked(request: ModelRequestContext) -> Asked:
+def _asked(prompts: GrowingPrompts, request: ModelRequestContext) -> Asked:
     """What is sent."""
     parameters, messages = request.model_request_parameters, request.messages
     declared, schema = [*parameters.function_tools], parameters.output_object
@@ -361,17 +361,23 @@ def _asked(request: ModelRequestContext) -> Asked:
         asked = (message for message in reversed(messages) if isinstance(message, ModelRequest))
         if (newest := next(asked, None)) is not None and newest.instructions:
             prompt.append(newest.instructions)
-    for message in messages:
-        for part in message.parts:
-            if isinstance(part, BaseToolCallPart):
-                prompt += (part.tool_name, part.args)
-            else:
-                prompt.append(getattr(part, "content", part))
     limit = (request.model_settings or {}).get("max_tokens")
     around = len(messages) * _MESSAGE
     model, *others = _candidates(request.model)
     limit = limit if isinstance(limit, int) else None
-    return Asked.of(model, prompt, limit, around, counts=request, others=others)
+    measured = prompts.measure(messages, _said)
+    return Asked.of(model, prompt, limit, around, counts=request, others=others, measured=measured)
+
+
+def _said(message: ModelMessage) -> list[Any]:
+    """Return what a message adds to a prompt."""
+    found: list[Any] = []
+    for part in message.parts:
+        if isinstance(part, BaseToolCallPart):
+            found += (part.tool_name, part.args)
+        else:
+            found.append(getattr(part, "content", part))
+    return found
 
 
 def _candidates(model: Model) -> list[str]:
