@@ -1,7 +1,9 @@
 """Which run and which lane a request belongs to."""
 
+import gc
 import json
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -240,6 +242,46 @@ def test_idle_runs_end_and_memory_is_bounded(asks: RawUpstream) -> None:
         now = 100.0
         Agent(url, "later").step()
         assert len(gateway.guard.runs) == 1
+
+
+@pytest.mark.parametrize("where", ["request", "arguments"])
+def test_a_run_keeps_nothing_that_is_large(asks: RawUpstream, where: str) -> None:
+    gateway, text = a_gateway(asks.url, max_usd=100), "word " * 400_000
+    if where == "arguments":
+        function = {"name": "parse", "arguments": json.dumps({"text": text})}
+        calls = [{"id": "c-1", "type": "function", "function": function}]
+        asks.answer = lambda request: JSONResponse(chat_answer("", tool_calls=calls))
+    with served(gateway) as url:
+        Agent(url).step()
+        tracemalloc.start()
+        Agent(url, text if where == "request" else "another").step()
+        asks.arrived.clear()
+        gc.collect()
+        kept, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(runs(gateway)) == 2
+    assert kept < len(text) / 2
+
+
+def test_long_arguments_tell_calls_apart(asks: RawUpstream) -> None:
+    """Equal calls are a loop, and others are not, also where only a digest of them is kept."""
+    for is_equal in (True, False):
+        gateway = a_gateway(asks.url)
+
+        def answer(request: Arrived, is_equal: bool = is_equal) -> JSONResponse:
+            number = len(asks.arrived)
+            function = {"name": "parse", "arguments": json.dumps({"text": "x" * 100_000, "n": is_equal or number})}
+            call = {"id": f"c-{is_equal}-{number}", "type": "function", "function": function}
+            return JSONResponse(chat_answer("", tool_calls=[call]))
+
+        asks.answer = answer
+        with served(gateway) as url:
+            agent = Agent(url)
+            for number in range(12):
+                if not agent.step():
+                    break
+                agent.messages[-1]["content"] = f"page {number}" if not is_equal else "the same page"
+        assert bool(gateway.trips) == is_equal
 
 
 def test_an_idle_run_ends_while_no_request_comes(asks: RawUpstream) -> None:

@@ -116,6 +116,29 @@ def test_embeddings_are_reserved_and_billed(upstream: RawUpstream) -> None:
         assert len(upstream.arrived) == 1
 
 
+def test_a_history_that_codex_lets_shorten_is_reserved_and_billed(upstream: RawUpstream) -> None:
+    usage = {"input_tokens": 1_000, "output_tokens": 250, "total_tokens": 1_250}
+    upstream.answer = lambda request: JSONResponse({"object": "response.compaction", "output": [], "usage": usage})
+    budgets, models = [Budget(usd="0.0045", per="app")], {MODEL: {"max_output_tokens": 300}}
+    gateway = a_gateway(upstream.url, budgets=budgets, models=models, min_output_tokens=1)
+    body = {"model": MODEL, "input": "x" * 2_000}
+    with served(gateway) as url:
+        assert httpx.post(f"{url}/v1/responses/compact", json=body).status_code == 200
+        assert upstream.arrived[0].json == body
+        assert spent(gateway) == Decimal("0.0035")
+        assert httpx.post(f"{url}/v1/responses/compact", json=body).status_code == 429
+        assert len(upstream.arrived) == 1
+
+
+@pytest.mark.parametrize("path", ["/v1beta/models/m:predictLongRunning", "/v1/models/m:rawPredict", "/v1/interactions"])
+def test_what_is_paid_and_not_understood_is_counted(upstream: RawUpstream, path: str) -> None:
+    gateway = a_gateway(upstream.url, max_usd=1)
+    with served(gateway) as url:
+        assert httpx.post(f"{url}{path}", json=asked()).status_code == 200
+        assert httpx.post(f"{url}/v1beta/models/m:countTokens", json=asked()).status_code == 200
+    assert gateway.tally.unguarded == 1
+
+
 def test_a_batch_is_refused_under_a_budget_only(upstream: RawUpstream) -> None:
     policies: list[tuple[dict[str, Any], int]] = [({}, 200), ({"max_usd": 1}, 403)]
     for policy, status in policies:
@@ -189,6 +212,43 @@ def test_a_client_that_leaves_ends_the_call_and_pays_for_what_came(upstream: Raw
         eventually(lambda: all(not run["reserved_usd"] for run in gateway.snapshot()["runs"]))
 
 
+def anthropic_events(**usage: int) -> list[bytes]:
+    """The beginning of an answer: what was reported with its first event, and 2,000 bytes of text."""
+    message = {"type": "message", "model": MODEL, "content": [], "usage": {"output_tokens": 1, **usage}}
+    events: list[dict[str, Any]] = [
+        {"type": "message_start", "message": message},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "word " * 400}},
+    ]
+    return [f"event: {one['type']}\ndata: {json.dumps(one)}\n\n".encode() for one in events]
+
+
+@pytest.mark.parametrize("last", [b"", b'event: error\ndata: {"type": "error", "error": {}}\n\n'])
+def test_a_stream_without_its_last_report_is_billed_by_what_was_said(upstream: RawUpstream, last: bytes) -> None:
+    """Anthropic reports one token of output at the beginning."""
+    said = [*anthropic_events(input_tokens=1_000), last]
+    upstream.answer = lambda request: StreamingResponse(iter(said), media_type="text/event-stream")
+    gateway = a_gateway(upstream.url, max_usd=1)
+    with served(gateway) as url:
+        httpx.post(f"{url}/v1/messages", json=asked(stream=True))
+        found = gateway.spend()
+    assert (found["input_tokens"], found["output_tokens"], found["estimated_calls"]) == (1_000, 500, 1)
+
+
+def test_a_client_that_leaves_pays_for_the_prompt_that_was_reported(upstream: RawUpstream) -> None:
+    said = anthropic_events(input_tokens=10, cache_read_input_tokens=100_000)
+    upstream.answer = lambda request: upstream.never_ending(said)
+    gateway = a_gateway(upstream.url, max_usd=1)
+    with served(gateway) as url:
+        with httpx.stream("POST", f"{url}/v1/messages", json=asked(stream=True)) as answer:
+            pieces, got = answer.iter_raw(), b""
+            while b"word" not in got:
+                got += next(pieces)
+        eventually(lambda: gateway.spend()["calls"])
+        found = gateway.spend()
+    assert (found["input_tokens"], found["cached_tokens"], found["output_tokens"]) == (100_010, 100_000, 500)
+
+
 def test_a_client_that_leaves_before_the_answer_begins_ends_the_call(upstream: RawUpstream) -> None:
     upstream.answer = lambda request: upstream.never_ending([])
     gateway = a_gateway(upstream.url, max_usd=1)
@@ -202,10 +262,22 @@ def test_a_client_that_leaves_before_the_answer_begins_ends_the_call(upstream: R
 @pytest.mark.parametrize("body", [b"not json", b"[1, 2]", b""])
 def test_a_request_that_cannot_be_read_is_not_sent_under_a_budget(upstream: RawUpstream, body: bytes) -> None:
     with served(a_gateway(upstream.url, max_usd=1)) as url:
-        assert httpx.post(f"{url}{CHAT}", content=body).status_code == 429
+        assert httpx.post(f"{url}{CHAT}", content=body).status_code == 400
     assert not upstream.arrived
-    with served(a_gateway(upstream.url)) as url:
+    gateway = a_gateway(upstream.url)
+    with served(gateway) as url:
         assert httpx.post(f"{url}{CHAT}", content=body).status_code == 200
+        assert gateway.tally.unguarded == 1
+        assert not gateway.guard.guard_errors
+    assert upstream.arrived[0].body == body
+
+
+def test_an_unknown_encoding_of_a_request_is_named(upstream: RawUpstream) -> None:
+    with served(a_gateway(upstream.url, max_usd=1)) as url:
+        answer = httpx.post(f"{url}{CHAT}", content=b"(\xb5/\xfd", headers={"content-encoding": "zstd"})
+    assert answer.status_code == 415
+    assert "its encoding zstd is unknown" in answer.json()["error"]["message"]
+    assert not upstream.arrived
 
 
 def test_hostile_bodies_end_in_an_answer(upstream: RawUpstream) -> None:

@@ -322,16 +322,24 @@ class Permission:
 
     @_ending
     def settle(
-        self, usage: Usage | None, *, model: str = "", calls: Sequence[ToolUse] = (), text: str = "", size: int = 0
+        self,
+        usage: Usage | None,
+        *,
+        model: str = "",
+        calls: Sequence[ToolUse] = (),
+        text: str = "",
+        size: int = 0,
+        estimated: bool = False,
     ) -> None:
         """Book the usage of a call that the model answered, and show the rules its text and tool calls.
 
-        ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate.
+        ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate. ``estimated``: a part of
+        the usage was not reported.
         """
         run, attempt = self._run, self._run.guard.faults.attempt  # a fault in one step does not prevent the others
         attempt("adapter", run.tools.asked_for, calls)
         usage = checked_usage(usage)
-        self._close_charges(partial(_book, usage=usage, model=model, size=size))
+        self._close_charges(partial(_book, usage=usage, model=model, size=size, estimated=estimated))
         for layer, event in self.charged:
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         attempt("adapter", run.reported, self.measured, usage)
@@ -340,14 +348,26 @@ class Permission:
             attempt("adapter", run.ending.answered, run.agent, used, model or self.request.model, calls, text)
 
     @_ending
-    def fail(self, error: BaseException | None, streamed: int = 0, *, streaming: bool = False) -> None:
+    def fail(
+        self,
+        error: BaseException | None,
+        streamed: int = 0,
+        *,
+        streaming: bool = False,
+        usage: Usage | None = None,
+        model: str = "",
+    ) -> None:
         """Book an estimate for a call that raised, was cancelled, or whose stream was cut after ``streamed`` bytes.
 
-        Nothing is booked where ``error`` shows that the provider has billed nothing.
+        Nothing is booked where ``error`` shows that the provider has billed nothing. ``usage``: what the provider had
+        reported until then; it is the least that the call cost.
         """
         if isinstance(error, Exception):
             self.interrupted = self.interrupted or self.last_after  # the run ends with its stop
-        self._close_charges(partial(_abandon, error=error, streamed=streamed, streaming=streaming))
+        if (reported := checked_usage(usage)) is not None:
+            self._close_charges(partial(_book, usage=reported, model=model, size=streamed, estimated=True))
+        else:
+            self._close_charges(partial(_abandon, error=error, streamed=streamed, streaming=streaming))
 
     @_ending
     def release(self) -> None:
@@ -415,9 +435,9 @@ def write_off(guard: Guard, charge: Charge, where: str, error: BaseException) ->
         guard.close(charge, second)
 
 
-def _book(guard: Guard, event: ModelCall, usage: Usage | None, model: str, size: int) -> None:
-    booked, estimated = _completed(usage, event.input_tokens, size)
-    guard.settle(event.charge, booked, model or event.model, estimated=estimated)
+def _book(guard: Guard, event: ModelCall, usage: Usage | None, model: str, size: int, estimated: bool = False) -> None:
+    booked, is_guess = _completed(usage, event.input_tokens, size)
+    guard.settle(event.charge, booked, model or event.model, estimated=estimated or is_guess)
 
 
 def _release(guard: Guard, event: ModelCall) -> None:

@@ -385,7 +385,7 @@ class AgentRun:
     def reported(self, request: ModelRequest, usage: Usage | None) -> None:
         """Remember how long a prompt really was, for the estimate of the next one."""
         if usage is not None and usage.input > 0:
-            self._sizes[self.agent] = request, usage.input
+            self._sizes[self.agent] = replace(request, counts=None), usage.input  # the request itself may be large
 
     async def _last(self, request: ModelRequest, trip: Trip, task: "asyncio.Task[Any] | None") -> Permission | Trip:
         """Return the permission for the last answer of a run that ``trip`` has stopped, or the trip without one."""

@@ -26,6 +26,8 @@ PUBLIC: Final = {
     "anthropic": "https://api.anthropic.com",
     "gemini": "https://generativelanguage.googleapis.com",
 }
+_CHATGPT: Final = "https://chatgpt.com/backend-api/codex"  # for Codex with a login instead of a key
+_CHATGPT_ACCOUNT: Final = "chatgpt-account-id"
 
 
 class Target(NamedTuple):
@@ -41,6 +43,8 @@ class Upstreams:
 
     def __init__(self, given: Mapping[str, str] | None = None) -> None:
         self._bases = {name: _base(name, (given or {}).get(name) or PUBLIC[name]) for name in PUBLIC}
+        is_public = self._bases["openai"] == _base("openai", PUBLIC["openai"])
+        self._chatgpt = _base("openai", _CHATGPT) if is_public else self._bases["openai"]
         if unknown := set(given or {}) - set(PUBLIC):
             raise PolicyError(f"upstream {min(unknown)!r}: not a provider; use {', '.join(PUBLIC)}")
 
@@ -57,6 +61,8 @@ class Upstreams:
         if provider == "openai" and (raw_path == "/v1" or raw_path.startswith("/v1/")):  # the address has it already
             raw_path = raw_path[3:]
         base = self._bases[provider]
+        if provider == "openai" and _CHATGPT_ACCOUNT in headers:
+            base = self._chatgpt
         whole = f"{base.path.rstrip('/')}{raw_path}{'?' if query else ''}{query}" or "/"
         path = re.sub("/{2,}", "/", unquote(raw_path)).rstrip("/")
         return Target(provider, path, base.copy_with(raw_path=whole.encode()))
@@ -83,6 +89,7 @@ TOKEN_HEADER: Final = "x-runguard-token"
 TOKEN_PATH: Final = "/token/"
 _DOTS: Final = frozenset({".", ".."})
 _LOOPBACK: Final = ("127.0.0.1", "localhost", "[::1]")
+_HTTP_PORT: Final = 80  # which clients leave out
 
 
 class Refused(NamedTuple):
@@ -98,7 +105,8 @@ class Access:
 
     ``token``: a secret in the header ``x-runguard-token``, or in the path: ``/token/SECRET/v1``. "" admits every
     program that reaches the port. ``hosts``: the names under which the gateway is asked for; a page in a browser cannot
-    use another name that resolves to this machine. Empty: any.
+    use another name that resolves to this machine. Empty: any. A request with two keys of providers is refused where
+    the key says who pays: the provider may use the other one.
     """
 
     app: str = "gateway"
@@ -109,9 +117,10 @@ class Access:
     hosts: frozenset[str] = frozenset()
 
     @staticmethod
-    def loopback(port: int) -> frozenset[str]:
-        """Return the names of this machine on a port."""
-        return frozenset(f"{name}:{port}" for name in _LOOPBACK)
+    def loopback(port: int, host: str = "127.0.0.1") -> frozenset[str]:
+        """Return the names of this machine on a port. ``host``: one more of them."""
+        names = {*_LOOPBACK, f"[{host}]" if ":" in host else host}
+        return frozenset(f"{name}:{port}" for name in names) | (names if port == _HTTP_PORT else set())
 
     def admit(self, scope: Scope, headers: Headers) -> str | Refused:
         """Return the path of an admitted request, as it was sent."""
@@ -133,24 +142,34 @@ class Access:
         is_plain = raw_path.startswith("/") and _DOTS.isdisjoint(unquote(raw_path).split("/"))
         if not is_plain or "#" in raw_path or b"#" in scope["query_string"]:
             return Refused(400, "this gateway is no proxy: ask for a plain path of a provider")
+        query = scope["query_string"].decode("latin-1")
+        if not self._named_user(headers) and len(_keys_of(headers, query)) > 1:
+            return Refused(400, "this request has two keys of a provider, so that nobody can say who pays: send one")
         return raw_path
 
     def payer(self, headers: Headers, query: str) -> Payer:
         """Return who pays: a trusted header, the program that was started with this gateway, or the provider's key."""
-        user = headers.get(self.user_header, "") if self.user_header else self.user
-        return Payer(self.app, user[:_LONGEST] or _key_name(headers, query), self.session)
+        return Payer(self.app, self._named_user(headers) or _key_name(headers, query), self.session)
+
+    def _named_user(self, headers: Headers) -> str:
+        return (headers.get(self.user_header, "") if self.user_header else self.user)[:_LONGEST]
 
 
 _LONGEST: Final = 200
 PAYERS_KEY_CHARS: Final = 12  # of the digest of a key
-_KEYS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
+_KEYS: Final = ("authorization", "x-api-key", "x-goog-api-key", "api-key", "x-litellm-api-key")
 
 
 def _key_name(headers: Headers, query: str) -> str:
-    """A name for the provider's key of a request, from which the key cannot be found out."""
-    secret = next((value for name in _KEYS if (value := headers.get(name))), "")
-    secret = secret or next(iter(parse_qs(query).get("key", [])), "")
+    """Return a name for the provider's key of a request, from which the key cannot be found out."""
+    secret = min(_keys_of(headers, query), default="")
     return f"key-{digest(secret).hex()[:PAYERS_KEY_CHARS]}" if secret else "no-key"
+
+
+def _keys_of(headers: Headers, query: str) -> set[str]:
+    """Return the different keys of a request: the same key may be in several places, and its scheme in any spelling."""
+    given = [value for name in _KEYS for value in headers.getlist(name)] + parse_qs(query).get("key", [])
+    return {words[-1] for value in given if (words := value.split())}
 
 
 # ---- What a client says about itself: names, which decide about nothing that is paid.

@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from dataclasses import replace
 from typing import Any, Final
 
 from runguard.gateway.formats import WireFormat
@@ -88,8 +89,16 @@ class AnswerReader:
         return self._stream.is_final
 
     @property
+    def lacks_report(self) -> bool:
+        """Whether more was said than the usage so far can count: a stream that ended without its last report."""
+        return self._whole is None and self._stream.ends_unreported
+
+    @property
     def reading(self) -> Reading:
-        return self._whole if self._whole is not None else self._stream.reading()
+        """What the answer has said so far, with the least that it can have taken as its usage."""
+        if self._whole is not None:
+            return self._whole
+        return replace(self._stream.reading(), usage=self._stream.least_usage)
 
     @property
     def said(self) -> int:

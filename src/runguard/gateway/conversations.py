@@ -11,6 +11,7 @@ begins. ``Conversations`` finds out:
 - What the transcript tells and this process has not seen happened on another worker of the store: it is replayed.
 """
 
+import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,8 +23,10 @@ from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome, RunInfo
-from runguard.core.identity import LruDict, digest
+from runguard.core.identity import LruDict, digest, size_of
 from runguard.engine.guard import Guard
+from runguard.gateway.answers import AnswerReader
+from runguard.gateway.formats import Body, WireFormat
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.providers.messages import Reading, Round
 
@@ -32,6 +35,7 @@ _MOST: Final = 10_000  # conversations kept
 _MOST_STRANDS: Final = 64  # of one conversation
 _CALLS_KEPT: Final = 50_000
 _ROUNDS_KEPT: Final = 512  # of one strand
+_ARGUMENTS_KEPT: Final = 65_536  # bytes of a call that waits for its tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,12 @@ class Asked:
     length: int  # of the transcript, in messages
     has_tools: bool
     rounds: Iterator[Round]  # of the turn, the newest first
+
+    @classmethod
+    def of(cls, wire: WireFormat, body: Body, payer: Payer, agent: str, session: str) -> "Asked":
+        """Return what a request tells."""
+        length, has_tools = len(wire.messages(body) or ()), wire.has_tools(body)
+        return cls(payer, agent, session, wire.beginning(body), length, has_tools, wire.rounds(body))
 
 
 class Conversation:
@@ -120,13 +130,23 @@ class Strand:
             else:
                 self.run.replay(_paired(one, {id_: ToolUse(id_, tool, args) for id_, tool, args in _named(one.calls)}))
 
-    def settle(self, permission: Permission, reading: Reading, size: int) -> list[str]:
-        """Book what a call took. Returns the ids of the tool calls that the answer asks for."""
+    def settle(self, permission: Permission, reading: Reading, size: int, *, estimated: bool = False) -> list[str]:
+        """Book what a call took. Return the ids of the tool calls that the answer asks for."""
         uses = [ToolUse(id_, tool, args) for id_, tool, args in _named(_calls_of(reading))]
-        permission.settle(reading.usage, model=reading.model, calls=uses, text=reading.text, size=size)
+        permission.settle(
+            reading.usage, model=reading.model, calls=uses, text=reading.text, size=size, estimated=estimated
+        )
         self.waiting = {use.id: use for use in uses}
         self.has_answered = True
         return [id_ for id_ in reading.ids if id_]
+
+    def fail(self, permission: Permission, error: BaseException | None, reader: AnswerReader | None = None) -> None:
+        """Book a call that failed, or whose answer was cut: what ``reader`` has seen of it."""
+        if reader is None:
+            permission.fail(error)
+        else:
+            reading = reader.reading
+            permission.fail(error, reader.said, streaming=True, usage=reading.usage, model=reading.model)
 
 
 class Conversations:
@@ -309,8 +329,10 @@ def _calls_of(reading: Reading) -> list[tuple[str, str, object]]:
 
 
 def _named(calls: Any) -> Iterator[tuple[str, str, object]]:
-    """Number the calls of a provider that gives no ids."""
+    """Number the calls of a provider that gives no ids. Keep a digest of long arguments: a run may wait for hours."""
     for number, (id_, tool, args) in enumerate(calls):
+        if size_of(args, _ARGUMENTS_KEPT) > _ARGUMENTS_KEPT:
+            args = digest(json.dumps(args, default=str)).hex()
         yield id_ or f"call-{number}", tool, args
 
 

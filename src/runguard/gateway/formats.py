@@ -7,6 +7,7 @@ read by ``runguard.providers``; this file knows only what those readers need to 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from runguard.calls.model_calls import ModelRequest, Permission
@@ -22,12 +23,20 @@ _HOSTS_OWN: Final = re.compile(
     r".*?</\1>\s*",
     re.DOTALL,
 )
+# What Codex writes above the output of a command. How it ended says something; the rest differs from call to call.
+_HEAD_LINE: Final = (
+    r"(?:Chunk ID|Wall time|Duration|Process|Exit code|Original token count|Total output lines|Script)\b[^\n]{0,200}\n"
+)
+_HEAD: Final = re.compile(rf"\s*((?:{_HEAD_LINE}){{1,8}})Output:(?:\n|$)")
+_TELLING: Final = re.compile(r"^(?:Process running|.*\bcode:? (?!0$)-?\d+$|Script (?!completed)).*$", re.MULTILINE)
 _TEXT_READ: Final = 1_000_000  # characters of a text in which such words are looked for
 STOPPED_ID: Final = "runguard"
 
 
 def without_hosts_words(text: str) -> str:
     """Take out what the host program has added to a text, such as reminders to the model."""
+    if (head := _HEAD.match(text)) is not None:
+        text = "\n".join([*_TELLING.findall(head[1]), text[head.end() :]])
     if "</" not in text or len(text) > _TEXT_READ:
         return text.strip()
     return _HOSTS_OWN.sub(" ", text).strip()
@@ -43,7 +52,6 @@ class WireFormat:
     """One kind of request to a model, streamed or not."""
 
     provider: ClassVar[str] = ""
-    texts: ClassVar[bool] = True  # an answer can be a text
 
     # ---- what a request asks for ------------------------------------------------------------------------------------
 
@@ -118,14 +126,16 @@ class WireFormat:
         """Let the model answer without tools. Their declarations stay, so that no cached prefix changes."""
         body["tool_choice"] = "none"
 
-    def change(self, body: Body, permission: Permission) -> None:
-        """Add what a permission says: a notice, a lower limit, no tools. Only the body itself is written to."""
+    def changed(self, permission: Permission, body: Body) -> Body:
+        """Return a request with what a permission says: a notice, a lower limit, no tools."""
+        body = dict(body)  # the methods below write to nothing inside it
         if permission.last_after is not None:
             self.forbid_tools(body)
         if permission.notice:
             self.add_notice(body, permission.notice)
         if (limit := permission.max_output_tokens) is not None:
             self.lower(body, limit)
+        return body
 
     # ---- what the gateway answers by itself -------------------------------------------------------------------------
 
@@ -235,6 +245,12 @@ class Responses(WireFormat):
             *(None, "auto", "none"),
         )
 
+    def has_tools(self, body: Body) -> bool:
+        """Tools may also stand among the messages, where Codex declares them."""
+        return super().has_tools(body) or any(
+            isinstance(one, dict) and one.get("type") == "additional_tools" for one in items(body.get("input"))
+        )
+
     def add_notice(self, body: Body, notice: str) -> None:
         body["input"] = [*items(self.messages(body)), {"role": "user", "content": notice}]
 
@@ -305,6 +321,23 @@ class Responses(WireFormat):
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
         message = {"id": f"msg_{STOPPED_ID}", "type": "message", "role": "assistant"}
         return {**message, "status": status, "content": [part]}
+
+
+class Compaction(Responses):
+    """A shorter history from OpenAI, as Codex asks for it. It is no text, so a stop can only be an error."""
+
+    def matches(self, path: str) -> bool:
+        return path.endswith("/responses/compact")
+
+    def request(self, body: Body, path: str, hidden: int = 0) -> ModelRequest:
+        return replace(super().request(body, path, hidden), fixed_output=True)
+
+    def asks_for_data(self, body: Body) -> bool:
+        return True
+
+    def changed(self, permission: Permission, body: Body) -> Body:
+        """Leave the request as it is: it takes no limit, and nobody would read a notice."""
+        return body
 
 
 _RESPONSE_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -398,7 +431,7 @@ class Gemini(WireFormat):
     """Gemini's ``generateContent`` and ``streamGenerateContent``, of AI Studio and of Vertex."""
 
     provider = "gemini"
-    _path: Final = re.compile(r"/models/([^/:]+):(streamGenerateContent|generateContent)$")
+    _path: Final = re.compile(r"/([^/:]+):(streamGenerateContent|generateContent)$", re.IGNORECASE)
 
     def matches(self, path: str) -> bool:
         return self._path.search(path) is not None
@@ -408,7 +441,7 @@ class Gemini(WireFormat):
         return found[1] if found is not None else ""
 
     def is_streamed(self, body: Body, path: str) -> bool:
-        return path.endswith(":streamGenerateContent")
+        return path.lower().endswith(":streamgeneratecontent")
 
     def messages(self, body: Body) -> Any:
         given = body.get("contents")
@@ -458,8 +491,10 @@ class Gemini(WireFormat):
         return {"error": {"code": status, "message": text, "status": _GOOGLE.get(status, "UNAVAILABLE")}}
 
     def is_end(self, data: Any) -> bool:
-        return isinstance(data, dict) and any(
-            isinstance(one, dict) and one.get("finishReason") for one in items(data.get("candidates"))
+        return (
+            isinstance(data, dict)
+            and data.get("usageMetadata") is not None
+            and any(isinstance(one, dict) and one.get("finishReason") for one in items(data.get("candidates")))
         )
 
 
@@ -468,8 +503,6 @@ _GOOGLE: Final = {400: "INVALID_ARGUMENT", 413: "INVALID_ARGUMENT", 429: "RESOUR
 
 class Embeddings(ChatCompletions):
     """OpenAI's embeddings and older completions: paid, and a stop can only be an error."""
-
-    texts = False
 
     def matches(self, path: str) -> bool:
         return path.endswith(("/embeddings", "/completions"))
@@ -487,12 +520,14 @@ class Embeddings(ChatCompletions):
         return True
 
 
-FORMATS: Final[tuple[WireFormat, ...]] = (ChatCompletions(), Responses(), Messages(), Gemini(), Embeddings())
+FORMATS: Final[tuple[WireFormat, ...]] = (
+    *(ChatCompletions(), Responses(), Compaction(), Messages(), Gemini(), Embeddings()),
+)
 
 
 def format_of(path: str) -> WireFormat | None:
     """Return the format of the requests to a path, or None for a path that no model answers."""
-    return next((one for one in FORMATS if one.matches(path)), None)
+    return next((one for one in FORMATS if one.matches(path.lower())), None)  # some servers ignore case
 
 
 # ---- Small readers.

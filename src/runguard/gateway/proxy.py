@@ -26,8 +26,8 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.core.decision import Trip
-from runguard.core.identity import LruDict, digest
+from runguard.core.decision import Trip, printable
+from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import Access, Refused, Target, Upstreams, agent_of, session_of
 from runguard.gateway.answers import AnswerReader, Inflater
@@ -52,8 +52,12 @@ _OF_CONNECTION: Final = frozenset(
 )
 _OF_ANSWER: Final = _OF_CONNECTION - {"content-length"}
 # Paid later, or over a connection that stays open: neither can be reserved.
-_UNBOUNDED: Final = re.compile(r"/batches$|:batchGenerateContent$|/realtime(/|$)")
-_MODELS: Final = re.compile(r"/(images|audio|videos|threads|runs|moderations)(/|$)|:(predict|embedContent)\b")
+_UNBOUNDED: Final = re.compile(r"/batches$|:batchGenerateContent$|/realtime(/|$)", re.IGNORECASE)
+_MODELS: Final = re.compile(
+    r"/(images|audio|videos|threads|runs|interactions|complete|rerank|fine_tuning)(/|$)"
+    r"|:\w*(predict|embed|generate|interact)\w*$",
+    re.IGNORECASE,
+)
 
 
 @dataclass(slots=True)
@@ -172,13 +176,16 @@ class Exchange:
     # ---- requests to a model ----------------------------------------------------------------------------------------
 
     async def _guarded(self, wire: WireFormat) -> None:
-        raw = await self._body()
-        body = _parsed(raw, self._headers.get("content-encoding", ""))
+        raw, encoding = await self._body(), self._headers.get("content-encoding", "").strip().lower()
+        body = _parsed(raw, encoding)
         try:
-            asked = self._asked(wire, body)
-        except Exception as error:  # a fault of the guard: what cannot be read is refused under a budget
+            asked = self._asked(wire, body) if body is not None else None
+        except Exception as error:
             self._guard.faults.note("gateway", error)
-            body, asked = None, self._asked(wire, None)
+            asked = None
+        if body is None or asked is None:
+            await self._unreadable(wire, raw, encoding)
+            return
         watcher = asyncio.create_task(self._watch(asyncio.current_task()))
         call = GuardedCall(self._gateway, wire, body, self._target.path)
         try:
@@ -191,14 +198,21 @@ class Exchange:
             watcher.cancel()
             call.over()
 
-    def _asked(self, wire: WireFormat, body: Body | None) -> Asked:
+    def _asked(self, wire: WireFormat, body: Body) -> Asked:
         payer = self._gateway.access.payer(self._headers, self._query)
-        agent, session = agent_of(self._headers), session_of(self._headers)
-        if body is None:
-            return Asked(payer, agent, session, digest("unreadable"), 0, False, iter(()))
-        length = len(wire.messages(body) or ())
-        has_tools = wire.has_tools(body)
-        return Asked(payer, agent, session, wire.beginning(body), length, has_tools, wire.rounds(body))
+        return Asked.of(wire, body, payer, agent_of(self._headers), session_of(self._headers))
+
+    async def _unreadable(self, wire: WireFormat, raw: bytes, encoding: str) -> None:
+        """Refuse a request that nobody can reserve for, or pass it on where no budget holds."""
+        if not self._guard.must_hold():
+            self._gateway.note_unguarded(self._target.path)
+            await self._pass(raw)
+            return
+        status, problem = 400, "it is no JSON object"
+        if not Inflater(encoding).is_readable:
+            status, problem = 415, f"its encoding {printable(encoding)} is unknown: send gzip or none"
+        text = f"RunGuard: this request was not sent, because no budget can be reserved for it: {problem}"
+        await self._json(status, wire.error("invalid_request_error", text, status))
 
     async def _forward(self, call: "GuardedCall", raw: bytes) -> None:
         content, headers = raw, self._request_headers()
@@ -275,7 +289,7 @@ class Exchange:
         await self._piece(b"".join(held), is_last=True)
 
     async def _stop(self, call: "GuardedCall", end: Trip | Ended) -> None:
-        wire, body, path, text = call.wire, call.body or {}, self._target.path, call.stop_text(end)
+        wire, body, path, text = call.wire, call.body, self._target.path, call.stop_text(end)
         rule = end.rule if isinstance(end, Trip) else "termination"
         headers = [(b"x-runguard-stop", rule.encode("latin-1", "replace"))]
         if call.needs_error:
@@ -300,11 +314,10 @@ class Exchange:
 
     # ---- everything else --------------------------------------------------------------------------------------------
 
-    async def _pass(self) -> None:
-        """Send a request on unread, and its answer back."""
+    async def _pass(self, content: bytes | AsyncIterator[bytes] | None = None) -> None:
+        """Send a request on unread, and its answer back. ``content``: its body, where that has been received."""
         headers = self._request_headers()
-        content: AsyncIterator[bytes] | None = None
-        if "content-length" in self._headers or "transfer-encoding" in self._headers:
+        if content is None and ("content-length" in self._headers or "transfer-encoding" in self._headers):
             content = self._chunks()
             if (length := self._headers.get("content-length")) is not None:
                 headers.append((b"content-length", length.encode()))
@@ -396,8 +409,7 @@ class Exchange:
 class GuardedCall:
     """The life of one model call at the gateway: asked for once, and closed exactly once."""
 
-    def __init__(self, gateway: Gateway, wire: WireFormat, body: Body | None, path: str) -> None:
-        """``body`` None: it could not be read."""
+    def __init__(self, gateway: Gateway, wire: WireFormat, body: Body, path: str) -> None:
         self._gateway, self._guard = gateway, gateway.guard
         self.wire, self.body, self._path = wire, body, path
         self._strand: Strand | None = None
@@ -415,8 +427,6 @@ class GuardedCall:
         return reply
 
     def _described(self) -> ModelRequest:
-        if self.body is None:
-            raise ValueError("the body of the request is no JSON object that can be read")
         hidden, kept = 0, self.wire.stored(self.body)
         if kept:
             known = self._gateway.stored.get(kept)
@@ -426,16 +436,8 @@ class GuardedCall:
 
     def changed(self) -> Body | None:
         """Return the request with a notice, a lower limit or without tools. None: it goes as it came."""
-        permission, body = self.permission, self.body
-        if body is None:
-            return None
-        after: Body = permission.changed(self._change, body)
-        return None if after is body else after
-
-    def _change(self, permission: Permission, body: Body) -> Body:
-        body = dict(body)
-        self.wire.change(body, permission)
-        return body
+        after: Body = self.permission.changed(self.wire.changed, self.body)
+        return None if after is self.body else after
 
     def settle(self, reader: AnswerReader) -> None:
         """The answer is complete."""
@@ -444,13 +446,13 @@ class GuardedCall:
         calls: list[str] = []
         reading = reader.reading
         try:
-            if reading.usage is None and self.body is not None and self.body.get("background") is True:
+            if reading.usage is None and self.body.get("background") is True:
                 self.permission.fail(None)  # it goes on at the provider
             else:
-                calls = self._strand.settle(self.permission, reading, reader.said)
+                calls = self._strand.settle(self.permission, reading, reader.said, estimated=reader.lacks_report)
             if reader.name and reading.usage is not None:
                 self._gateway.stored[reader.name] = reading.usage.input + reading.usage.output
-                if self.body is not None and (kept := self.wire.stored(self.body)):
+                if kept := self.wire.stored(self.body):
                     self._gateway.stored[kept] = reading.usage.input + reading.usage.output
         except Exception as error:  # a fault of the guard: an estimate is booked, and the answer passes
             self._strand.run.fault(error)
@@ -466,7 +468,8 @@ class GuardedCall:
             return
         if isinstance(error, httpx.RequestError):
             error.request = httpx.Request("POST", "http://provider/")  # its headers tell of retries of the client
-        self.permission.fail(error, reader.said if reader is not None else 0, streaming=reader is not None)
+        if self._strand is not None:
+            self._strand.fail(self.permission, error, reader)
         self._close([])
 
     def refused_by_provider(self, response: httpx.Response) -> None:
@@ -493,9 +496,7 @@ class GuardedCall:
     @property
     def needs_error(self) -> bool:
         """Whether a stop cannot be said as a text."""
-        if self._guard.policy.on_stop == "raise" or self.body is None:
-            return True
-        return self.wire.asks_for_data(self.body)
+        return self._guard.policy.on_stop == "raise" or self.wire.asks_for_data(self.body)
 
     def stop_text(self, end: Trip | Ended) -> str:
         """What the program gets as the answer."""

@@ -84,7 +84,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
             strand.has_answered = True
             self._conversations.give_back(strand, [])
             raise self._stop(reply, wire, body, data)
-        changed = reply.changed(lambda permission, given: _changed(wire, permission, given), body)
+        changed = reply.changed(wire.changed, body)
         if changed is not body:
             data.update(changed)
             for name in body.keys() - changed.keys():
@@ -176,20 +176,12 @@ def _id_of(data: dict[str, Any]) -> str:
     return str(data.get("litellm_call_id") or "")
 
 
-def _changed(wire: WireFormat, permission: Permission, body: Body) -> Body:
-    body = dict(body)
-    wire.change(body, permission)
-    return body
-
-
 def _asked(wire: WireFormat, body: Body, data: dict[str, Any], key: Any) -> Asked:
     metadata = data.get("metadata") or data.get("litellm_metadata") or {}
     session = data.get("litellm_session_id") or data.get("litellm_trace_id") or metadata.get("session_id") or ""
     headers = (data.get("proxy_server_request") or {}).get("headers") or {}
     agent = getattr(key, "key_alias", None) or agent_named(str(headers.get("user-agent", "")))
-    length = len(wire.messages(body) or ())
-    rest = (str(session), wire.beginning(body), length, wire.has_tools(body), wire.rounds(body))
-    return Asked(_payer(key), str(agent), *rest)
+    return Asked.of(wire, body, _payer(key), str(agent), str(session))
 
 
 def _payer(key: Any) -> Payer:

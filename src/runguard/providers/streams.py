@@ -138,6 +138,12 @@ class StreamCollector:
             return False
         return tokens_in(self.received) > counts.usage().output
 
+    @property
+    def least_usage(self) -> Usage | None:
+        """What the call took at least, as far as it is reported: for a stream that has ended before its last report."""
+        usage = None if self._counts is None else self._counts.usage()
+        return replace(usage, output=tokens_in(self.received)) if usage is not None and self.ends_unreported else usage
+
     def _say(self, text: Any, *, aloud: bool = True) -> None:
         if type(text) is not str or not text:
             return
