@@ -80,8 +80,45 @@ async def test_the_notice_and_the_lower_limit_reach_the_request() -> None:
     await guard.async_pre_call_hook(Key(), None, asked, "acompletion")
     assert asked["max_tokens"] < 5_000
     assert asked["litellm_call_id"] == "id-1"
-    await guard.async_log_failure_event({**asked, "exception": ConnectionRefusedError()}, None, 0.0, 0.0)
+    await guard.async_post_call_failure_hook(asked, ConnectionRefusedError(), Key())
     assert all(not run["reserved_usd"] for run in guard.snapshot()["runs"])
+
+
+async def test_an_attempt_that_the_proxy_repeats_does_not_end_the_call() -> None:
+    guard = RunGuardGateway(prices=PRICES, max_usd=1)
+    asked = data([{"role": "user", "content": "go"}], 1)
+    await guard.async_pre_call_hook(Key(), None, asked, "acompletion")
+    await guard.async_log_failure_event({**asked, "exception": ConnectionRefusedError()}, None, 0.0, 0.0)
+    await guard.async_post_call_success_hook(asked, Key(), answer(1))
+    assert str(guard.spend()["usd"]) == "0.0035"
+
+
+async def test_calls_with_the_same_id_are_billed_one_by_one() -> None:
+    guard = RunGuardGateway(prices=PRICES, max_usd=1)
+    for content in ("one", "two"):  # both at once
+        asked = data([{"role": "user", "content": content}], 1)
+        await guard.async_pre_call_hook(Key(), None, asked, "acompletion")
+    await guard.async_post_call_success_hook(asked, Key(), answer(1))
+    assert guard.spend()["calls"] == 2
+    assert all(not run["reserved_usd"] for run in guard.snapshot()["runs"])
+
+
+async def test_a_call_of_which_the_proxy_tells_nothing_is_booked_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    guard = RunGuardGateway(prices=PRICES, max_usd=1, idle_seconds=60)
+    await guard.async_pre_call_hook(Key(), None, data([{"role": "user", "content": "one"}], 1), "acompletion")
+    assert guard.spend()["calls"] == 0
+    later = time.monotonic() + 100
+    monkeypatch.setattr("runguard.litellm.callback.time.monotonic", lambda: later)
+    await guard.async_pre_call_hook(Key(), None, data([{"role": "user", "content": "two"}], 2), "acompletion")
+    assert guard.spend()["calls"] == 1
+
+
+async def test_what_is_not_understood_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    guard = RunGuardGateway(prices=PRICES, max_usd=1)
+    for number in range(2):
+        asked = {"model": MODEL, "prompt": "a picture", "litellm_call_id": f"id-{number}"}
+        assert await guard.async_pre_call_hook(Key(), None, asked, "image_generation") is asked
+    assert caplog.text.count("runguard.unguarded: requests to image_generation pass through") == 1
 
 
 async def test_a_stream_is_settled_before_its_last_piece_leaves() -> None:
@@ -120,6 +157,7 @@ model_list:
 litellm_settings:
   callbacks: [callback.guard]
   telemetry: false
+  num_retries: 1
 """
 CALLBACK = """
 from runguard.litellm import RunGuardGateway
@@ -196,6 +234,19 @@ def test_the_real_proxy_stops_a_loop_streamed_and_not(proxy: Any, upstream: RawU
         turns, said = chat_loop(url, stream=stream, prompt=f"go {stream}", timeout=30)
         assert (turns, said) == (7, "I stopped because a step kept failing in the same way.")
         assert len(upstream.arrived) == 6
+
+
+@pytest.mark.timeout(150)
+def test_the_real_proxy_is_billed_for_an_answer_that_came_with_the_second_attempt(
+    proxy: Any, upstream: RawUpstream
+) -> None:
+    busy = JSONResponse({"error": {"message": "overloaded"}}, 500)
+    upstream.answer = lambda request: busy if len(upstream.arrived) == 1 else JSONResponse(chat_answer())
+    url = proxy("budgets=[{'usd': '0.0045', 'per': 'app'}], min_output_tokens=1_000_000")
+    assert chat_loop(url, prompt="one", timeout=60)[1] == "fine"
+    assert len(upstream.arrived) == 2
+    assert chat_loop(url, prompt="two", timeout=60)[1] == "I stopped because this request reached a safety limit."
+    assert len(upstream.arrived) == 2
 
 
 @pytest.mark.timeout(150)

@@ -4,7 +4,10 @@ The proxy calls the hooks of a ``CustomLogger``. They find the run of a request 
 it with ``gateway/formats``, as RunGuard's own gateway does.
 """
 
+import logging
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import islice
 from typing import Any, Final, Unpack
 
 from litellm.exceptions import ModifyResponseException
@@ -21,7 +24,7 @@ from runguard.gateway.conversations import IDLE_S, Asked, Conversations, Payer, 
 from runguard.gateway.formats import Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.messages import read
+from runguard.providers.messages import Reading, read
 from runguard.termination.conditions import Ended
 
 _CHAT, _MESSAGES, _RESPONSES, _EMBEDDINGS = ChatCompletions(), Messages(), Responses(), Embeddings()
@@ -40,15 +43,19 @@ _SENT: Final = frozenset(
     }
 )
 _OPEN_KEPT: Final = 50_000
+_KINDS_KEPT: Final = 100
+_LOST_AT_ONCE: Final = 16  # the oldest come first
+_log: Final = logging.getLogger("runguard")
 
 
 class _Call:
-    """One model call of the proxy, until its answer is complete."""
+    """One model call of the proxy, with all its retries, until its answer is complete."""
 
-    __slots__ = ("is_over", "permission", "strand", "wire")
+    __slots__ = ("begun_at", "is_over", "permission", "strand", "wire")
 
     def __init__(self, wire: WireFormat, strand: Strand, permission: Permission) -> None:
         self.wire, self.strand, self.permission, self.is_over = wire, strand, permission, False
+        self.begun_at = time.monotonic()
 
 
 class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
@@ -64,14 +71,19 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         self.guard.check_store()
         self._conversations = Conversations(self.guard, idle_seconds=idle_seconds)
         self._calls = LruDict[str, _Call](_OPEN_KEPT)
+        self._unguarded = set[str]()  # kinds of requests that are in the log
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 
     async def async_pre_call_hook(
         self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: str
     ) -> Any:
+        if self.guard.policy.mode == "off":
+            return data
+        self._forget_lost()
         wire = _FORMATS.get(call_type)
-        if wire is None or self.guard.policy.mode == "off":
+        if wire is None:
+            self._note_unguarded(call_type)
             return data
         body: Body = {name: value for name, value in data.items() if name in _SENT and value is not None}
         strand = await self._conversations.take(_asked(wire, body, data, user_api_key_dict))
@@ -89,8 +101,21 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
             data.update(changed)
             for name in body.keys() - changed.keys():
                 data.pop(name)
+        if (before := self._calls.get(_id_of(data))) is not None:  # a client may choose the id
+            self._fail(before, None)
         self._calls[_id_of(data)] = _Call(wire, strand, reply)
         return data
+
+    def _note_unguarded(self, call_type: str) -> None:
+        if call_type not in self._unguarded and len(self._unguarded) < _KINDS_KEPT:
+            self._unguarded.add(call_type)
+            _log.warning("runguard.unguarded: requests to %s pass through: what they cost is not known here", call_type)
+
+    def _forget_lost(self) -> None:
+        """Book calls of which the proxy has told nothing for too long: a client may have left before the answer."""
+        latest = time.monotonic() - self._conversations.idle_s
+        for name in [name for name, call in islice(self._calls.items(), _LOST_AT_ONCE) if call.begun_at < latest]:
+            self._fail(self._calls.pop(name), None)
 
     def _stop(self, end: Trip | Ended, wire: WireFormat, body: Body, data: dict[str, Any]) -> Exception:
         text = last_words(self.guard, end, takes_text=not wire.asks_for_data(body))
@@ -131,7 +156,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
                 yield before
         finally:
             if not is_whole:
-                self._fail(call, None, reader.said)
+                self._fail(call, None, reader)
 
     async def async_log_success_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
@@ -146,14 +171,15 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         elif not call.is_over:
             self._settle(call, reading, reading.size)
 
-    async def async_log_failure_event(
-        self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
+    async def async_post_call_failure_hook(
+        self, request_data: dict[str, Any], original_exception: Exception, user_api_key_dict: Any, *_: Any, **__: Any
     ) -> None:
-        call = self._calls.pop(_id_of(kwargs), None)
+        """The request has failed for good. A failure that the proxy tries again is only in its log."""
+        call = self._calls.pop(_id_of(request_data), None)
         if call is not None:
-            self._fail(call, kwargs.get("exception"), 0)
+            self._fail(call, original_exception)
 
-    def _settle(self, call: _Call, reading: Any, size: int) -> None:
+    def _settle(self, call: _Call, reading: Reading, size: int) -> None:
         if call.is_over:
             return
         call.is_over = True
@@ -165,10 +191,10 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
             call.permission.fail(None)
         self._conversations.give_back(call.strand, calls)
 
-    def _fail(self, call: _Call, error: BaseException | None, streamed: int) -> None:
+    def _fail(self, call: _Call, error: BaseException | None, reader: AnswerReader | None = None) -> None:
         if not call.is_over:
             call.is_over = True
-            call.permission.fail(error, streamed, streaming=bool(streamed))
+            call.strand.fail(call.permission, error, reader)
             self._conversations.give_back(call.strand, [])
 
 
