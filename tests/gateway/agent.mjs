@@ -30,8 +30,24 @@ async function anthropic() {
   return null;
 }
 
+async function gemini() {
+  const { models } = new (require("@google/genai").GoogleGenAI)({ apiKey: "a-dummy-key" });
+  const contents = messages.map((one) => (one.content ? { role: "user", parts: [{ text: one.content }] } : one));
+  const config = { maxOutputTokens: 300, tools: [{ functionDeclarations: [{ name, parametersJsonSchema: schema }] }] };
+  const parts = [];
+  if (stream) {
+    for await (const chunk of await models.generateContentStream({ model, contents, config }))
+      parts.push(...(chunk.candidates?.[0]?.content?.parts ?? []));
+  } else parts.push(...(await models.generateContent({ model, contents, config })).candidates[0].content.parts);
+  const calls = parts.filter((part) => part.functionCall);
+  if (!calls.length) return parts.map((part) => part.text ?? "").join("");
+  const response = JSON.parse(failed);
+  messages.push({ role: "model", parts }, { role: "user", parts: calls.map(() => ({ functionResponse: { name, response } })) });
+  return null;
+}
+
 for (let turn = 1; turn <= 40; turn++) {
-  const said = await { openai, anthropic }[client]();
+  const said = await { openai, anthropic, gemini }[client]();
   if (said !== null) {
     console.log(turn, said.split("\n")[0]);
     process.exit(0);

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from runguard.gateway.formats import without_hosts_words
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.gateways import (
     CALL_USD,
@@ -126,6 +127,46 @@ def test_what_the_host_adds_to_an_answer_hides_no_failure(
     with served(gateway) as url:
         turns, _ = anthropic_loop(url, tool=reminded)
         assert turns == CALLS + 1
+
+
+def in_a_head(n: int, said: str, code: int = 0) -> str:
+    """What Codex makes of the output of a command."""
+    return (
+        f"Chunk ID: {n:06x}\nWall time: {n / 7:.4f} seconds\nProcess exited with code {code}\n"
+        f"Original token count: {n}\nOutput:\n{said}\n"
+    )
+
+
+@pytest.mark.parametrize(("said", "code"), [(FAILED, 0), ("make: *** [all] Error 2", 2)])
+def test_what_codex_writes_above_an_output_hides_no_failure(
+    openai_server: OpenAIServer, providers: Providers, said: str, code: int
+) -> None:
+    providers.script("responses", calls=40)
+    with served(a_gateway(openai_server.url)) as url:
+        assert responses_loop(url, tool=lambda n: in_a_head(n, said, code))[0] == CALLS + 1
+
+
+def test_what_codex_writes_above_an_output_is_no_failure(openai_server: OpenAIServer, providers: Providers) -> None:
+    providers.script("responses", calls=HEALTHY)
+    with served(a_gateway(openai_server.url)) as url:
+        assert responses_loop(url, tool=lambda n: in_a_head(n, f"page {n}")) == (HEALTHY + 1, "done")
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (in_a_head(1, "fine"), "fine"),
+        (in_a_head(1, "bad", code=1), "Process exited with code 1\nbad"),
+        ("Exit code: 0\nWall time: 0.1 seconds\nTotal output lines: 3\nOutput:\na", "a"),
+        ("Exit code: 3\nWall time: 0.1 seconds\nOutput:\na", "Exit code: 3\na"),
+        ("Script completed\nWall time 0.1 seconds\nOutput:\n", ""),
+        ("Script failed\nWall time 0.1 seconds\nOutput:\nx", "Script failed\nx"),
+        ("Wall time: 1 seconds\nProcess running with session ID 7\nOutput:\n", "Process running with session ID 7"),
+        ("Process the files.\nThen say\nOutput:\nno", "Process the files.\nThen say\nOutput:\nno"),
+    ],
+)
+def test_the_head_of_an_output_keeps_how_it_ended(text: str, kept: str) -> None:
+    assert without_hosts_words(text) == kept
 
 
 @every_format

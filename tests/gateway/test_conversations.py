@@ -170,6 +170,22 @@ def test_side_calls_and_sub_agents_are_lanes_of_the_run(asks: RawUpstream) -> No
         assert lanes(gateway) == 3
 
 
+def test_tools_that_stand_among_the_messages_are_tools(upstream: RawUpstream) -> None:
+    """Codex declares them so. Without tools, its next turn would be a side call of the last run."""
+    upstream.answer = lambda request: JSONResponse({"model": MODEL, "output": [], "usage": {"input_tokens": 9}})
+    declared = {"type": "additional_tools", "tools": [{"type": "custom", "name": "exec"}]}
+    items: list[Any] = [declared]
+    with served(gateway := a_gateway(upstream.url)) as url:
+        names = set[str]()
+        for text in ("one", "two"):
+            items.append({"role": "user", "content": text})
+            asked = {"model": MODEL, "max_output_tokens": 9, "input": items}
+            httpx.post(f"{url}/v1/responses", json=asked, headers={"session-id": "s-1"})
+            items.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]})
+            names |= {run["run"] for run in runs(gateway)}
+    assert len(names) == 2
+
+
 def test_a_looping_sub_agent_is_stopped_alone(asks: RawUpstream) -> None:
     gateway = a_gateway(asks.url)
     with served(gateway) as url:

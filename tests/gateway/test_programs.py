@@ -1,7 +1,7 @@
-"""Programs that nobody can edit, behind ``runguard run``: JavaScript agents and Claude Code, against scripted models.
+"""Programs that nobody can edit, behind ``runguard run``, against scripted models: JavaScript agents and coding agents.
 
 They are skipped where the programs are missing. ``RUNGUARD_NODE_MODULES`` names a folder in which
-``npm install openai @anthropic-ai/sdk @anthropic-ai/claude-code`` has been run.
+``npm install`` has been run with ``tests/gateway/package.json``, which pins the programs.
 """
 
 import json
@@ -18,6 +18,7 @@ import runguard as package
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.commands import PROGRAM
 from tests.kit.gateways import TOOL
+from tests.kit.gemini_server import Answer, GeminiServer, call
 from tests.kit.openai_server import OpenAIServer
 from tests.kit.sse_server import Asked, Reply
 
@@ -35,22 +36,30 @@ def run(*arguments: Any, cwd: Path, **environment: str) -> "subprocess.Completed
 
 
 @pytest.mark.skipif(not NODE or not MODULES, reason="needs node, and RUNGUARD_NODE_MODULES with the clients")
-@pytest.mark.parametrize("client", ["openai", "anthropic"])
+@pytest.mark.parametrize("client", ["openai", "anthropic", "gemini"])
 @pytest.mark.parametrize("mode", ["whole", "stream"])
 def test_a_javascript_agent_is_stopped(
-    client: str, mode: str, openai_server: OpenAIServer, anthropic_server: AnthropicServer, tmp_path: Path
+    client: str,
+    mode: str,
+    openai_server: OpenAIServer,
+    anthropic_server: AnthropicServer,
+    gemini_server: GeminiServer,
+    tmp_path: Path,
 ) -> None:
-    server: Any = {"openai": openai_server, "anthropic": anthropic_server}[client]
-    server.answer_by(lambda n, _: Reply(text="", call=(TOOL, {"page": n})))
+    openai_server.answer_by(lambda n, _: Reply(text="", call=(TOOL, {"page": n})))
+    anthropic_server.answer_by(lambda n, _: Reply(text="", call=(TOOL, {"page": n})))
+    gemini_server.answer_by(lambda n, _: Answer([call(TOOL, page=n)]))
+    servers: dict[str, Any] = {"openai": openai_server, "anthropic": anthropic_server, "gemini": gemini_server}
     agent = Path(__file__).parent / "agent.mjs"
     ran = run(
         *("--", NODE, agent, client, mode, MODULES),
         cwd=tmp_path,
         OPENAI_BASE_URL=f"{openai_server.url}/v1",
         ANTHROPIC_BASE_URL=anthropic_server.url,
+        GOOGLE_GEMINI_BASE_URL=gemini_server.url,
     )
     assert ran.stdout == f"7 {STOPPED}\n", ran.stderr
-    assert len(server.billed) == 6
+    assert len(servers[client].billed) == 6
 
 
 def claude() -> str:
@@ -89,3 +98,30 @@ def test_claude_code_ends_with_success_after_six_calls(anthropic_server: Anthrop
     assert len(with_tools) == 6
     found = json.loads(ran.stderr)
     assert [stop["rule"] for stop in found["stops"]] == ["stall"]
+
+
+CODEX = Path(MODULES) / "node_modules" / ".bin" / "codex"
+
+
+@pytest.mark.skipif(not MODULES or not CODEX.exists(), reason="needs RUNGUARD_NODE_MODULES with Codex")
+@pytest.mark.timeout(120)
+def test_codex_ends_with_the_stop_after_six_calls(openai_server: OpenAIServer, tmp_path: Path) -> None:
+    """It reads no variable: ``runguard run`` tells it the address with an argument."""
+
+    def script(n: int, _: Asked) -> Reply:
+        failing = f"""echo '{{"status": "partial_parse_error", "data": null}}' # attempt {n}"""
+        return Reply(text="", call=("exec_command", {"cmd": failing}))
+
+    openai_server.answer_by(script)
+    ran = run(
+        *("--json", "--", CODEX, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        "Parse the file.",
+        cwd=tmp_path,
+        OPENAI_BASE_URL=f"{openai_server.url}/v1",
+        CODEX_API_KEY="a-dummy-key",
+        CODEX_HOME=str(tmp_path),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(STOPPED)
+    assert len(openai_server.billed) == 6
+    assert '"rule": "stall"' in ran.stderr

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import runguard as package
-from runguard.gateway.launch import VARIABLES, environment_behind, upstreams_of
+from runguard.gateway.launch import VARIABLES, command_behind, environment_behind, run_program, upstreams_of
 from tests.gateway.programs import agent
 from tests.kit.anthropic_server import AnthropicServer
 from tests.kit.commands import PROGRAM
@@ -167,6 +167,29 @@ def test_addresses_come_from_the_environment_and_proxies_are_left_out() -> None:
     assert changed["no_proxy"] == "127.0.0.1,localhost"
     for names, path in VARIABLES.values():
         assert {changed[name] for name in names} == {f"http://127.0.0.1:1234/token/secret{path}"}
+
+
+def test_a_program_that_reads_no_variable_gets_the_address_as_an_argument() -> None:
+    environment = environment_behind(1234, "secret", {})
+    address = 'openai_base_url="http://127.0.0.1:1234/token/secret/openai/v1"'
+    changed = command_behind(["/usr/bin/codex", "exec", "fix {it}"], environment)
+    assert changed[:3] == ["/usr/bin/codex", "-c", address]
+    assert changed[-2:] == ["exec", "fix {it}"]
+    own: list[list[str]] = [["codex", "-c", "openai_base_url=x"], ["claude", "-p", "codex"], ["codex-like"]]
+    for command in own:
+        assert command_behind(command, environment) == command
+
+
+def test_a_signal_that_comes_before_the_program_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = subprocess.Popen
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return started(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", slow)
+    code, _ = run_program([sys.executable, "-c", "import time; time.sleep(20)"], dict(os.environ))
+    assert code == 128 + signal.SIGTERM
 
 
 def test_the_dashboard_is_served_while_the_program_runs() -> None:

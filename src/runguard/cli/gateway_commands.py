@@ -143,7 +143,14 @@ def run_command(
         from runguard.console import usd
         from runguard.core.money import Budget
         from runguard.gateway.access import Access, Upstreams
-        from runguard.gateway.launch import environment_behind, run_program, summary, told, upstreams_of
+        from runguard.gateway.launch import (
+            command_behind,
+            environment_behind,
+            run_program,
+            summary,
+            told,
+            upstreams_of,
+        )
         from runguard.gateway.proxy import Gateway
         from runguard.gateway.serving import listen, served_in_background
 
@@ -172,7 +179,8 @@ def run_command(
         logging.getLogger("runguard").addHandler(logging.NullHandler())
         gateway = Gateway(_guard(policy), access=access, upstreams=upstreams, tells_reason=True)
         with served_in_background(gateway, listening, gateway.aclose):
-            code, problem = run_program(program, environment_behind(port, token, os.environ))
+            environment = environment_behind(port, token, os.environ)
+            code, problem = run_program(command_behind(program, environment), environment)
             gateway.flush()
             found, line = summary(gateway), told(gateway, usd)
         if problem:
@@ -328,7 +336,7 @@ def gateway_command(
             app=app_name,
             user_header=user_header.lower(),
             token=token,
-            hosts=frozenset() if is_open else Access.loopback(number),
+            hosts=frozenset() if is_open else Access.loopback(number, host.strip("[]")),
         )
         conversations = Conversations(guard, idle_seconds=idle)
         gateway = Gateway(guard, access=access, upstreams=upstreams, conversations=conversations, max_body=max_body)

@@ -8,9 +8,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
@@ -25,8 +26,14 @@ VARIABLES: Final[dict[str, tuple[tuple[str, ...], str]]] = {
     "anthropic": (("ANTHROPIC_BASE_URL", "ANTHROPIC_API_BASE"), "/anthropic"),
     "gemini": (("GOOGLE_GEMINI_BASE_URL",), "/gemini"),
 }
+# Programs that read no such variable, and the arguments that say the same.
+_ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
+    "codex": ("-c", 'openai_base_url="{OPENAI_BASE_URL}"', "-c", "features.enable_request_compression=false"),
+}
+_SAYS_ADDRESS: Final = "base_url"  # an argument of such a program that names an address by itself
 _NOT_PROXIED: Final = "127.0.0.1,localhost"
 _FORWARDED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_Program = subprocess.Popen[bytes]
 _NOT_FOUND, _NOT_EXECUTABLE, _BY_SIGNAL = 127, 126, 128
 
 
@@ -56,6 +63,13 @@ def environment_behind(port: int, token: str, environment: Mapping[str, str]) ->
     return changed
 
 
+def command_behind(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """Return the command of a program behind the gateway: with its address, where the program reads no variable."""
+    program, *arguments = command
+    added = _ARGUMENTS.get(Path(program).stem, ()) if not any(_SAYS_ADDRESS in one for one in arguments) else ()
+    return [program, *(one.format_map(environment) for one in added), *arguments]
+
+
 def run_program(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
     """Run a program to its end. Returns its exit code, and why it could not be started.
 
@@ -64,9 +78,8 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> tuple
     """
     found = shutil.which(command[0], path=environment.get("PATH")) or command[0]
     try:
-        with _forwarding() as program:
-            program.append(subprocess.Popen([found, *command[1:]], env=dict(environment)))
-            code = program[0].wait()
+        with _forwarding() as begin:
+            code = begin(subprocess.Popen([found, *command[1:]], env=dict(environment))).wait()
     except FileNotFoundError:
         return _NOT_FOUND, f"{printable(command[0])}: no such program"
     except OSError as error:
@@ -75,20 +88,29 @@ def run_program(command: Sequence[str], environment: Mapping[str, str]) -> tuple
 
 
 @contextmanager
-def _forwarding() -> "Iterator[list[subprocess.Popen[bytes]]]":
-    """Pass signals on to the program in the list. Ctrl+C reaches it from the terminal by itself."""
-    program: list[subprocess.Popen[bytes]] = []
+def _forwarding() -> "Iterator[Callable[[_Program], _Program]]":
+    """Pass signals on to the program that is given to the function. Ctrl+C reaches it from the terminal by itself."""
+    program: list[_Program] = []
+    early: list[int] = []  # what came while the program was being started
 
     def forward(number: int, _: FrameType | None) -> None:
-        if program and not (number == signal.SIGINT and _is_in_foreground()):
+        if not program:
+            early.append(number)
+        elif not (number == signal.SIGINT and _is_in_foreground()):
             program[0].send_signal(number)
+
+    def begin(started: _Program) -> _Program:
+        program.append(started)
+        for number in early:
+            started.send_signal(number)
+        return started
 
     before: dict[signal.Signals, Any] = {}
     for name in _FORWARDED:
         if (number := getattr(signal, name, None)) is not None:
             before[number] = signal.signal(number, forward)
     try:
-        yield program
+        yield begin
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
