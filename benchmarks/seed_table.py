@@ -17,12 +17,12 @@ from google.genai import types
 
 from runguard.adk.cost_breaker import ADKCostBreaker
 from runguard.adk.plugin import RunGuardPlugin
+from runguard.cli.demo import defaults
 from runguard.cli.stories import (
     DemoStory,
     OneAgentPerItem,
     Side,
     WorkCounter,
-    defaults,
     over_spawn,
     play_guarded,
     play_story,

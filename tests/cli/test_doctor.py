@@ -1,6 +1,7 @@
 """``runguard doctor``: what it looks at, what it finds wrong, and that its live test can fail."""
 
 import functools
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -13,6 +14,8 @@ import pytest
 
 import runguard as package
 from runguard.adk import RunGuardPlugin
+from runguard.calls import functions
+from runguard.cli import doctor as examining
 from tests.kit.commands import runguard, told
 
 PRINTED = "an app may print what it likes"
@@ -99,6 +102,16 @@ def test_a_guard_that_stops_nothing_is_a_problem(monkeypatch: pytest.MonkeyPatch
     line = lines(code=1)["self-test"]
     assert line["state"] == "problem"
     assert "a stop does not work here" in line["found"]
+
+
+def test_without_adk_a_guarded_function_proves_that_a_stop_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "has_adk", lambda: False)
+    monkeypatch.setenv("RUNGUARD_MODE", "shadow")
+    line = lines()["self-test"]
+    assert (line["state"], os.environ["RUNGUARD_MODE"]) == ("ok", "shadow")
+    assert line["found"].startswith("a guarded function was stopped after 3 calls by a limit of 3, and after 4 by a")
+    monkeypatch.setattr(functions, "guard", lambda function, **_: function)
+    assert "a stop does not work here" in lines(code=1)["self-test"]["found"]
 
 
 @pytest.mark.parametrize(

@@ -49,4 +49,8 @@ def _is_missing(package: str) -> bool:
 
 
 if _is_missing("google.adk"):
-    raise ImportError("runguard.adk needs google-adk, which is not installed: pip install 'runguard-agents[adk]'")
+    raise ImportError(
+        "runguard.adk needs google-adk, which is not installed: pip install 'runguard-agents[adk]'. "
+        "Other frameworks have guards of their own: runguard.langchain, runguard.openai_agents, runguard.pydantic_ai, "
+        "runguard.strands, runguard.agent_framework. runguard.guard is for any function"
+    )

@@ -1,15 +1,16 @@
 """``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
 
 ``policy_commands`` calls ``run``. ``stories`` holds and runs the agents; nothing of Google's is loaded before ``run``.
-``doctor`` uses ``load``, too.
+``doctor`` uses ``load`` and ``defaults``, too.
 """
 
 import json
+import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from textwrap import fill
 from types import ModuleType
@@ -41,6 +42,18 @@ def run(*, as_json: bool = False) -> int:
     report: Report = play.play(play.new_report())
     sys.stdout.write(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
     return 0 if report.ok else 1
+
+
+@contextmanager
+def defaults() -> Iterator[None]:
+    """Run without the local policy file and environment variables."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
+    os.environ["RUNGUARD_POLICY"] = os.devnull
+    try:
+        yield
+    finally:
+        del os.environ["RUNGUARD_POLICY"]
+        os.environ.update(kept)
 
 
 def load() -> ModuleType:

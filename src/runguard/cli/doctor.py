@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import platform
 import sys
@@ -20,7 +21,7 @@ from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Literal
 
 from runguard import _version
-from runguard.cli.demo import AdkMissingError, load
+from runguard.cli.demo import AdkMissingError, defaults, load
 from runguard.cli.main import CommandError
 from runguard.cli.screens import (
     OLD_DAYS,
@@ -32,7 +33,7 @@ from runguard.cli.screens import (
     price_of,
     seen_models,
 )
-from runguard.core.errors import PolicyError, RunGuardError
+from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.files import find_policy_file
@@ -62,7 +63,9 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
     """
     loader = loader_of(target) if target is not None else None
     adk = adk_line()
-    live = self_test() if adk.state == "ok" and has_adk() else None
+    live = None
+    if adk.state != "problem":
+        live = self_test() if has_adk() else functions_test()
     app = load_application(target, loader) if target is not None and loader is not None else Application([])
     lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
     try:
@@ -92,7 +95,7 @@ def self_test() -> CheckResult:
     except AdkMissingError as error:
         return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
     try:
-        with play.defaults(), play.quiet():
+        with defaults(), play.quiet():
             found = asyncio.run(_stops())
     except Exception as error:  # an error here would also break the first guarded run
         return CheckResult(
@@ -102,6 +105,46 @@ def self_test() -> CheckResult:
             "report it with the versions above",
         )
     return CheckResult("self-test", "ok", found)
+
+
+def functions_test() -> CheckResult:
+    """Prove on guarded functions that a stop works, where google-adk is not installed."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with defaults():
+            found = _functions_stop()
+    except Exception as error:  # an error here would also break the first guarded call
+        do = "report it with the versions above"
+        return CheckResult("self-test", "problem", f"a stop does not work here: {type(error).__name__}: {error}", do)
+    finally:
+        logging.disable(before)
+    return CheckResult("self-test", "ok", found)
+
+
+def _functions_stop() -> str:
+    from runguard.calls.functions import guard
+
+    made: list[int] = []
+
+    def look() -> dict[str, Any]:
+        """Do the same step again."""
+        made.append(1)
+        return {"sig": "look", "usd": 0}
+
+    def calls_until_stopped(**settings: Any) -> int:
+        made.clear()
+        call = guard(look, **settings)
+        with contextlib.suppress(RunStoppedError):
+            for _ in range(_UNSTOPPED):
+                call()
+        return len(made)
+
+    limited = calls_until_stopped(budget={"max_calls": 3})
+    _need(limited == 3, f"3 calls were allowed, {limited} were made")
+    looping = calls_until_stopped(loop={"repeats": 4})
+    _need(looping == 4, f"a loop of 4 was to be stopped, {looping} calls were made")
+    return f"a guarded function was stopped after {limited} calls by a limit of 3, and after {looping} by a loop rule"
 
 
 async def _stops() -> str:

@@ -6,7 +6,6 @@
 import asyncio
 import json
 import logging
-import os
 import sys
 import time
 import warnings
@@ -31,6 +30,7 @@ from google.genai import types
 
 from runguard._version import __version__
 from runguard.adk.plugin import RunGuardPlugin
+from runguard.cli.demo import defaults
 from runguard.core.decision import Action, Decision, Trip
 from runguard.core.identity import CHARS_PER_TOKEN
 from runguard.core.money import to_usd
@@ -625,18 +625,6 @@ class RecentHistory(InMemorySessionService):
 
 
 # ---- environment
-
-
-@contextmanager
-def defaults() -> Iterator[None]:
-    """Run without the local policy file and environment variables."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("RUNGUARD_")}
-    os.environ["RUNGUARD_POLICY"] = os.devnull
-    try:
-        yield
-    finally:
-        del os.environ["RUNGUARD_POLICY"]
-        os.environ.update(kept)
 
 
 @contextmanager
