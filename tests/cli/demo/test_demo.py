@@ -36,6 +36,17 @@ def test_the_whole_demo_as_a_user_calls_it() -> None:
     the_growing_history_is_warned_of_and_stopped_for_bringing_no_news(result)
     the_over_spawn_is_refused_before_the_first_branch_is_paid(result)
     the_look_alikes_are_as_long_as_they_claim(result)
+    the_front_page_shows_these_figures(result)
+
+
+def the_front_page_shows_these_figures(result: dict[str, Any]) -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| ([\d,]+) → ([\d,]+) \| ([\d,]+) → ([\d,]+) \|", text, re.MULTILINE)
+    shown = [tuple(int(figure.replace(",", "")) for figure in row) for row in rows]
+    assert shown == [
+        tuple(entry[how][what] for what in ("model_calls", "tokens") for how in ("without", "with"))
+        for entry in result["stories"]
+    ]
 
 
 def told(result: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
