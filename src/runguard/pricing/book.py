@@ -324,7 +324,7 @@ def _newest_table() -> PriceTable:
         pass
     except Exception as error:  # another package's data, which may have any shape
         _log.warning(
-            "runguard.prices_failed: the prices of the installed genai-prices cannot be read: %r; using the %s. "
+            "runguard.prices_failed: the prices of the installed genai-prices cannot be read: %r; using %s. "
             "Install a newer RunGuard",
             error,
             newest.source,
@@ -339,7 +339,7 @@ def newest_file() -> PriceTable:
         updated = updated_table()
     except ValueError as error:
         _log.warning(
-            "runguard.prices_failed: %s; using the %s. `runguard prices --update` writes a new one",
+            "runguard.prices_failed: %s; using %s. `runguard prices --update` writes a new one",
             error,
             packaged.source,
         )
