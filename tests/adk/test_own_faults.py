@@ -43,7 +43,8 @@ def break_guard(
     plugin: RunGuardPlugin, monkeypatch: pytest.MonkeyPatch, method: str, *, on: tuple[type, ...] = (), after: int = 0
 ) -> list[int]:
     """Let a method of the guard raise: for these events, from the nth on."""
-    original, met = getattr(plugin.guard, method), []
+    owner: Any = plugin.guard.tools if method == "fingerprint" else plugin.guard
+    original, met = getattr(owner, method), []
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         if not on or isinstance(args[0], on):
@@ -55,7 +56,7 @@ def break_guard(
     async def broken_async(*args: Any, **kwargs: Any) -> Any:
         return broken(*args, **kwargs) if len(met) >= after else await broken(*args, **kwargs)
 
-    monkeypatch.setattr(plugin.guard, method, broken_async if asyncio.iscoroutinefunction(original) else broken)
+    monkeypatch.setattr(owner, method, broken_async if asyncio.iscoroutinefunction(original) else broken)
     return met
 
 
@@ -310,7 +311,7 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
         (lambda plugin: plugin.guard.accounts.spending, "book"),
         (lambda plugin: plugin.guard.accounts.ledger, "settle"),
         (lambda plugin: plugin.guard, "settle"),
-        (lambda plugin: plugin.guard.reserving, "_too_late"),
+        (lambda plugin: plugin.guard, "_too_late"),
         (lambda plugin: plugin.model_hooks, "_admit"),
     ],
     ids=["learn", "hold", "book", "ledger", "settle", "too late", "let go"],

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.money import Window, begin_of
-from runguard.engine.forecast import (
+from runguard.core.trends import (
     LEAST_CALLS,
     Trend,
     budget_forecast,

@@ -48,7 +48,7 @@ class Office:
         if decision.action is not Action.STOP:
             self.calls.append(event)
             return
-        run, last = self.guard.runs[name], self.guard.last_answers
+        run, last = self.guard.runs[name], self.guard.last_call
         assert last is not None
         request = ModelCall(name, ROOT_LANE, "agent", self.guard.clock(), "m", tokens)
         if last.may_answer(run, run.lanes[ROOT_LANE], request, decision.trip):

@@ -10,6 +10,7 @@ from runguard import DeadlineExceededError, guard_async
 from runguard.core.decision import Action, Finding
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ModelCall
+from runguard.engine.rate_limits import ProviderWaits
 from tests.kit.virtual_time import VirtualLoop, run_virtually
 
 
@@ -33,7 +34,8 @@ class Provider:
         values = {"on_rate_limit": "wait", "clock": loop.clock, "max_wait_seconds": 600, **policy}
         self.call: Any = guard_async(self._answer, **values)
         self.guard = self.call.__runguard__.guard
-        self.guard.provider_waits.now = loop.time
+        self.waits = next(gate for gate in self.guard.gates if isinstance(gate, ProviderWaits))
+        self.waits.now = loop.time
 
     async def _answer(self, model: str = "") -> dict[str, int]:
         self.attempts.append(self.loop.time())
@@ -74,7 +76,7 @@ def test_others_wait_and_follow_one_probe() -> None:
     probes = [at for at in later if sum(abs(at - other) < 0.01 for other in later) == 1]
     assert len(probes) == 2, "one was refused at 12 s, one came through at 24 s"
     assert len(later) == 2 + 7
-    assert provider.guard.provider_waits.gates == {}
+    assert provider.waits.busy == {}
 
 
 def test_without_it_everybody_tries_again_and_again() -> None:

@@ -75,7 +75,7 @@ async def test_a_wait_of_the_provider_that_cannot_be_read_does_not_keep_a_call_o
 ) -> None:
     guard = opened()
     charge = await charged(guard)
-    monkeypatch.setattr(guard.provider_waits, "failed", broken)
+    guard.sink.on("failed", "the test", broken)
     guard.abandon(charge, error=ValueError("429"), refused=True)
     assert (guard.guard_errors, reserved(guard), guard.accounts.spend()["usd"]) == (1, Decimal(0), 0)
 

@@ -8,6 +8,7 @@ import pytest
 
 from runguard import Budget
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
+from runguard.engine.final_answer import Closing
 from runguard.engine.guard import Guard
 from runguard.engine.money import STANDING_S
 from runguard.policy import Policy
@@ -67,8 +68,8 @@ async def test_a_run_that_outlives_its_holds_pays_what_it_spent(store: dict[str,
 async def test_a_hold_is_renewed_in_time(store: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     guard = office(store)
     await ask(guard)
-    closing = guard.runs["run"].closing
-    assert closing is not None
+    closing = guard.runs["run"].set_aside
+    assert isinstance(closing, Closing)
     first = closing.charge
     await ask(guard)
     assert closing.charge is first

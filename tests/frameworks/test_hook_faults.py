@@ -33,6 +33,10 @@ def _broken(*_: Any, **__: Any) -> Any:
     raise LookupError("the guard's own fault")
 
 
+def _break(guard: Any, method: str) -> None:
+    setattr(guard.tools if method == "fingerprint" else guard, method, _broken)
+
+
 def _script(n: int, _: str) -> Reply:
     return Reply(calls=[("look", {"n": n})]) if n < 3 else Reply("done")
 
@@ -43,7 +47,7 @@ async def test_a_broken_guard_does_not_change_the_run(harness: Harness, method: 
     spec = AgentSpec(_script, tools={"look": lambda n: f"page {n}"})
     plain = await harness.session(spec, None).turn("go")
     guard = harness.guard(max_usd=1, prices=PRICES)
-    setattr(guard.guard, method, _broken)
+    _break(guard.guard, method)
     session = harness.session(spec, guard)
     result = await session.turn("go")
     assert (result.text, result.error, result.events) == ("done", None, plain.events)
@@ -54,14 +58,14 @@ async def test_a_broken_guard_does_not_change_the_run(harness: Harness, method: 
 @pytest.mark.parametrize("method", ["start", "clock"])
 async def test_a_run_that_cannot_begin_makes_no_call_past_a_budget(harness: Harness, method: str) -> None:
     guard = harness.guard(max_usd=1, prices=PRICES)
-    setattr(guard.guard, method, _broken)
+    _break(guard.guard, method)
     session = harness.session(AgentSpec(_script, tools={"look": lambda n: f"page {n}"}), guard)
     result = await session.turn("go")
     assert session.model_calls == 0
     assert result.error is None or isinstance(result.error, RunStoppedError)
     assert {trip.rule for trip in guard.trips} == {"guard_error"}
     unlimited = harness.guard()
-    setattr(unlimited.guard, method, _broken)
+    _break(unlimited.guard, method)
     session = harness.session(AgentSpec(_script, tools={"look": lambda n: f"page {n}"}), unlimited)
     assert (await session.turn("go")).text == "done"
 
@@ -73,7 +77,7 @@ async def test_a_fault_before_the_hold_is_no_free_pass(harness: Harness, method:
     spec = AgentSpec(lambda n, _: Reply(calls=[("look", {"n": n})]), tools={"look": lambda n: f"page {n}"})
     prices: Any = {MODEL: {"input": 0, "output": 100}}
     guard = harness.guard(max_usd=0.05, prices=prices, models={MODEL: {"max_output_tokens": 100}})
-    setattr(guard.guard, method, _broken)
+    _break(guard.guard, method)
     session = harness.session(spec, guard)
     await session.turn("go")
     assert 0 < session.model_calls <= 5
@@ -93,7 +97,7 @@ async def test_with_block_a_broken_guard_lets_no_call_through(harness: Harness, 
 
     spec = AgentSpec(_script, tools={"look": look})
     guard = harness.guard(on_guard_error="block", max_usd=1, prices=PRICES)
-    setattr(guard.guard, method, _broken)
+    _break(guard.guard, method)
     session = harness.session(spec, guard)
     result = await session.turn("go")
     assert not executed
@@ -117,7 +121,7 @@ async def test_a_nested_agent_works_when_its_lane_cannot_be_opened(harness: Harn
 @pytest.mark.parametrize("method", [*BEFORE, *AFTER])
 async def test_a_guarded_chat_model_with_a_broken_guard_answers(method: str) -> None:
     model = GuardedChatModel(ScriptedChat(lambda n, _: Reply("done"), [0]), max_usd=1, prices=PRICES)
-    setattr(model.guard, method, _broken)
+    _break(model.guard, method)
     assert (await model.ainvoke([HumanMessage("go")])).content == "done"
     assert model.invoke([HumanMessage("again")]).content == "done"
 

@@ -105,8 +105,8 @@ class CallAccount:
 
         Settle the charge when the answer is complete, and again when a later report changes the usage.
         """
-        if self.charge.is_probe:  # the provider takes calls again: do not wait for the end of the stream
-            self.guard.provider_waits.ended(self.charge, is_success=True)
+        if self.charge.on_over is not None:  # the provider answers: do not wait for the end of the stream
+            self.charge.on_over(self.charge, True)
         is_new = self._usage.add(response)
         self._model = response.model_version or self._model
         if is_new and self._flight is not None and self._invocation is not None:

@@ -57,7 +57,7 @@ from runguard.core.decision import ALLOW, METADATA_KEY, STOP_CODE, Action, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.identity import words_name
-from runguard.engine.downgrade import Downgrades, PromptParts
+from runguard.engine.context import ModelChoice, PromptParts
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.runs import Lane, Run
 from runguard.policy.keywords import PolicySettings
@@ -365,7 +365,7 @@ class ModelHooks:
         self._guard, self._invocations, self._starter, self._stopper = guard, invocations, starter, stopper
         self._watches_context = guard.policy.rungs("context") is not None
         self._counter = guard.policy.tokens
-        guard.cache_watch.read_parts = read_parts
+        guard.read_parts = read_parts
 
     async def before(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         ic = callback_context._invocation_context
@@ -393,8 +393,8 @@ class ModelHooks:
                 self._measure(invocation, event, flight, llm_request)
                 if self._counter is not None:
                     await self._count(invocation, event, llm_request)
-                if guard.downgrades is not None and not invocation.live:
-                    self._choose_model(guard.downgrades, invocation, event, agent, llm_request)
+                if guard.model_choice is not None and not invocation.live:
+                    self._choose_model(guard.model_choice, invocation, event, agent, llm_request)
                 if (
                     state.is_new
                     and state.parent is not None
@@ -415,7 +415,7 @@ class ModelHooks:
                         state.notice = ""
                     return None
                 trip = decision.trip
-                answers = guard.last_answers
+                answers = guard.last_call
                 if (
                     answers is not None
                     and answers.may_answer(run, state, event, trip)
@@ -471,10 +471,10 @@ class ModelHooks:
         event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
 
     def _choose_model(
-        self, downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
+        self, choice: ModelChoice, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
     ) -> None:
         """Send the request to a cheaper model where a threshold says so."""
-        if choose_model(downgrades, invocation, event, agent, request) and self._watches_context:
+        if choose_model(choice, invocation, event, agent, request) and self._watches_context:
             event.context_limit = self._context_limit(invocation, event.model)
 
     async def _count(self, invocation: Invocation, event: ModelCall, request: LlmRequest) -> None:
@@ -648,7 +648,7 @@ async def ask_for_last_answer(guard: Guard, run: Run, event: ModelCall, agent: A
     Its answer is the agent's own. The stop event follows it: the agents after it are skipped, and the wrapper on the
     Runner adds the event where none was. Return False if it cannot be paid; then the request is not changed.
     """
-    last = guard.last_answers
+    last = guard.last_call
     assert last is not None
     before = request.config, request.tools_dict
     request.config, request.tools_dict = _without_tools(request.config, agent), {}
@@ -696,7 +696,7 @@ def is_answer(response: LlmResponse, agent: Any) -> bool:
 
 
 def choose_model(
-    downgrades: Downgrades, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
+    choice: ModelChoice, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
 ) -> bool:
     """Send the request to a cheaper model where a threshold says so. Return whether that is the case.
 
@@ -704,10 +704,8 @@ def choose_model(
     class of ADK that lists the name in ``supported_models()`` sends the request to that model.
     """
     run, key = invocation.run, (event.lane, event.agent)
-    was_other = run.switched is not None and key in run.switched
-    downgrades.choose(
-        run, event, lambda: _has_open_call(request.contents), lambda model: _obstacle(agent, model, request)
-    )
+    was_other = choice.has_chosen(run, *key)
+    choice.choose(run, event, lambda: _has_open_call(request.contents), lambda model: _obstacle(agent, model, request))
     is_other = bool(event.instead_of)
     is_unknown = is_other != was_other or key not in invocation.prompts
     if is_unknown and request.cache_metadata is not None and not _caches_know_their_model():

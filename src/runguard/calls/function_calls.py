@@ -698,7 +698,7 @@ def fail(
         spared = status in _BAD_REQUEST or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
         _report(call, None if spared else False)
         if call.charge is not None:
-            call.caller.guard.settling.failed(call.charge, error)
+            call.caller.guard.sink.tell("failed", call.charge, error)
             _book_failure(call, call.charge, error, size, streaming, reading, last)
     except BaseException as fault:
         drop(call, fault)

@@ -485,10 +485,10 @@ def cheaper_request(run: "AgentRun", request: ModelRequest, *, no_loop: bool) ->
 def _choose(run: "AgentRun", request: ModelRequest, no_loop: bool) -> ModelCall | None:
     guard, switch = run.guard, request.switch
     layer = next((one for one in reversed(run.layers) if one.guard is guard), None)
-    if layer is None or switch is None or guard.downgrades is None:
+    if layer is None or switch is None or guard.model_choice is None:
         return None
     event = run.model_call(layer, request, no_loop=no_loop)
-    guard.downgrades.choose(layer.run, event, switch.has_open_call, switch.obstacle)
+    guard.model_choice.choose(layer.run, event, switch.has_open_call, switch.obstacle)
     return event
 
 
@@ -504,7 +504,7 @@ async def last_permission(
         return None
     layer = run.layers[0]
     guard, state, lane = layer
-    last = guard.last_answers
+    last = guard.last_call
     if last is None or guard.policy.on_stop == "raise":
         return None
     event = run.model_call(layer, request, no_loop=task is None)

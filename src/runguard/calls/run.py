@@ -332,7 +332,7 @@ class AgentRun:
                 return await self._last(request, trip, task)
             if self.ending.all and (ended := await self.ending.ask()) is not None:
                 return ended
-            if self.guard.downgrades is not None:
+            if self.guard.model_choice is not None:
                 permission.request = request = cheaper_request(self, request, no_loop=task is None)
             for layer in self.layers:
                 try:

@@ -41,7 +41,7 @@ from runguard.core.money import (
     shown,
     to_usd,
 )
-from runguard.engine.forecast import CALLS_KEPT
+from runguard.core.trends import CALLS_KEPT
 from runguard.ledger.ledger import Account, Hold, Ledger, Refusal, Stop
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Rates, Unpriced, normalise
@@ -357,7 +357,6 @@ class Charge:
         "home",
         "input",
         "instead_of",
-        "is_probe",
         "is_tool",
         "journal",
         "lane",
@@ -367,6 +366,7 @@ class Charge:
         "max_output",
         "model",
         "number",
+        "on_over",
         "over",
         "possible_refusal",
         "rates",
@@ -408,7 +408,8 @@ class Charge:
         self.entry = _NO_LINE
         self.over = False  # settled or released
         self.number = 0  # of the call, in the run's journal
-        self.is_probe = False  # the first call after its provider asked to wait
+        # called when the call is over, with whether its provider has answered
+        self.on_over: Callable[[Charge, bool], None] | None = None
         self.journal: Any = None  # of its run, where one is kept: a usage may be reported after the run's end
         self.request: Any = None  # a weak reference to what is sent, where the adapter can read its parts
         # in shadow mode: an enforcing guard would have waited or requested less before it refused

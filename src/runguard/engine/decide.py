@@ -10,13 +10,11 @@ import json
 import logging
 import secrets
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
 from runguard.core.decision import (
@@ -35,8 +33,7 @@ from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunIn
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, nanos, to_usd, usd_text
 from runguard.engine.charges import Burn, Fired
-from runguard.engine.money import Accounts
-from runguard.engine.runs import Lane, LaneRules, Run
+from runguard.engine.runs import Lane, Run
 from runguard.ledger.ledger import (
     Ledger,
     Stop,
@@ -46,13 +43,14 @@ from runguard.ledger.ledger import (
     StoreSession,
     change_document,
 )
-from runguard.ledger.memory import MemoryLedger, in_memory
+from runguard.ledger.memory import in_memory
 from runguard.policy.settings import Policy
-from runguard.policy.tools import Tools
-from runguard.pricing.book import Pricing
 from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
 from runguard.reporting.delivery import Alerts, RepeatedStops
-from runguard.reporting.telemetry import Outbox, Telemetry
+from runguard.reporting.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from runguard.engine.context import GuardContext
 
 # ---- Faults of RunGuard itself: kept away from the run that it guards, or a reason to stop it, as the policy says
 
@@ -160,6 +158,23 @@ class Decided:
     event: Event
 
 
+# What subscribers may be called at, with these arguments. Those of facts return what to show under each name.
+Moment = Literal[
+    "found",  # (finding, event): of a detector
+    "decided",  # (decided)
+    "tripped",  # (trip, finding)
+    "run started",  # (run)
+    "run paused",  # (run, waits): it waits for an answer, or has ended and could be run again
+    "run dropped",  # (run): a paused run that cannot go on any more
+    "run ended",  # (run)
+    "tools failed",  # (run, event): tools have failed, or answered after a failure
+    "cached",  # (run, charge, usage, model): a call was settled, in a run that reads from a prompt cache
+    "settled",  # (run, charge)
+    "failed",  # (charge, error): a model call raised
+    "run facts",  # (run) -> facts: for the snapshot of a run and its record in the store
+    "run outlook",  # (run, now) -> facts: for the snapshot of a run at work
+    "guard facts",  # () -> facts: for the snapshot of the guard
+]
 OnFound = Callable[[Finding, Event], None]
 OnDecided = Callable[[Decided], None]
 OnTrip = Callable[[Trip, Finding], None]
@@ -176,46 +191,44 @@ class Sink:
     changes neither the decision nor what the other subscribers receive.
     """
 
-    __slots__ = ("_decided", "_faults", "_found", "_trips", "watches_findings")
+    __slots__ = ("_faults", "at")
 
     def __init__(self, faults: GuardFaults) -> None:
         self._faults = faults
-        self._found: list[tuple[str, OnFound]] = []
-        self._decided: list[tuple[str, OnDecided]] = []
-        self._trips: list[tuple[str, OnTrip]] = []
-        self.watches_findings = False
+        self.at: Final[dict[Moment, list[tuple[str, Callable[..., Any]]]]] = {moment: [] for moment in get_args(Moment)}
+
+    def on(self, moment: Moment, name: str, subscriber: Callable[..., Any]) -> None:
+        """Call ``subscriber`` at every such moment."""
+        self.at[moment].append((name, subscriber))
 
     def on_found(self, name: str, subscriber: OnFound) -> None:
         """Call ``subscriber`` with every finding of a detector, also with those that decide nothing."""
-        self._found.append((name, subscriber))
-        self.watches_findings = True
+        self.on("found", name, subscriber)
 
     def on_decided(self, name: str, subscriber: OnDecided) -> None:
         """Call ``subscriber`` with every decision other than "allow", once, where it is made.
 
         A refusal because of a stop in force is not a new decision.
         """
-        self._decided.append((name, subscriber))
+        self.on("decided", name, subscriber)
 
     def on_trip(self, name: str, subscriber: OnTrip) -> None:
         """Call ``subscriber`` with every new trip and the finding that it describes, before the decision itself."""
-        self._trips.append((name, subscriber))
+        self.on("tripped", name, subscriber)
 
-    def found(self, finding: Finding, event: Event) -> None:
-        self._publish(self._found, finding, event)
-
-    def decided(self, decided: Decided) -> None:
-        self._publish(self._decided, decided)
-
-    def tripped(self, trip: Trip, finding: Finding) -> None:
-        self._publish(self._trips, trip, finding)
-
-    def _publish(self, subscribers: list[tuple[str, Any]], *facts: Any) -> None:
-        for name, subscriber in subscribers:
+    def tell(self, moment: Moment, *about: Any) -> list[Any]:
+        """Call the subscribers of a moment. Return what they return, without those that raise."""
+        returned = []
+        for name, subscriber in self.at[moment]:
             try:
-                subscriber(*facts)
+                returned.append(subscriber(*about))
             except Exception as error:
                 self._faults.note(name, error)
+        return returned
+
+    def facts(self, moment: Moment, *about: Any) -> dict[str, Any]:
+        """Return the facts that all subscribers give."""
+        return dict(item for facts in self.tell(moment, *about) for item in facts.items())
 
 
 # ---- From a finding to a decision
@@ -249,8 +262,8 @@ class Deciding:
 
         A nudge that was given before does not hide one about something else.
         """
-        if self._sink.watches_findings:
-            self._sink.found(found, event)
+        if self._sink.at["found"]:
+            self._sink.tell("found", found, event)
         if before is None or found.action > before.action:
             return found
         was_given = (
@@ -281,7 +294,8 @@ class Deciding:
         if action is _STOP:
             decision.trip = self._trip(run, lane, event, finding)
         # The decision holds, whether or not it can be reported.
-        self._faults.attempt("reporting a decision", self._sink.decided, Decided(decision, finding, run, lane, event))
+        decided = Decided(decision, finding, run, lane, event)
+        self._faults.attempt("reporting a decision", self._sink.tell, "decided", decided)
         return decision
 
     def _withholds(self, lane: Lane, finding: Finding) -> bool:
@@ -337,7 +351,7 @@ class Deciding:
     def _record(self, run: Run, trip: Trip, finding: Finding) -> None:
         run.trips.append(trip)
         self._trips.append(trip)
-        self._sink.tripped(trip, finding)
+        self._sink.tell("tripped", trip, finding)
 
     def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
         """A finding as a trip. Stops nothing and records nothing."""
@@ -1031,100 +1045,3 @@ def _log_decision(decided: Decided) -> None:
         return
     about = printable(finding.tool or finding.detail)
     _log.log(level, "runguard.%s: %s, %s %s of %s", action.word, finding.rule, finding.observed, finding.unit, about)
-
-
-# ---- What the parts of a guard share
-
-
-class GuardOptions(TypedDict, total=False):
-    """What is special about a guard. Adapters and replay set these; users set a policy.
-
-    - ``breaker_runs``: how many runs must have seen failures before a breaker opens for all, 2 unless given. One user's
-      bad arguments are not an outage.
-    - ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
-    - ``pricing`` and ``lane_rules``: other prices and rules than those of the policy.
-    - ``outbox``: the queue of callbacks, where several guards share one.
-    - ``reports=False``: log, store and send no decision; only those who subscribe to ``sink`` receive it.
-    - ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
-    - ``switches_models``: it asks which model to call; without it a policy with ``Threshold(model=…)`` is rejected.
-    """
-
-    breaker_runs: int
-    advice: Mapping[str, str]
-    pricing: Pricing
-    lane_rules: LaneRules
-    outbox: Outbox
-    reports: bool
-    gives_last_answers: bool
-    switches_models: bool
-
-
-class Shared(Protocol):
-    """What a guard knows over all its runs, and a guard that replaces it goes on with."""
-
-    def share(self, other: Any, /) -> None:
-        """Know what ``other`` knows, which another guard has made."""
-
-
-_TRIPS_KEPT: Final = 1_000
-_BREAKER_FAILURES: Final = 5
-
-
-class GuardContext:
-    """What the parts of one guard share. Each part takes it, and whatever other part it works with.
-
-    ``before``: that of a guard whose policy this one replaces.
-    """
-
-    def __init__(self, policy: Policy, options: GuardOptions, before: "GuardContext | None" = None) -> None:
-        self.policy, self.options, self.enforces = policy, options, policy.mode == "enforce"
-        self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
-        self.runs: dict[str, Run] = {}
-        self.trips: deque[Trip] = deque(maxlen=_TRIPS_KEPT) if before is None else before.trips
-        self.faults = GuardFaults(self)
-        self.sink = Sink(self.faults)
-        self.deciding = Deciding(self)
-        known = before.accounts if before is not None else None
-        self.accounts: Accounts = Accounts(policy, self.clock, before=known, pricing=options.get("pricing"))
-        self.tools = Tools(policy)
-        self.outbox: Outbox = options.get("outbox") or (Outbox() if before is None else before.outbox)
-        self._kept: dict[type, tuple[Shared, bool]] = {}
-        failures, reset = policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds
-        self.breakers = Breakers(self.accounts.ledger, failures, reset, options.get("breaker_runs", 2))
-        self.keep(self.breakers, for_store=True)
-        self.alarms = self._alarms_after(before)
-
-    def keep(self, part: Shared, *, for_store: bool = False) -> None:
-        """Let a guard that replaces this one go on with what a part knows.
-
-        ``for_store``: guards of this process that share a store in memory share it, too.
-        """
-        self._kept[type(part)] = part, for_store
-
-    def share(self, before: "GuardContext | None") -> None:
-        """Go on with what ``before`` knows, and with what guards of the same store in memory know.
-
-        Changes nothing of ``before``: both work on the same objects.
-        """
-        ledger = self.accounts.ledger
-        for kind, (part, for_store) in self._kept.items():
-            if before is not None and kind in before._kept:
-                part.share(before._kept[kind][0])
-            if for_store and isinstance(ledger, MemoryLedger) and ledger.is_common:
-                common = ledger.commons.setdefault(kind, part)
-                if common is not part:
-                    part.share(common)
-
-    def _alarms_after(self, before: "GuardContext | None") -> Alarms | None:
-        """Return the alarms. With the same receivers they stay the same, so no alert is sent twice."""
-        policy, accounts = self.policy, self.accounts
-        if not policy.alerts or policy.mode == "off":
-            return None
-        alarms = before.alarms if before is not None and before.accounts.ledger is accounts.ledger else None
-        if before is None or alarms is None or before.policy.alerts != policy.alerts:
-            alarms = Alarms(policy.alerts, accounts.ledger, self.clock)
-        # what happens beside runs
-        accounts.on_store, accounts.on_extended = alarms.store, alarms.extended
-        accounts.ledger.watch_dropped(alarms.dropped)
-        accounts.cap_functions.on_change, self.breakers.on_change = alarms.cap, alarms.breaker
-        return alarms

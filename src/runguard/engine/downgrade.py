@@ -1,7 +1,6 @@
-"""Cheaper models and prompt caches: what a switch of models saves, and what a lost prompt cache costs.
+"""A switch to a cheaper model, when a budget reaches a ``Threshold(model=…)``.
 
-``adk/plugin``, ``calls/model_calls`` and ``replay`` ask ``Downgrades`` which model to call. ``engine/calls`` tells
-``CacheWatch`` about settled calls.
+Setting: the ``model`` of a budget's thresholds. Adapters ask ``model_choice`` of the guard which model to call.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,15 +9,15 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 from runguard.core.decision import Action, Finding, Money
-from runguard.core.events import ModelCall, ModelResult
+from runguard.core.errors import PolicyError
+from runguard.core.events import ModelCall
 from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
 from runguard.engine.charges import BudgetGroup, Charge, status_of
-from runguard.engine.decide import GuardContext
+from runguard.engine.context import GuardContext
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import Account
+from runguard.policy.settings import switching
 from runguard.pricing.rates import Rates, Usage, normalise
-
-# ---- A switch to a cheaper model, when a budget reaches a ``Threshold(model=…)``
 
 SWITCH_RULE: Final = "downgrade"
 _AGENTS_KEPT: Final = 1_024  # of one run
@@ -50,7 +49,7 @@ class _Reached:
 
 
 class Downgrades:
-    """Chooses the models of one guard's calls. Only made where a threshold names a model.
+    """Chooses the models of one guard's calls, where a threshold names a model.
 
     An adapter calls ``choose`` before it checks and reserves a model call, so that everything after it is about the
     model that will answer. The switch is made at a safe point only: the new model's window fits the prompt, the call
@@ -60,18 +59,37 @@ class Downgrades:
 
     def __init__(self, context: GuardContext) -> None:
         self._accounts, self._deciding = context.accounts, context.deciding
+        if not switching(context.policy.budgets):
+            return
+        if not context.options.get("switches_models"):
+            raise PolicyError(
+                "Threshold(model=…): the model cannot be switched here; it works in RunGuardPlugin, install() and "
+                "RunGuardMiddleware. Remove model=, or guard the agent with one of them"
+            )
+        context.model_choice = self
+        context.sink.on("cached", "settle", self._settled)
+        context.sink.on("run facts", "snapshot", lambda run: _facts(_of(run).switched))
+
+    def has_chosen(self, run: Run, lane: str, agent: str) -> bool:
+        """Return whether an agent of a lane has another model than its own."""
+        return (lane, agent) in _of(run).switched
+
+    def _settled(self, run: Run, charge: Charge, usage: Usage, model: str) -> None:
+        """Remember what the model of an agent has in its cache."""
+        prompts = _of(run).prompts
+        if len(prompts) >= _AGENTS_KEPT:
+            prompts.clear()
+        prompts[charge.lane, charge.agent] = CachedPrompt(charge.model, usage.input, usage.cached, usage.cache_write)
 
     def choose(self, run: Run, event: ModelCall, has_open_call: Callable[[], bool], obstacle: Obstacle) -> str:
-        """The model that the call should go to, "" for its own. Enforcing, the event then names that model.
+        """Return the model that the call should go to, "" for its own. Enforcing, the event then names that model.
 
         ``has_open_call``: a tool call in the conversation is not answered yet, so the switch or the way back waits.
 
         Every switch, every way back and every refused switch is reported once.
         """
-        if run.switched is None:
-            run.switched = {}
-        key = event.lane, event.agent
-        before: SwitchedModel | None = run.switched.get(key)
+        switched, key = _of(run).switched, (event.lane, event.agent)
+        before = switched.get(key)
         if before is not None and before.asked != event.model:
             before = None  # the agent has another model of its own now
         chosen = self._cheaper(run, event, before, has_open_call, obstacle)
@@ -80,13 +98,13 @@ class Downgrades:
         if not self._deciding.enforces:
             return "" if chosen is None else chosen.model
         if chosen is None:
-            if run.switched.pop(key, None) is not None and before is not None:
+            if switched.pop(key, None) is not None and before is not None:
                 self._say(run, event, before.model, f"back:{before.model}", f"is back on {event.model}", None)
             return ""
         if before is None or before.model != chosen.model:
-            if len(run.switched) >= _AGENTS_KEPT:
-                run.switched.clear()
-            run.switched[key] = chosen
+            if len(switched) >= _AGENTS_KEPT:
+                switched.clear()
+            switched[key] = chosen
             event.input_tokens += event.input_tokens // _OTHER_COUNT
         event.instead_of, event.model = event.model, chosen.model
         return chosen.model
@@ -147,7 +165,7 @@ class Downgrades:
         present, other = rates(event.model, event.at), rates(model, event.at)
         if not isinstance(present, Rates) or not isinstance(other, Rates):
             return f"the price of {event.model if not isinstance(present, Rates) else model} is not known"
-        last = run.caches.last(event.lane, event.agent) if run.caches is not None else None
+        last = _of(run).prompts.get((event.lane, event.agent))
         if last is not None and normalise(last.model) != normalise(event.model):
             last = None  # its cache belongs to another model
         prompt = event.projected_tokens or event.input_tokens
@@ -190,6 +208,27 @@ class CachedPrompt:
     cache_write: int  # of input: written to a cache
 
 
+@dataclass(slots=True)
+class _RunModels:
+    """What is known of the models of one run, by lane and agent."""
+
+    switched: dict[tuple[str, str], SwitchedModel] = field(default_factory=dict)  # those that are not the agent's own
+    prompts: dict[tuple[str, str], CachedPrompt] = field(default_factory=dict)  # once a call has read from a cache
+
+
+def _of(run: Run) -> _RunModels:
+    models: _RunModels = run.notes.setdefault(SWITCH_RULE, _RunModels())
+    return models
+
+
+def _facts(switched: dict[tuple[str, str], SwitchedModel]) -> dict[str, Any]:
+    facts = {
+        agent: {"from": one.asked, "to": one.model, "because": one.because}
+        for (_, agent), one in list(switched.items())
+    }
+    return {"switched": facts} if facts else {}
+
+
 class SwitchCosts(NamedTuple):
     """The expected cost of one call in nano-USD: with the present model, and after a switch."""
 
@@ -218,166 +257,3 @@ def switch_costs(
     stay = present.cost(Usage(input=prompt, output=output, cached=cached, cache_write=write))
     switch = other.cost(Usage(input=prompt, output=output, cache_write=cached + write))
     return SwitchCosts(stay, switch, cached)
-
-
-# ---- The prompt caches of models, watched per agent and lane of a run
-
-CACHE_RULE: Final = "prompt_cache"
-LEAST_TOKENS: Final = 2_000  # cached before and not any more
-_IN_A_ROW: Final = 2
-_PAUSE_S: Final = 300.0  # providers keep an unused cache for about five minutes
-
-
-class PromptParts(NamedTuple):
-    """Digests of one request, valid within this process."""
-
-    tools: int
-    instruction: int
-    history: int  # of all its contents
-    contents: int  # how many
-    beginning: int  # of as many contents as the request before had
-
-
-# Reads the parts of a request; ``contents``: how many contents the request before had. None: they cannot be known.
-ReadParts = Callable[[Any, int], PromptParts | None]
-
-
-@dataclass(slots=True)
-class WatchedPrompt:
-    """The last prompt of one agent in one lane, and the collapse that may have begun."""
-
-    last: CachedPrompt
-    at: float
-    charge: Charge  # its call: a later report about it is not a new prompt
-    parts: PromptParts | None
-    cached: int  # tokens that were read from the cache before the collapse
-    misses: int = 0  # calls in a row
-    nano: int | None = 0  # what they cost more; None: the price is not known
-    lost: int = 0  # tokens
-    changed: list[set[str]] = field(default_factory=list)  # parts, per miss
-
-
-class PromptCaches:
-    """What is known of the prompt caches of one run."""
-
-    __slots__ = ("by_agent", "warning")
-
-    def __init__(self) -> None:
-        self.by_agent: dict[tuple[str, str], WatchedPrompt] = {}  # by lane and agent
-        self.warning = ""
-
-    def last(self, lane: str, agent: str) -> CachedPrompt | None:
-        watched = self.by_agent.get((lane, agent))
-        return watched.last if watched is not None else None
-
-
-class CacheWatch:
-    """Learns from the settled calls of one guard.
-
-    Providers cache the beginning of a prompt: where tools, instruction or history change near it, everything behind the
-    change is paid in full again. When most of what was cached before is no longer read from the cache in two calls in a
-    row, the guard warns once per run, names what changed and says what it cost. It never stops anything.
-
-    These are not collapses: the first call of an agent, a call after a pause of more than five minutes (caches expire),
-    a call to another model, and a history that became shorter (compaction). They begin a new comparison.
-    """
-
-    def __init__(self, context: GuardContext) -> None:
-        self._accounts, self._deciding, self._clock = context.accounts, context.deciding, context.clock
-        self._warns = context.options.get("reports", True)
-        self.read_parts: ReadParts | None = None  # set by an adapter that keeps the request on the charge
-
-    def settled(self, run: Run, charge: Charge, usage: Usage, model: str) -> None:
-        """A model reported the usage of a call. Only called once some call of the run has read from a cache."""
-        if charge.is_tool or not usage.input:
-            return
-        caches: PromptCaches = run.caches or PromptCaches()
-        run.caches = caches
-        key = charge.lane, charge.agent
-        before = caches.by_agent.get(key)
-        last = CachedPrompt(charge.model, usage.input, usage.cached, usage.cache_write)
-        if before is not None and before.charge is charge:
-            before.last = last
-            return
-        if before is None and len(caches.by_agent) >= _AGENTS_KEPT:
-            caches.by_agent.clear()
-        parts = None
-        if self._warns and not caches.warning and self.read_parts is not None and charge.request is not None:
-            parts = self.read_parts(charge.request(), before.parts.contents if before and before.parts else 0)
-        now = WatchedPrompt(last, self._clock(), charge, parts, usage.cached)
-        caches.by_agent[key] = now
-        if before is not None and self._warns and not caches.warning and self._is_miss(before, now):
-            self._missed(run, caches, before, now, usage, model)
-
-    def _is_miss(self, before: WatchedPrompt, now: WatchedPrompt) -> bool:
-        if now.last.model != before.last.model or now.at - before.at > _PAUSE_S:
-            return False
-        if self.read_parts is not None and now.charge.request is None:
-            return False  # a call outside of the conversation, such as a summary
-        if now.parts is not None and before.parts is not None:
-            is_other = now.parts.beginning != before.parts.history
-            is_shorter = now.parts.contents < before.parts.contents or now.last.input < before.last.input
-        else:
-            is_other, is_shorter = True, now.last.input < before.last.input
-        if is_other and is_shorter:
-            return False  # compacted, or another conversation
-        lost = before.cached - now.last.cached
-        return lost >= LEAST_TOKENS and now.last.cached * 2 < before.cached
-
-    def _missed(
-        self, run: Run, caches: PromptCaches, before: WatchedPrompt, now: WatchedPrompt, usage: Usage, model: str
-    ) -> None:
-        expected = min(before.cached, usage.input)
-        now.cached, now.misses = before.cached, before.misses + 1
-        now.lost = before.lost + expected - usage.cached
-        now.changed = [*before.changed, changed_parts(before.parts, now.parts)]
-        rates = self._accounts.rates_of(now.charge, model)
-        more = None
-        if isinstance(rates, Rates):
-            cheap = Usage(usage.input, usage.output, expected, audio=usage.audio, audio_output=usage.audio_output)
-            more = max(rates.cost(usage) - rates.cost(cheap), 0)
-        now.nano = None if before.nano is None or more is None else before.nano + more
-        if now.misses >= _IN_A_ROW:
-            self._warn(run, caches, now)
-
-    def _warn(self, run: Run, caches: PromptCaches, now: WatchedPrompt) -> None:
-        charge, every = now.charge, set.intersection(*now.changed) or set.union(*now.changed)
-        cost = "at an unknown price" if now.nano is None else f"which cost {usd_text(now.nano)} more"
-        if every:
-            cause = f"changed: {', '.join(sorted(every))}"
-        elif now.parts is not None:
-            cause = "tools, instruction and history are the same, so the provider may have dropped its cache"
-        else:
-            cause = "which part of the prompt changed is not known"
-        caches.warning = (
-            f"agent {charge.agent}: {now.lost:,} prompt tokens of its last {now.misses} calls to {charge.model} were "
-            f"no longer read from the prompt cache, {cost}; {cause}"
-        )
-        usd = None if now.nano is None else str(to_usd(now.nano))
-        evidence = ({"usd": usd or "unknown", "changed": ", ".join(sorted(every))},)
-        finding = Finding(
-            CACHE_RULE,
-            Action.WARN,
-            now.lost,
-            LEAST_TOKENS,
-            "cached tokens lost",
-            "run",
-            "",
-            CACHE_RULE,
-            caches.warning,
-            evidence,
-        )
-        event = ModelResult(run.info.run, charge.lane, charge.agent, now.at, model=charge.model)
-        self._deciding.decide(run, run.lane(charge.lane), event, finding)
-
-
-def changed_parts(before: PromptParts | None, now: PromptParts | None) -> set[str]:
-    """The parts of a prompt that differ from those of the prompt before. New contents at its end change nothing."""
-    if before is None or now is None:
-        return set()
-    pairs = {
-        "tools": (before.tools, now.tools),
-        "instruction": (before.instruction, now.instruction),
-        "history": (before.history, now.beginning),
-    }
-    return {name for name, (old, new) in pairs.items() if old != new}

@@ -1,6 +1,7 @@
 """A last answer: one model call without tools whose price is held from the start, made when the run is stopped.
 
-``engine/calls`` holds its price beside ordinary calls. ``adk/plugin`` and ``calls/model_calls`` make the call.
+Settings: ``final_answer``, ``min_output_tokens``. Its price is held beside ordinary calls. ``adk/plugin`` and
+``calls/model_calls`` ask ``last_call`` of the guard for it, and make the call.
 """
 
 import logging
@@ -13,7 +14,8 @@ from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.money import NOTHING, Amount, usd_text
 from runguard.engine.charges import Charge, Denied, worst_of
-from runguard.engine.decide import Decided, GuardContext
+from runguard.engine.context import GuardContext
+from runguard.engine.decide import Decided
 from runguard.engine.money import STANDING_S
 from runguard.engine.runs import Lane, Run
 from runguard.pricing.rates import Rates
@@ -50,7 +52,7 @@ class Closing:
 
 
 class LastAnswers:
-    """Holds and grants the last call of each run of one guard. Only made where ``final_answer`` is set.
+    """Holds and grants the last call of each run of one guard, where ``final_answer`` is set.
 
     The hold is opened with the first model call of a run, sized for a prompt twice as large as that call's, and
     replaced by a larger one when the prompts have grown past it. An ordinary call that leaves no room for the hold is
@@ -60,20 +62,29 @@ class LastAnswers:
     is not made: ``would_answer`` reports it.
     """
 
-    def __init__(self, context: GuardContext, give_back: Callable[[Charge], None]) -> None:
+    busy: Final = True  # every call passes it
+
+    def __init__(self, context: GuardContext) -> None:
         policy = context.policy
         self.instruction = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
         self._output = policy.min_output_tokens  # the longest last answer, in tokens
         self._clock, self._reports = context.clock, context.options.get("reports", True)
-        self._accounts, self._deciding, self._give_back = context.accounts, context.deciding, give_back
+        self._context, self._accounts, self._deciding = context, context.accounts, context.deciding
+        if not policy.final_answer or not context.options.get("gives_last_answers") or policy.mode == "off":
+            return
+        context.last_call = self
+        context.gates.append(self)
+        context.sink.on("run started", "a last answer", _keep_a_call)
+        context.sink.on("run paused", "pause", lambda run, waits: self.drop(run))
+        context.sink.on("run ended", "end of run", self.drop)
         if policy.mode == "shadow":
             context.sink.on_decided("a last answer", self.would_answer)
 
-    async def hold(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
+    async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
         """Hold the price of the last call beside an ordinary call. Returns why the ordinary one has to be refused."""
-        closing = run.closing
+        closing = _closing_of(run)
         if closing is None:
-            closing = run.closing = Closing(asked=event)
+            closing = run.set_aside = Closing(asked=event)
             return await self._begin(run, closing, event, stopped)
         held, closing.asked = closing.charge, event
         # agents inside of tools do not give the last answer
@@ -83,7 +94,7 @@ class LastAnswers:
         if is_enough and not _is_old(held):
             return None
         larger, denied = await self._open(run, event, stopped, no_wait=is_enough)
-        if larger is None or closing.is_taken:
+        if larger is None or closing.charge is not held:  # it was taken or dropped meanwhile
             if larger is not None:
                 self._release(larger)
             return None if is_enough else denied  # the old hold stands on for a while
@@ -92,9 +103,12 @@ class LastAnswers:
             self._release(before)
         return None
 
+    def leave(self, event: ModelCall, charge: Charge | None) -> None:
+        """Keep the hold, whether or not the ordinary call is made."""
+
     def _release(self, charge: Charge) -> None:
         self._accounts.standing.pop(id(charge), None)
-        self._give_back(charge)
+        self._context.settling.release(charge)
 
     async def _begin(self, run: Run, closing: Closing, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
         if not self._accounts.account_lines(run.run_costs, event).accounts:
@@ -118,7 +132,7 @@ class LastAnswers:
         if charge is not None and not self._deciding.enforces:
             denied = denied or charge.possible_refusal
             if denied is not None:  # shadow mode holds it whether or not it fits
-                self._give_back(charge)
+                self._release(charge)
                 charge = None
         if charge is not None:
             self._accounts.standing[id(charge)] = charge
@@ -145,7 +159,7 @@ class LastAnswers:
 
     def may_answer(self, run: Run, lane: Lane, event: ModelCall, trip: Trip | None) -> bool:
         """Whether this stop of the run ends with an answer of the agent that is about to call its model."""
-        closing = run.closing
+        closing = _closing_of(run)
         if not self._deciding.enforces or trip is None or run.stopped is not trip:
             return False
         if closing is None or closing.is_taken or closing.is_without:
@@ -158,7 +172,7 @@ class LastAnswers:
         """The charge of the last call, once per run; None where it cannot be paid. ``event``: the request as it is
         sent, without tools and with the instruction.
         """
-        closing = run.closing
+        closing = _closing_of(run)
         if closing is None or closing.is_taken:
             return None
         closing.is_taken = True
@@ -207,7 +221,7 @@ class LastAnswers:
         cost at most.
         """
         run, finding, trip = decided.run, decided.finding, decided.decision.trip
-        closing, lane = run.closing, decided.lane
+        closing, lane = _closing_of(run), decided.lane
         if trip is None or closing is None or closing.is_taken or closing.is_without or closing.asked is None:
             return
         if trip.rule in _NO_ANSWER_AFTER or (finding.scope == "lane" and lane.owner(finding) is not None):
@@ -227,14 +241,24 @@ class LastAnswers:
 
     def drop(self, run: Run) -> None:
         """The run has ended or paused: nothing is held for it any more."""
-        closing = run.closing
+        closing = _closing_of(run)
         if closing is None:
             return
         held, closing.charge = closing.charge, None
         if held is not None:
             self._release(held)
         if not closing.is_taken:
-            run.closing = None  # if it is resumed, it is held anew
+            run.set_aside = None  # if it is resumed, it is held anew
+
+
+def _closing_of(run: Run) -> Closing | None:
+    return run.set_aside if isinstance(run.set_aside, Closing) else None
+
+
+def _keep_a_call(run: Run) -> None:
+    """Keep one of the run's model calls for its last answer."""
+    if run.model_calls is not None and run.model_calls.limit > 1:
+        run.model_calls.kept = 1
 
 
 def _covers(held: Charge, need: tuple[int, int]) -> bool:

@@ -1,108 +1,124 @@
-"""Forecasts: how many calls still fit, and when a budget is used up. All figures are estimates.
+"""When a run reaches its cap, the window of its model, or a higher price, and when a budget is used up.
 
-Only the arithmetic: ``engine/resume`` forecasts runs, ``engine/money`` and ``view`` forecast budgets.
+No setting. Estimated from the last calls, with the arithmetic of ``core/trends``, and only for those who look:
+snapshots, the signs of life of a run, and with them ``runguard status`` and the dashboard.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import pairwise
-from math import isqrt
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
-from runguard.core.money import UNITS, UNLIMITED, begin_of
+from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, to_usd
+from runguard.core.trends import (
+    LEAST_CALLS,
+    Trend,
+    budget_forecast,
+    calls_until_size,
+    calls_within,
+    sum_of,
+    trend_of,
+    was_cut,
+)
+from runguard.engine.charges import RecentCall
+from runguard.engine.context import GuardContext
+from runguard.engine.money import Accounts
+from runguard.engine.runs import Run
 from runguard.ledger.ledger import Account
+from runguard.pricing.rates import Rates
 
-LEAST_CALLS: Final = 12  # below that there is no forecast
-CALLS_KEPT: Final = 32  # of a run; a forecast looks at no more
-
-
-class Trend(NamedTuple):
-    """A line through a series of amounts: the next one, and how much each following one is larger. Both are divided by
-    ``scale``.
-    """
-
-    level: int
-    growth: int
-    scale: int
+Facts = dict[str, Any]
 
 
-def trend_of(amounts: Sequence[int], *, is_flat: bool = False) -> Trend | None:
-    """The line through the means of the earlier and of the later half; None for too few amounts.
+class Forecasts:
+    """Adds forecasts to the snapshots of one guard."""
 
-    A falling series continues at the mean of its later half. ``is_flat``: continue at the mean of all amounts.
-    """
-    count = len(amounts)
-    if count < LEAST_CALLS:
+    def __init__(self, context: GuardContext) -> None:
+        self._accounts, self._clock = context.accounts, context.clock
+        context.sink.on("run outlook", "snapshot", self.of_run)
+        context.sink.on("guard facts", "snapshot", self.of_budgets)
+
+    def of_run(self, run: Run, now: float) -> Facts:
+        """Return the forecast of a run at work."""
+        return {"forecast": run_forecast(run, self._accounts, now)}
+
+    def of_budgets(self) -> Facts:
+        """Return when budgets with a window will be used up, as far as this process knows their spending."""
+        ledger = self._accounts.ledger
+        now = ledger.period_time(self._clock())
+        return {"forecasts": [facts for account in ledger.known() for facts in forecasts_of(account, now)]}
+
+
+def run_forecast(run: Run, accounts: Accounts, now: float) -> Facts | None:
+    """The nearest cap, window and price tier of a run, each with the calls that still fit; None for too few calls."""
+    calls = [call for call in accounts.spending.recent_of(run.run_costs) if call[3].calls]
+    if len(calls) < LEAST_CALLS:
         return None
-    if is_flat:
-        return Trend(sum(amounts), 0, count)
-    half = count // 2
-    earlier, later = sum(amounts[:half]), sum(amounts[-half:])
-    if later <= earlier:
-        return Trend(later, 0, half)
-    distance = count - half  # between the centres of the halves
-    growth = 2 * (later - earlier)
-    return Trend((earlier + later) * distance + (later - earlier) * (count + 1), growth, 2 * half * distance)
+    by_agent: dict[tuple[str, str], list[RecentCall]] = {}
+    for call in calls:
+        by_agent.setdefault(call[:2], []).append(call)
+    is_cut = any(was_cut([entry.input for *_, entry in of_one]) for of_one in by_agent.values())
+    sizes = [found for of_one in by_agent.values() for found in _sizes(of_one, accounts, now)]
+    return {
+        "calls": len(calls),
+        "estimated": True,
+        "cap": _nearest(_caps(run, calls, is_flat=is_cut)),
+        "window": _nearest(found for kind, found in sizes if kind == "window"),
+        "tier": _nearest(found for kind, found in sizes if kind == "tier"),
+    }
 
 
-def calls_within(trend: Trend, room: int) -> int | None:
-    """How many more calls fit into ``room``; None when they take nothing."""
-    level, growth, scale = trend
-    room = max(room, 0) * scale
-    if not growth:
-        return room // level if level else None
-    # the largest n with n * level + growth * n * (n - 1) / 2 <= room
-    linear = 2 * level - growth
-    return max((isqrt(linear * linear + 8 * growth * room) - linear) // (2 * growth), 0)
+def _nearest(found: Any) -> Facts | None:
+    return min(found, key=lambda facts: facts["calls_left"], default=None)
 
 
-def sum_of(trend: Trend, calls: int) -> int:
-    """What the next calls take together, rounded up."""
-    level, growth, scale = trend
-    return -(-(2 * calls * level + growth * calls * (calls - 1)) // (2 * scale))
+def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts]:
+    """The caps of the run alone: of its budgets, and of its model calls."""
+    cost = _cost_trend(calls, is_flat=is_flat)
+    tokens = trend_of([entry.input + entry.output for *_, entry in calls], is_flat=is_flat)
+    one = Trend(1, 0, 1)
+    own = run.run_costs.own
+    accounts = {a.key: a for lines in list(run.run_costs.lines.values()) for a in lines.accounts if a.scope in own}
+    for account in accounts.values():
+        for unit, (cap, trend) in enumerate(zip(account.caps, (cost, tokens, one), strict=True)):
+            left = calls_within(trend, cap - account.spent[unit]) if trend is not None and cap < UNLIMITED else None
+            if left is not None:
+                yield _facts(left, edge(unit, cap), cost, scope=account.scope, unit=UNITS[unit])
+    limit = run.model_calls
+    if limit is not None:
+        left = max(limit.limit - limit.kept - limit.count, 0)
+        yield _facts(left, limit.limit, cost, scope=f"run:{run.info.run}", unit="calls")
 
 
-def was_cut(prompts: Sequence[int]) -> bool:
-    """Whether the history was cut: a prompt is at most half as large as the one before."""
-    return any(2 * after <= before for before, after in pairwise(prompts))
-
-
-def calls_until_size(prompts: Sequence[int], size: int) -> int | None:
-    """How many more prompts are at most ``size`` tokens large.
-
-    None for too few prompts, and where they do not grow. A history that was cut before it was so large will be cut
-    again: also None.
-    """
+def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[tuple[str, Facts]]:
+    """The window and the next higher price of the model of one agent."""
+    _, agent, model, last = calls[-1]
+    prompts = [entry.input for *_, entry in calls]
     if len(prompts) < LEAST_CALLS:
+        return
+    rates = accounts.pricing.rates(model, now)
+    bands = rates.bands if isinstance(rates, Rates) else ()
+    tier = next((band.above for band in bands[1:] if band.above > last.input), None)
+    cost = _cost_trend(calls, is_flat=was_cut(prompts))
+    for kind, size in (("window", accounts.expectations.context_limit(model, quiet=True)), ("tier", tier)):
+        left = calls_until_size(prompts, size) if size is not None else None
+        if left is not None:
+            yield kind, _facts(left, size, cost, agent=agent, model=model, unit="tokens")
+
+
+def _cost_trend(calls: list[RecentCall], *, is_flat: bool) -> Trend | None:
+    """The cost of calls; None where one has no price."""
+    if any(entry.unpriced for *_, entry in calls):
         return None
-    steps = [after - before for before, after in pairwise(prompts) if 2 * after > before]
-    growth = sum(steps)
-    if growth <= 0 or (len(steps) < len(prompts) - 1 and size > max(prompts)):
-        return None
-    return max(size - prompts[-1], 0) * len(steps) // growth
+    return trend_of([entry.nano for *_, entry in calls], is_flat=is_flat)
 
 
-@dataclass(frozen=True, slots=True)
-class BudgetForecast:
-    """What becomes of a budget if spending continues as it has since its period began. An estimate."""
-
-    calls: int  # that it is based on
-    used_up_at: float | None  # epoch seconds; None: the budget lasts until its period ends
-    share_at_end: float  # of the cap, when the period ends
-
-
-def budget_forecast(spent: int, cap: int, calls: int, begins: float, now: float, ends: float) -> BudgetForecast | None:
-    """The forecast of a budget in one unit. None for too few calls, and where nothing was spent or limited."""
-    passed = now - begins
-    if calls < LEAST_CALLS or spent <= 0 or cap <= 0 or passed <= 0 or now >= ends:
-        return None
-    used_up_at = now + max(cap - spent, 0) * passed / spent
-    share = spent * (ends - begins) / (passed * cap)
-    return BudgetForecast(calls, used_up_at if used_up_at < ends else None, round(share, 4))
+def _facts(left: int, limit: Any, cost: Trend | None, **names: str) -> Facts:
+    usd = to_usd(sum_of(cost, left)) if cost is not None else None
+    return {**names, "limit": limit, "calls_left": left, "usd": usd}
 
 
 def forecasts_of(account: Account, now: float) -> list[dict[str, Any]]:
-    """The forecasts of an account with a window, one for each unit that it limits, as plain data."""
+    """Return the forecasts of an account with a window, one for each unit that it limits, as plain data."""
     if account.window is None or account.ends is None:
         return []
     begins, calls = begin_of(account.window, account.ends), account.spent_calls

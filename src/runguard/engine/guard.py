@@ -32,26 +32,33 @@ from runguard.core.events import (
 )
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, Per
-from runguard.engine.calls import ProviderWaits, Reserving, RunWaits, Settling
-from runguard.engine.charges import Charge, finding_of_stop, scopes_of
-from runguard.engine.decide import GuardContext, GuardOptions, Reporting, stop_in_force
-from runguard.engine.downgrade import CacheWatch, Downgrades
+from runguard.core.rules.limits import Deadline
+from runguard.engine.budget_notice import BudgetNotices
+from runguard.engine.calls import Settling, lowered, stop_meanwhile, surplus
+from runguard.engine.charges import Charge, Denied, finding_of, finding_of_stop, scopes_of
+from runguard.engine.context import Gate, GuardContext, GuardOptions
+from runguard.engine.decide import Reporting, stop_in_force
+from runguard.engine.downgrade import Downgrades
 from runguard.engine.final_answer import LastAnswers
+from runguard.engine.forecast import Forecasts
+from runguard.engine.prompt_cache import CacheWatch
+from runguard.engine.rate_limits import ProviderWaits
 from runguard.engine.resubmissions import Resubmissions
-from runguard.engine.resume import Pauses, RunRecords, run_facts
-from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, LastRuns, Run, SessionGrowths
+from runguard.engine.resume import Pauses, RunRecords
+from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths
 from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
 from runguard.ledger.ledger import (
     Stop,
     StoreDeniedError,
     StoreError,
+    StoreOutage,
     check_actor,
     check_reason,
     check_scope,
     read_stops,
     with_stops,
 )
-from runguard.policy.settings import Policy, switching
+from runguard.policy.settings import Policy
 from runguard.pricing.book import prices_per_token
 from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
@@ -59,6 +66,17 @@ from runguard.reporting.telemetry import SAMPLE, Telemetry
 
 Question = AgentEntered | HandOff | ModelCall | ToolCall
 Result = ModelResult | StateChanged | ToolResults
+
+# Optional features, each a file of its own. Without its line here, and its import, a feature is gone.
+FEATURES: Final[tuple[Callable[[GuardContext], object], ...]] = (
+    Resubmissions,
+    ProviderWaits,
+    LastAnswers,
+    Downgrades,
+    CacheWatch,
+    BudgetNotices,
+    Forecasts,
+)
 
 # ---- The guard
 
@@ -134,39 +152,24 @@ class Guard(GuardContext):
         self.telemetry = Telemetry.of(self) if policy.telemetry and policy.mode != "off" else None
         self._calls_to_time = 0
         self.time_next(SAMPLE // 8)
-
-        self.waits = RunWaits(self)
-        self.once = Once(self.accounts.ledger, policy.hold_seconds)
-        self.growth = SessionGrowths(policy, self.accounts.ledger)
-        self.last_runs = LastRuns()
-        self.pauses = Pauses(self)
-        self.records = RunRecords(self)
         if options.get("reports", True):
             Reporting(self, self.telemetry).connect(self.sink)
-        self.lanes = LaneKeeper(options.get("lane_rules") or LaneRules(policy), self.tools)
-        self.cache_watch = CacheWatch(self)
-        self.provider_waits = ProviderWaits(self, self.waits)
-        self.settling = Settling(self, self.pauses, self.cache_watch, self.provider_waits)
-        self.downgrades: Downgrades | None = None
-        if switching(policy.budgets):
-            if not options.get("switches_models"):
-                raise PolicyError(
-                    "Threshold(model=…): the model cannot be switched here; it works in RunGuardPlugin, install() and "
-                    "RunGuardMiddleware. Remove model=, or guard the agent with one of them"
-                )
-            self.downgrades = Downgrades(self)
-        self.last_answers: LastAnswers | None = None
-        if policy.final_answer and options.get("gives_last_answers") and policy.mode != "off":
-            self.last_answers = LastAnswers(self, self.settling.release)
-        self.resubmissions = Resubmissions(self)
-        self.reserving = Reserving(self, self.settling, self.provider_waits, self.last_answers, self.resubmissions)
+        self.once = Once(self.accounts.ledger, policy.hold_seconds)
+        self.keep(self.once, for_store=True)
+        self.growth = SessionGrowths(policy, self.accounts.ledger)
+        self.keep(self.growth)
+        self.sink.on("run paused", "pause", lambda run, waits: self.growth.record(run.info, run.growth))
+        self.sink.on("run ended", "end of run", lambda run: self.growth.record(run.info, run.growth))
+        self.lanes = LaneKeeper(self, options.get("lane_rules") or LaneRules(policy))
+        self.pauses = Pauses(self)
+        self.records = RunRecords(self)
+        self.settling = Settling(self, self.pauses)
         self.tool_gate = ToolGate(self, self.once)
         self.tool_prices = ToolPrices(self, self.settling, self.tool_gate)
         self._answers = Answers(self, self.tool_gate, self.tool_prices)
         self.operator_stops: OperatorStops = OperatorStops(self, before.operator_stops if before is not None else None)
-
-        self.keep(self.growth)
-        self.keep(self.once, for_store=True)
+        for feature in FEATURES:
+            feature(self)
         self.share(before)
         # last: the store may report changes at once
         self.accounts.ledger.watch(self.operator_stops.on_control, self.records.signs_of_life)
@@ -182,22 +185,18 @@ class Guard(GuardContext):
         run = Run(info, self.policy, self.tools, self.accounts.begin(info), self.growth.of(info))
         try:
             self.lanes.open_root(run)
-            self.last_runs.go_on(run)
         except Exception as error:  # where a fault stops nothing, the run goes on without rules: its budgets hold
             if not self.faults.goes_on_after(error):
                 raise
             self.faults.note("the rules of a run", error)
             run.lanes[ROOT_LANE] = Lane(ROOT_LANE, None, [], concurrent=False)
-        if self.last_answers is not None and run.model_calls is not None and run.model_calls.limit > 1:
-            run.model_calls.kept = 1
         if self.accounts.ledger.is_shared and self.policy.journal:
             send = self.accounts.ledger.tell  # not the guard: a run may be kept after another guard has taken over
             run.journal = Journal(info, lambda text: send(lambda session: session.append(KIND, info.run, text)))
             if run.growth.sizes:
                 run.journal.add({"k": "growth", "t": info.at, "of": run.growth.dump(self.policy.cost_baseline_events)})
         self.runs[info.run] = run
-        if info.input:
-            self.faults.attempt("resubmissions", self.resubmissions.begin, run)
+        self.sink.tell("run started", run)
         return run
 
     def end(self, run_id: str) -> None:
@@ -207,23 +206,11 @@ class Guard(GuardContext):
         run = self.runs.pop(run_id, None)
         if run is None:
             return
-        attempt = self.faults.attempt
-        if run.bills is not None:
-            attempt("end of run", self.tool_prices.end, run)
-        if self.last_answers is not None:
-            attempt("end of run", self.last_answers.drop, run)
-        if run.info.input:
-            attempt("end of run", self.resubmissions.end, run)
-        attempt("end of run", self.accounts.end, run.run_costs)
+        self.sink.tell("run ended", run)
+        self.faults.attempt("end of run", self.accounts.end, run.run_costs)
         if run.journal is not None:
-            attempt("end of run", run.journal.flush)
-        attempt("end of run", self.records.write_end, run)
-        attempt("end of run", self.growth.record, run.info, run.growth)
-        attempt("end of run", self.last_runs.note, run)
-        for tool, permit in run.permits.values():
-            attempt("end of run", self.breakers.release, tool, permit)
-        for call in run.pending_once:
-            attempt("end of run", self.once.settle, run.info, call, False)
+            self.faults.attempt("end of run", run.journal.flush)
+        self.faults.attempt("end of run", self.records.write_end, run)
 
     # ---- before and after -------------------------------------------------------------------------------------------
 
@@ -283,8 +270,8 @@ class Guard(GuardContext):
                 self._answers.settle_effects(run, event)
             else:
                 self._answers.understand(run, lane, event)
-            if run.info.input and (event.failures or run.last_failure is not None):
-                self.resubmissions.saw(run, event)
+            if (event.failures or run.last_failure is not None) and self.sink.at["tools failed"]:
+                self.sink.tell("tools failed", run, event)
         found: Finding | None = None
         # a run that is already ending: nothing more to decide
         if run.stopped is None and ((lane.stopped is None and lane.parent is None) or lane.stop_in_force() is None):
@@ -346,11 +333,126 @@ class Guard(GuardContext):
         call takes no slot of its own, because it runs inside of another call or outside of the agents. ``task``: the
         current one, where the caller knows it.
         """
-        return await self.reserving.reserve(event, slot=slot, task=task)
+        run = self.runs[event.run]
+        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
+        task = (task or asyncio.current_task()) if slot else None
+        decision, charge = ALLOW, None
+        denied: Denied | None = None
+        entered: tuple[Gate, ...] = ()
+        run.waiting += 1
+        try:
+            if task is not None and not run.slots.take(task):
+                decision = await self._wait_for_slot(run, lane, event, task)
+                if decision.action is _STOP and decision.enforced:
+                    return decision
+            for gate in self.gates:
+                if gate.busy and denied is None:
+                    entered = (*entered, gate)
+                    denied = await gate.enter(run, event, lambda: stop_meanwhile(run, lane) is not None)
+                    if (stopped := stop_meanwhile(run, lane)) is not None:
+                        self._leave(entered, event)
+                        self._give_back(run, event, task)
+                        return stop_in_force(stopped)
+            # once the accounts of a call of this run were found: a cap function is not asked twice
+            if denied is None and run.run_costs.lines:
+                charge = self.accounts.open_now(run.run_costs, event)
+            if charge is None and (denied is None or not self.enforces):
+                charge, refused = await self.accounts.open(
+                    run.run_costs, event, self.enforces, lambda: stop_meanwhile(run, lane) is not None
+                )
+                denied = denied or refused
+        except BaseException:  # cancelled while it waited, or the ledger failed
+            self._leave(entered, event)
+            self._give_back(run, event, task)
+            raise
+        finally:
+            run.waiting -= 1
+        event.charge = charge
+        try:
+            late = None
+            if run.deadline is not None and charge is not None and self.enforces:
+                late = self._too_late(run.deadline, event)
+            if charge is not None:
+                charge.number, charge.journal = event.number, run.journal
+            if charge is None or denied is not None or late is not None or charge.lowered:  # few calls
+                decision = self._answer(run, lane, event, task, denied or late) or decision
+            if entered:
+                self._leave(entered, event, event.charge)
+            return decision
+        except BaseException:  # a fault of the guard: free what was reserved
+            event.charge = None
+            self._leave(entered, event)
+            if charge is not None and not charge.over:
+                self.settling.release(charge)
+                self.unspent(event.run, event)
+            if task is not None:
+                run.slots.give_back(task)
+            raise
+
+    def _too_late(self, deadline: Deadline, event: ModelCall) -> Finding | None:
+        """Return the finding that the time of the run is over after the call has waited for money."""
+        event.at = max(event.at, self.clock())
+        return deadline.observe(event)
+
+    def _answer(
+        self, run: Run, lane: Lane, event: ModelCall, task: "asyncio.Task[Any] | None", why: Denied | Finding | None
+    ) -> Decision:
+        """Return what follows from the answer of the accounts, and from a time that was over when it came."""
+        decide, charge = self.deciding.decide, event.charge
+        if isinstance(why, Finding):
+            event.charge = None
+            self.accounts.release(charge)
+            self._give_back(run, event, task)
+            return decide(run, lane, event, why)
+        if why is None:
+            return decide(run, lane, event, lowered(event, charge))
+        if charge is None:
+            stopped = stop_meanwhile(run, lane)
+            self._give_back(run, event, task, denied=stopped is None)
+            if stopped is not None:
+                return stop_in_force(stopped)
+        return decide(run, lane, event, finding_of(why, event, self.accounts.ledger.name))
+
+    def _give_back(self, run: Run, event: ModelCall, task: "asyncio.Task[Any] | None", *, denied: bool = False) -> None:
+        if task is not None:
+            run.slots.give_back(task)
+        self.unspent(event.run, event, denied=denied)
+
+    @staticmethod
+    def _leave(entered: tuple[Gate, ...], event: ModelCall, charge: Charge | None = None) -> None:
+        for gate in entered:
+            gate.leave(event, charge)
+
+    async def _wait_for_slot(self, run: Run, lane: Lane, event: ModelCall, task: "asyncio.Task[Any]") -> Decision:
+        if self.policy.queues:
+            if not self.enforces:
+                return ALLOW
+            await run.slots.wait(task)
+            event.at = self.clock()
+            stopped = stop_meanwhile(run, lane)
+            late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
+            if stopped is None and late is None:
+                return ALLOW
+            self._give_back(run, event, task)
+            return self.deciding.decide(run, lane, event, late) if late is not None else stop_in_force(stopped)
+        at_once = len(run.slots) + 1
+        if run.journal is not None:
+            run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": at_once})
+        decision = self.deciding.decide(run, lane, event, surplus(event, at_once, run.slots.limit))
+        if decision.enforced:
+            self.unspent(event.run, event)
+        return decision
 
     def reserve_now(self, event: ModelCall) -> bool:
         """Reserve a call without a slot and without waiting, where that is possible. False: await ``reserve``."""
-        return self.reserving.reserve_now(event)
+        for gate in self.gates:
+            if gate.busy:
+                return False
+        run = self.runs[event.run]
+        event.charge = charge = self.accounts.open_now(run.run_costs, event)
+        if charge is not None:
+            charge.number, charge.journal = event.number, run.journal
+        return charge is not None
 
     def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
         """Return how many input tokens a request to a model may have, for ``ModelCall.context_limit``.
@@ -368,15 +470,44 @@ class Guard(GuardContext):
         time. If that is refused or fails, the call must not be made. After an outage of the store ``on_outage``
         decides, and without a budget ``on_guard_error``. Return the event where it has a charge: close it.
         """
-        return await self.reserving.recover(where, error, run_id, agent, describe)
+        trip = self.give_up(where, error, run_id, agent)
+        if trip is not None:
+            return Decision(_STOP, None, trip), None
+        run = self.runs.get(run_id)
+        if not self.must_hold(error, run):
+            return ALLOW, None
+        try:
+            if run is None:
+                raise LookupError(f"no run {run_id!r}")
+            event = describe(self.faults.attempt("the clock", self.clock) or run.info.at)
+            charge, denied = await self.accounts.open_plain(run.run_costs, event)
+            if denied is not None:
+                finding = finding_of(denied, event, self.accounts.ledger.name)
+                return self.deciding.decide(run, run.lane(event.lane), event, finding), None
+        except Exception as second:
+            trip = self.give_up(where, second, run_id, agent)
+            return Decision(_STOP, None, trip or self.faults.refuse(where, second, run_id, agent)), None
+        run.spend.model_calls += 1  # a reservation that failed has taken it back
+        if charge is None:
+            return ALLOW, None
+        event.charge, charge.number, charge.journal = charge, event.number, run.journal
+        return ALLOW, event
 
     def give_up_call(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Return why a model call must not be made that cannot even be described or has no run. None: make it."""
-        return self.reserving.give_up_call(where, error, run_id, agent)
+        """Return why a model call must not be made that cannot even be described or has no run. None: make it.
+
+        Under a budget it is never made; else ``on_guard_error`` decides, and ``on_outage`` after an outage.
+        """
+        trip = self.give_up(where, error, run_id, agent)
+        if trip is None and self.must_hold(error, self.runs.get(run_id)):
+            trip = self.faults.refuse(where, error, run_id, agent)
+        return trip
 
     def must_hold(self, error: Exception | None = None, run: Run | None = None) -> bool:
         """Return whether a call without a hold would get past a budget. ``error``: a fault, which may be an outage."""
-        return self.reserving.must_hold(error, run)
+        if not self.enforces or isinstance(error, StoreError | StoreOutage):
+            return False
+        return self.accounts.has_budgets(run.info if run is not None else None)
 
     def settle(
         self,
@@ -421,8 +552,18 @@ class Guard(GuardContext):
         self.settling.close(charge, error, usage)
 
     def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
-        """Do not count a model call that ``check`` has allowed and that was never sent. ``denied``: by a budget."""
-        self.reserving.unspent(run_id, event, denied=denied)
+        """Do not count a model call that was allowed and then not made: it was refused, or a cache answered it.
+
+        ``denied``: a budget refused it.
+        """
+        run = self.runs.get(run_id)
+        if run is None:
+            return
+        run.spend.model_calls -= 1
+        if run.journal is not None:
+            run.journal.add({"k": "unspent", "n": event.number if event is not None else 0, "denied": denied})
+        if run.model_calls is not None:
+            run.model_calls.forget()
 
     def free_slot(self, run_id: str, task: "asyncio.Task[Any] | None" = None) -> None:
         """Give back the slot that ``reserve`` took for the current task, or for ``task``, if it took one."""
@@ -570,14 +711,13 @@ class Guard(GuardContext):
         return {
             "mode": self.policy.mode,
             "policy": self.policy.digest,
-            "runs": [run_facts(run, each.accounts, now) for each in guards for run in list(each.runs.values())],
+            "runs": [each.facts_of(run, now) for each in guards for run in list(each.runs.values())],
             "paused": self.pauses.waiting,
             "budgets": self.accounts.budgets(as_known_here=True),
-            "forecasts": self.accounts.forecasts(),
             "outages": dict(self.accounts.outages),
             "store": ledger.health(),
             "breakers": {tool: breaker.state(ledger.now(now)).value for tool, breaker in self.breakers.items()},
-            "provider_waits": self.provider_waits.seconds_left(),
+            **self.sink.facts("guard facts"),
             "trips": len(self.trips),
             "guard_errors": self.guard_errors + self.accounts.cap_functions.errors,
             "callbacks_dropped": self.outbox.dropped,

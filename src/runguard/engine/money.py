@@ -52,7 +52,6 @@ from runguard.engine.charges import (
     uncover,
     worst_of,
 )
-from runguard.engine.forecast import forecasts_of
 from runguard.engine.spending import BurnWatch, Earlier, Spending, record_of
 from runguard.engine.waiting import Opening, RoomWaits, Visit
 from runguard.ledger.ledger import (
@@ -680,11 +679,6 @@ class Accounts(Settlement):
             if (a.ends is None or a.ends > now) and a.scope not in over
             for status in statuses_of(a)
         ]
-
-    def forecasts(self) -> list[dict[str, Any]]:
-        """When budgets with a window will be used up, as far as this process knows their spending. Estimates."""
-        now = self.ledger.period_time(self.clock())
-        return [facts for account in self.ledger.known() for facts in forecasts_of(account, now)]
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""

@@ -1,20 +1,21 @@
 """The same input again: runs on one input that were stopped, or ended in the same failure, within the last hour.
 
-``engine/guard`` asks ``Resubmissions`` when a run starts and tells it how the run ended; ``engine/calls`` waits for
-what a shared store knows before the first model call. An adapter only names the input: ``RunInfo.input``, made with
+Setting: ``max_resubmissions``. Where it may refuse, the first model call of a run waits for what a shared store knows.
+An adapter only names the input: ``RunInfo.input``, made with
 ``input_fingerprint`` of ``core/identity``.
 """
 
 import json
 import re
 import threading
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from runguard.core.decision import Finding, Rungs, Trip
+from runguard.core.decision import Finding, Rungs
 from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.core.identity import LruDict, answer_text, digest
-from runguard.engine.charges import OUTAGES
-from runguard.engine.decide import GuardContext
+from runguard.engine.charges import OUTAGES, Charge
+from runguard.engine.context import GuardContext
 from runguard.engine.runs import LastFailure, Run
 from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
 
@@ -60,13 +61,20 @@ class Resubmissions:
     def __init__(self, context: GuardContext) -> None:
         rungs = context.policy.rungs(RULE)
         self._rungs = rungs if rungs is not None and context.policy.mode != "off" else Rungs()
-        self.is_on = self._rungs != Rungs()
         self.refuses = self._rungs.stop is not None
+        self.busy: set[str] = set()  # runs for which the store is asked before their first model call
         self._ledger, self._clock = context.accounts.ledger, context.clock
         self._deciding, self._faults = context.deciding, context.faults
         context.keep(self)
         self._ends = LruDict[str, list[RunEnd]](_INPUTS_KEPT)  # by input, the earliest first
         self._lock = threading.Lock()
+        if self._rungs == Rungs():
+            return
+        context.gates.append(self)
+        context.sink.on("run started", RULE, self.begin)
+        context.sink.on("tools failed", RULE, self.saw)
+        context.sink.on("run paused", "pause", lambda run, waits: None if waits else self.end(run))
+        context.sink.on("run ended", "end of run", self.end)
 
     def share(self, other: "Resubmissions") -> None:
         """Know what another guard knows."""
@@ -76,24 +84,27 @@ class Resubmissions:
 
     def begin(self, run: Run) -> None:
         """A run starts: judge it by what this process knows, and look what others know."""
-        if not (self.is_on and run.info.input):
+        if not run.info.input:
             return
         self._judge(run)
         if not self._ledger.is_shared or run.stopped is not None:
             return
         if self.refuses:
-            run.awaits_input = True
+            self.busy.add(run.info.run)
         else:
             self._ledger.tell(lambda store: self._read_late(run, store))
 
-    async def recall(self, run: Run) -> Trip | None:
-        """Before the first model call: judge the run by what the store knows. Returns the stop, if it is refused."""
-        run.awaits_input = False
-        try:
-            await self._ledger.ask(lambda store: self._read(run, store), again=True)
-        except (StoreOutage, StoreError):
-            return None  # the accounts report an outage
-        return run.stopped
+    async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> None:
+        """Judge a run by what the store knows, before its first model call."""
+        if run.info.run in self.busy:
+            self.busy.discard(run.info.run)
+            try:
+                await self._ledger.ask(lambda store: self._read(run, store), again=True)
+            except (StoreOutage, StoreError):
+                return  # the accounts report an outage
+
+    def leave(self, event: ModelCall, charge: Charge | None) -> None:
+        """Judge only once, whether or not the call is made."""
 
     def _read_late(self, run: Run, store: StoreSession) -> None:
         try:
@@ -145,6 +156,8 @@ class Resubmissions:
 
     def saw(self, run: Run, event: ToolResults) -> None:
         """Tools have answered: remember in which failure they ended. Work that goes on ends none."""
+        if not run.info.input:
+            return
         if event.progress:
             run.last_failure = None
         if not event.failures:
@@ -157,7 +170,8 @@ class Resubmissions:
 
     def end(self, run: Run) -> None:
         """A run has ended."""
-        if not (self.is_on and run.info.input):
+        self.busy.discard(run.info.run)
+        if not run.info.input:
             return
         end, name = _end_of(run, self._clock()), _name(run.info)
         if end is None:

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, Final
 from runguard.core.decision import Action, Trip, printable
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.identity import LruDict, digest
-from runguard.core.money import UNITS, UNLIMITED, Amount, edge, to_usd
+from runguard.core.money import UNITS, Amount, edge
 from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
 from runguard.engine.charges import (
     OUTAGES,
     Denied,
     Entry,
-    RecentCall,
     Tally,
     add_tally,
     finding_of,
@@ -33,12 +32,9 @@ from runguard.engine.charges import (
     lower_ceiling,
     scopes_of,
 )
-from runguard.engine.decide import GuardContext
-from runguard.engine.forecast import LEAST_CALLS, Trend, calls_until_size, calls_within, sum_of, trend_of, was_cut
-from runguard.engine.money import Accounts
+from runguard.engine.context import GuardContext
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
-from runguard.pricing.rates import Rates
 
 if TYPE_CHECKING:
     from runguard.engine.guard import Guard
@@ -112,21 +108,11 @@ class Pauses:
             shelf[run_id] = run
             dropped = shelf.popitem(last=False)[1] if len(shelf) > most else None
         attempt = guard.faults.attempt
-        for tool, permit in run.permits.values():
-            attempt("pause", guard.breakers.release, tool, permit)
-        run.permits.clear()
-        if run.bills is not None:
-            attempt("pause", guard.tool_prices.end, run)
-        if guard.last_answers is not None:
-            attempt("pause", guard.last_answers.drop, run)
+        guard.sink.tell("run paused", run, waits)
         if run.journal is not None:
             attempt("pause", run.journal.paused, run.paused_at)
         if dropped is not None:
             attempt("pause", self._drop, dropped, waits)
-        attempt("pause", guard.growth.record, run.info, run.growth)
-        attempt("pause", guard.last_runs.note, run)
-        if not waits:
-            attempt("pause", guard.resubmissions.end, run)
         written: Future[None] | None = attempt("pause", self._record, run)
         run.written = written
         if written is not None:
@@ -190,8 +176,7 @@ class Pauses:
                 "the store keeps what it has used" if shared else "if it is resumed, its limits start again",
             )
         guard.accounts.end(run.run_costs)
-        for call in run.pending_once:
-            guard.once.settle(run.info, call, False)
+        guard.sink.tell("run dropped", run)
 
     def discard(self, info: RunInfo) -> None:
         """This run cannot be resumed any more."""
@@ -524,7 +509,7 @@ class RunRecords:
     """Writes the records of one guard's runs, where a store is shared."""
 
     def __init__(self, context: GuardContext) -> None:
-        self._clock, self._runs, self._accounts = context.clock, context.runs, context.accounts
+        self._context, self._accounts = context, context.accounts
 
     def write_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
         """Write the figures of a run, and that it is not running any more.
@@ -535,7 +520,8 @@ class RunRecords:
         ledger = self._accounts.ledger
         if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
             return None
-        facts = {**run.snapshot(self._clock()), "in_flight": 0, "spend": self._accounts.spending.of_run(run.run_costs)}
+        spend = self._accounts.spending.of_run(run.run_costs)
+        facts = {**self._context.facts_of(run), "in_flight": 0, "spend": spend}
         figures = json.dumps(facts, default=str)
         record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
         written: Future[None] = Future()
@@ -557,92 +543,9 @@ class RunRecords:
 
     def signs_of_life(self) -> Iterator[tuple[str, str]]:
         """The runs of this process and their figures. After a fork, the parent reports its own runs."""
-        now, here = self._clock(), os.getpid()
-        for run in [run for run in list(self._runs.values()) if run.pid == here]:
-            yield run.info.run, json.dumps(run_facts(run, self._accounts, now), default=str)
-
-
-# ---- When a run reaches its cap, the window of its model, or a higher price: estimated from its last calls
-
-Facts = dict[str, Any]
-
-
-def run_facts(run: Run, accounts: Accounts, now: float) -> Facts:
-    """The snapshot of a run with its forecast.
-
-    Computed only for those who look: snapshots, the signs of life of a run, and with them ``runguard status`` and the
-    dashboard. ``runguard.engine.forecast`` has the arithmetic.
-    """
-    return {**run.snapshot(now), "forecast": run_forecast(run, accounts, now)}
-
-
-def run_forecast(run: Run, accounts: Accounts, now: float) -> Facts | None:
-    """The nearest cap, window and price tier of a run, each with the calls that still fit; None for too few calls."""
-    calls = [call for call in accounts.spending.recent_of(run.run_costs) if call[3].calls]
-    if len(calls) < LEAST_CALLS:
-        return None
-    by_agent: dict[tuple[str, str], list[RecentCall]] = {}
-    for call in calls:
-        by_agent.setdefault(call[:2], []).append(call)
-    is_cut = any(was_cut([entry.input for *_, entry in of_one]) for of_one in by_agent.values())
-    sizes = [found for of_one in by_agent.values() for found in _sizes(of_one, accounts, now)]
-    return {
-        "calls": len(calls),
-        "estimated": True,
-        "cap": _nearest(_caps(run, calls, is_flat=is_cut)),
-        "window": _nearest(found for kind, found in sizes if kind == "window"),
-        "tier": _nearest(found for kind, found in sizes if kind == "tier"),
-    }
-
-
-def _nearest(found: Any) -> Facts | None:
-    return min(found, key=lambda facts: facts["calls_left"], default=None)
-
-
-def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts]:
-    """The caps of the run alone: of its budgets, and of its model calls."""
-    cost = _cost_trend(calls, is_flat=is_flat)
-    tokens = trend_of([entry.input + entry.output for *_, entry in calls], is_flat=is_flat)
-    one = Trend(1, 0, 1)
-    own = run.run_costs.own
-    accounts = {a.key: a for lines in list(run.run_costs.lines.values()) for a in lines.accounts if a.scope in own}
-    for account in accounts.values():
-        for unit, (cap, trend) in enumerate(zip(account.caps, (cost, tokens, one), strict=True)):
-            left = calls_within(trend, cap - account.spent[unit]) if trend is not None and cap < UNLIMITED else None
-            if left is not None:
-                yield _facts(left, edge(unit, cap), cost, scope=account.scope, unit=UNITS[unit])
-    limit = run.model_calls
-    if limit is not None:
-        left = max(limit.limit - limit.kept - limit.count, 0)
-        yield _facts(left, limit.limit, cost, scope=f"run:{run.info.run}", unit="calls")
-
-
-def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[tuple[str, Facts]]:
-    """The window and the next higher price of the model of one agent."""
-    _, agent, model, last = calls[-1]
-    prompts = [entry.input for *_, entry in calls]
-    if len(prompts) < LEAST_CALLS:
-        return
-    rates = accounts.pricing.rates(model, now)
-    bands = rates.bands if isinstance(rates, Rates) else ()
-    tier = next((band.above for band in bands[1:] if band.above > last.input), None)
-    cost = _cost_trend(calls, is_flat=was_cut(prompts))
-    for kind, size in (("window", accounts.expectations.context_limit(model, quiet=True)), ("tier", tier)):
-        left = calls_until_size(prompts, size) if size is not None else None
-        if left is not None:
-            yield kind, _facts(left, size, cost, agent=agent, model=model, unit="tokens")
-
-
-def _cost_trend(calls: list[RecentCall], *, is_flat: bool) -> Trend | None:
-    """The cost of calls; None where one has no price."""
-    if any(entry.unpriced for *_, entry in calls):
-        return None
-    return trend_of([entry.nano for *_, entry in calls], is_flat=is_flat)
-
-
-def _facts(left: int, limit: Any, cost: Trend | None, **names: str) -> Facts:
-    usd = to_usd(sum_of(cost, left)) if cost is not None else None
-    return {**names, "limit": limit, "calls_left": left, "usd": usd}
+        now, here = self._context.clock(), os.getpid()
+        for run in [run for run in list(self._context.runs.values()) if run.pid == here]:
+            yield run.info.run, json.dumps(self._context.facts_of(run, now), default=str)
 
 
 # ---- A guard that takes over from another one: its policy was edited and loaded again

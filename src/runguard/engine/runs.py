@@ -14,13 +14,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Rungs, Trip
 from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.identity import AnswerBook, LruDict
-from runguard.core.money import to_usd, usd_text
+from runguard.core.money import Amount, to_usd, usd_text
 from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ReEntry, Talk, ToldAgain
 from runguard.core.rules.failures import (
     AskedAgain,
@@ -77,6 +77,9 @@ from runguard.policy.settings import (
 from runguard.policy.tools import Tools
 from runguard.providers.messages import FRAMEWORK_TOOLS
 from runguard.reporting.journal import Journal
+
+if TYPE_CHECKING:
+    from runguard.engine.context import GuardContext
 
 # ---- The state of one root run, and of each of its lanes
 
@@ -241,16 +244,25 @@ class LastFailure(NamedTuple):
     is_outage: bool
 
 
+class SetAside(Protocol):
+    """What is held for a call that a run has not asked for yet."""
+
+    is_taken: bool  # the call was made, or is being made; in shadow mode: would have been made
+    nano: int  # in shadow mode: what it would have cost at most, in nano-USD
+    tokens: int
+
+    @property
+    def held(self) -> Amount:
+        """The amounts that ordinary calls may not spend."""
+
+
 class Run(Stoppable):
     """Everything known about one running root run."""
 
     __slots__ = (
-        "awaits_input",
         "bills",
         "books",
-        "caches",
         "claimed_elsewhere",
-        "closing",
         "cut_off",
         "deadline",
         "detectors",
@@ -263,7 +275,7 @@ class Run(Stoppable):
         "memo",
         "model_calls",
         "noted",
-        "noticed",
+        "notes",
         "nudges",
         "owners",
         "paused_at",
@@ -271,14 +283,15 @@ class Run(Stoppable):
         "pending_once",
         "permits",
         "pid",
+        "reads_cache",
         "refused_at_border",
         "refusing",
         "retired",
         "run_costs",
+        "set_aside",
         "slots",
         "spend",
         "started",
-        "switched",
         "trips",
         "unchecked_once",
         "unsure",
@@ -307,11 +320,10 @@ class Run(Stoppable):
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.visits: dict[Waiter, None] = {}  # its calls that wait for room in a budget, or for a provider
         self.bills: ToolBills | None = None  # of tools that have a price
-        self.closing: Any = None  # the ``Closing`` of a run that gives a last answer
-        self.switched: Any = None  # the ``SwitchedModel`` of each lane and agent that has another model than its own
         self.last_failure: LastFailure | None = None  # while nothing has gone on since
-        self.awaits_input = False  # what the store knows of its input is read before its first model call
-        self.caches: Any = None  # its ``PromptCaches``, once a model has reported cached tokens
+        self.notes: dict[str, Any] = {}  # what features know about it, by their names
+        self.set_aside: SetAside | None = None  # what a feature holds for a later call
+        self.reads_cache = False  # a model has read from a prompt cache for it
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
@@ -319,7 +331,6 @@ class Run(Stoppable):
         self.trips: deque[Trip] = deque(maxlen=100)
         self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
         self.nudges = 0
-        self.noticed = 0  # shares of its limits that the model was told of
         self.permits: dict[str, tuple[str, Permit]] = {}
         limit = policy.max_model_calls or info.model_call_limit
         self.model_calls = ModelCalls(limit) if limit else None
@@ -378,13 +389,7 @@ class Run(Stoppable):
                 if isinstance(detector, Growth):
                     for agent, ratio in detector.ratios().items():
                         growth[f"{lane.key}/{agent}" if lane.key else agent] = ratio
-        switched = {
-            agent: {"from": one.asked, "to": one.model, "because": one.because}
-            for (_, agent), one in list((self.switched or {}).items())
-        }
         return {
-            **({"switched": switched} if switched else {}),
-            **({"prompt_cache": self.caches.warning} if self.caches is not None and self.caches.warning else {}),
             "run": self.info.run,
             "app": self.info.app,
             "user": self.info.user,
@@ -576,14 +581,17 @@ _BOOKS_KEPT: Final = 16  # of closed lanes
 class LaneKeeper:
     """Keeps the lanes of every run of one guard."""
 
-    def __init__(self, rules: LaneRules, tools: Tools) -> None:
-        self.rules, self._tools = rules, tools
+    def __init__(self, context: "GuardContext", rules: LaneRules) -> None:
+        self.rules, self._tools, self._last_runs = rules, context.tools, LastRuns()
+        context.sink.on("run paused", "pause", lambda run, waits: self._last_runs.note(run))
+        context.sink.on("run ended", "end of run", self._last_runs.note)
 
     def open_root(self, run: Run) -> Lane:
         """Open the lane in which a run begins."""
         if self.rules.watches_orders:  # agents that are set to work again and again
             run.detectors += [Orders(ORDERS), ToldAgain(TOLD_AGAIN)]
         run.lanes[ROOT_LANE] = root = self._new(run, ROOT_LANE, None, concurrent=False, path=())
+        self._last_runs.go_on(run)
         return root
 
     def open_lane(

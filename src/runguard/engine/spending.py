@@ -14,6 +14,7 @@ from runguard.core.errors import PolicyError
 from runguard.core.events import RunInfo
 from runguard.core.identity import LruDict
 from runguard.core.money import UNITS, UNLIMITED, Amount, Threshold, begin_of, to_usd
+from runguard.core.trends import LEAST_CALLS
 from runguard.engine.charges import (
     LINES_KEPT,
     AccountLines,
@@ -32,7 +33,6 @@ from runguard.engine.charges import (
     totals,
     uncover,
 )
-from runguard.engine.forecast import LEAST_CALLS
 from runguard.ledger.ledger import Account, Ledger
 from runguard.ledger.memory import Shared, read_numbers, write_numbers
 

@@ -24,7 +24,8 @@ from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
 from runguard.core.rules.limits import CallsPerTool, ToolCalls
 from runguard.engine.calls import Settling
 from runguard.engine.charges import Charge, Denied, finding_of
-from runguard.engine.decide import GuardContext, stop_in_force
+from runguard.engine.context import GuardContext
+from runguard.engine.decide import stop_in_force
 from runguard.engine.runs import Bill, Lane, LastFailure, Run, ToolBills
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import ToolRule
@@ -128,7 +129,12 @@ class ToolGate:
     def __init__(self, context: GuardContext, once: Once) -> None:
         self._clock, self._ledger, self._tools = context.clock, context.accounts.ledger, context.tools
         self._breakers, self._once, self._deciding = context.breakers, once, context.deciding
+        self._faults = context.faults
         self._goes_on_in_outage = context.policy.on_outage == "open"
+        context.sink.on("run paused", "pause", lambda run, waits: self._give_back_permits(run))
+        context.sink.on("run ended", "end of run", self._give_back_permits)
+        context.sink.on("run ended", "end of run", self._give_back_effects)
+        context.sink.on("run dropped", "pause", self._give_back_effects)
 
     async def prepare_tool(self, run: Run, tool: str, effect: bytes, call_id: str) -> None:
         """Ask the store before ``check`` judges a tool call: for the probe of an open breaker, and for the claim of
@@ -203,6 +209,15 @@ class ToolGate:
         if held is not None:
             self._breakers.release(event.tool, held[1])
 
+    def _give_back_permits(self, run: Run) -> None:
+        for tool, permit in run.permits.values():
+            self._faults.attempt("end of run", self._breakers.release, tool, permit)
+        run.permits.clear()
+
+    def _give_back_effects(self, run: Run) -> None:
+        for call in run.pending_once:
+            self._faults.attempt("end of run", self._once.settle, run.info, call, False)
+
     def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
         """A call of a ``once`` tool has ended: done, or free to be tried again."""
         run.pending_once.pop(effect, None)
@@ -241,6 +256,8 @@ class ToolPrices:
     def __init__(self, context: GuardContext, settling: Settling, gate: ToolGate) -> None:
         self._clock, self._accounts, self._tools = context.clock, context.accounts, context.tools
         self._deciding, self._settling, self._gate = context.deciding, settling, gate
+        context.sink.on("run paused", "pause", lambda run, waits: self.end(run))
+        context.sink.on("run ended", "end of run", self.end)
         self.is_used = False  # some tool call was paid
         # called with the lane of a paid call, its nano-USD and whether they are an estimate
         self.on_paid: Callable[[str, int, bool], None] | None = None

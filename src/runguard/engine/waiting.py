@@ -5,16 +5,26 @@
 """
 
 import asyncio
+import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from runguard.core.money import amount_text, window_words
+from runguard.core.decision import Action, Finding, Money
+from runguard.core.events import ModelCall
+from runguard.core.money import UNITS, amount_text, edge, to_usd, window_words
 from runguard.engine.charges import AccountLines, Charge
 from runguard.ledger.ledger import Account, Ledger, Refusal
 from runguard.policy.settings import Policy
+
+if TYPE_CHECKING:
+    from runguard.engine.context import GuardContext
+    from runguard.engine.runs import Run
+
+_log: Final = logging.getLogger("runguard")
 
 # ---- Calls that wait for room in a budget with ``on_exhausted="wait"``
 
@@ -202,6 +212,67 @@ def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
         entry["calls"] += 1
         entry["until"] = visit.until
     return list(scopes.values())
+
+
+# ---- Calls that wait for room in a budget: how long they may wait, and the report of it
+
+
+class RunWaits:
+    """The waiting calls of the runs of one guard. Listens to the accounts. A fault here ends no wait and no run."""
+
+    def __init__(self, context: "GuardContext") -> None:
+        self._clock, self._runs = context.clock, context.runs
+        self._deciding, self._faults = context.deciding, context.faults
+        self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
+        self.calls = 0
+
+    def seconds_left(self, charge: Charge) -> float:
+        run = self._runs.get(charge.run_costs.info.run)
+        return self.left_of(run) if run is not None else math.inf
+
+    def left_of(self, run: "Run") -> float:
+        """The time until the deadline of a run."""
+        if run.deadline is None:
+            return math.inf
+        return run.deadline.started + run.deadline.seconds - self._clock()
+
+    def began(self, visit: Visit) -> None:
+        run = self._runs.get(visit.charge.run_costs.info.run)
+        if run is not None:
+            run.visits[visit] = None
+            if visit.opening is not None:
+                self._faults.attempt("reporting a wait", self._report, run, visit.charge, visit.opening, "waits")
+
+    def ended(self, visit: Visit, seconds: float) -> None:
+        charge, opening = visit.charge, visit.opening
+        run = self._runs.get(charge.run_costs.info.run)
+        if run is not None:
+            run.visits.pop(visit, None)
+        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
+
+    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
+        """Count and log a call that has waited."""
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
+        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
+
+    def skipped(self, charge: Charge, opening: Opening) -> None:
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
+        run = self._runs.get(charge.run_costs.info.run)
+        if run is not None:
+            self._faults.attempt("reporting a wait", self._report, run, charge, opening, "would wait")
+
+    def _report(self, run: "Run", charge: Charge, opening: Opening, verb: str) -> None:
+        """Once per run and account."""
+        account, unit = opening.account, opening.unit
+        detail = f"a call {verb} up to {opening.seconds:.0f} s for {opening.text}"
+        spent, held = to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd)
+        money = Money(account.scope.partition(":")[0], account.scope, spent, held, account.ends)
+        observed, limit = edge(unit, account.spent[unit]), edge(unit, account.caps[unit])
+        facts = (observed, limit, UNITS[unit], "run", "", f"wait:{account.meter}", detail)
+        finding = Finding("budget", Action.WARN, *facts, money=money)
+        lane = run.lane(charge.lane)
+        event = ModelCall(run.info.run, lane.key, charge.agent, self._clock(), charge.model)
+        self._deciding.decide(run, lane, event, finding)
 
 
 # ---- Model calls in flight in one run: a bounded number at once, the surplus waits in order

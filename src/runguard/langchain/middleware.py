@@ -117,7 +117,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return handler(request)
         run = self._run_now()
-        permission = run.ask_now(partial(_asked, run.prompts, request, self.guard.downgrades is not None))
+        permission = run.ask_now(partial(_asked, run.prompts, request, self.guard.model_choice is not None))
         if not isinstance(permission, Permission):
             return self._stop(run, permission, request)
         try:
@@ -137,7 +137,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         if self._is_off:
             return await handler(request)
         run = await self._run()
-        permission = await run.ask(partial(_asked, run.prompts, request, self.guard.downgrades is not None))
+        permission = await run.ask(partial(_asked, run.prompts, request, self.guard.model_choice is not None))
         if not isinstance(permission, Permission):
             return self._stop(run, permission, request)
         try:

@@ -296,11 +296,11 @@ class Player:
         self.guard.accounts.waits.advance = self.tick
         policy = judge.policy
         self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
-        self._budgets = self._budgets or self.guard.last_answers is not None
+        self._budgets = self._budgets or self.guard.last_call is not None
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self.verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
         self.tool_prices = ReplayedPrices(self.guard, self.verdicts.paid_tool)
-        cheaper = self.guard.downgrades
+        cheaper = self.guard.model_choice
         self._switches = ReplayedSwitches(cheaper, judge.pricing, self.result) if cheaper is not None else None
         self.clock.now = 0.0
         self._journal: JournalPlayer | None = None

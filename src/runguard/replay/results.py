@@ -15,11 +15,10 @@ from runguard.core.decision import Action, Decision, against_limit
 from runguard.core.events import ModelCall, ToolCall
 from runguard.core.money import to_usd
 from runguard.engine.charges import Summable
+from runguard.engine.context import ModelChoice
 from runguard.engine.decide import Decided
-from runguard.engine.downgrade import Downgrades
-from runguard.engine.final_answer import Closing
 from runguard.engine.guard import Guard
-from runguard.engine.runs import Run
+from runguard.engine.runs import Run, SetAside
 from runguard.engine.tools import bound_of
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
@@ -405,13 +404,13 @@ class Verdicts:
             owner = known.owner(finding) if finding.scope == "lane" and known is not None else None
             if owner is None:
                 self.stops.run, self.stops.is_over = True, not self._to_the_end
-                closing = decided.run.closing
+                closing = decided.run.set_aside
                 if closing is not None and closing.is_taken:
                     self._answer_last(verdict, closing)
             else:
                 self.stops.lanes.add(owner.key)
 
-    def _answer_last(self, verdict: Verdict, closing: Closing) -> None:
+    def _answer_last(self, verdict: Verdict, closing: SetAside) -> None:
         """Take the price of the last answer, at most, from what the stop saves."""
         answer = After(1, 0, closing.tokens, closing.nano)
         self._result.saved.add(answer, -1)
@@ -548,13 +547,13 @@ def drive_now(waiting: Coroutine[Any, Any, Decision]) -> Decision:
 class ReplayedSwitches:
     """The switches of one recorded run. The recording goes on with its own models, so the saving is an estimate."""
 
-    def __init__(self, downgrades: Downgrades, pricing: Pricing, result: RunResult) -> None:
-        self._downgrades, self._pricing, self._result = downgrades, pricing, result
+    def __init__(self, choice: ModelChoice, pricing: Pricing, result: RunResult) -> None:
+        self._choice, self._pricing, self._result = choice, pricing, result
         self._chosen: dict[tuple[str, str], str] = {}  # by lane and agent: the model of its last call
 
     def asked(self, run: Run, event: ModelCall) -> None:
         """Choose the model of a recorded call. Recordings hold answered calls, so every point is a safe one."""
-        chosen = self._downgrades.choose(run, event, lambda: False, lambda model: "")
+        chosen = self._choice.choose(run, event, lambda: False, lambda model: "")
         before = self._chosen.get((event.lane, event.agent), "")
         self._chosen[event.lane, event.agent] = chosen
         event.cheaper = chosen, chosen != before

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, to_usd
-from runguard.engine.forecast import budget_forecast
+from runguard.core.trends import budget_forecast
 from runguard.ledger.ledger import (
     COUNTS,
     Balance,

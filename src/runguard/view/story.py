@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from runguard.core.decision import printable
 from runguard.core.money import UNITS, amount_text, nanos, to_usd
-from runguard.engine.forecast import BudgetForecast
+from runguard.core.trends import BudgetForecast
 
 # ---- rows: the results of reading a store, as plain values
 
