@@ -24,7 +24,7 @@ class Trend(NamedTuple):
 
 
 def trend_of(amounts: Sequence[int], *, is_flat: bool = False) -> Trend | None:
-    """The line through the means of the earlier and of the later half; None for too few amounts.
+    """Return the line through the means of the earlier and of the later half; None for too few amounts.
 
     A falling series continues at the mean of its later half. ``is_flat``: continue at the mean of all amounts.
     """
@@ -43,7 +43,7 @@ def trend_of(amounts: Sequence[int], *, is_flat: bool = False) -> Trend | None:
 
 
 def calls_within(trend: Trend, room: int) -> int | None:
-    """How many more calls fit into ``room``; None when they take nothing."""
+    """Return how many more calls fit into ``room``; None when they take nothing."""
     level, growth, scale = trend
     room = max(room, 0) * scale
     if not growth:
@@ -54,18 +54,18 @@ def calls_within(trend: Trend, room: int) -> int | None:
 
 
 def sum_of(trend: Trend, calls: int) -> int:
-    """What the next calls take together, rounded up."""
+    """Return what the next calls take together, rounded up."""
     level, growth, scale = trend
     return -(-(2 * calls * level + growth * calls * (calls - 1)) // (2 * scale))
 
 
 def was_cut(prompts: Sequence[int]) -> bool:
-    """Whether the history was cut: a prompt is at most half as large as the one before."""
+    """Return whether the history was cut: a prompt is at most half as large as the one before."""
     return any(2 * after <= before for before, after in pairwise(prompts))
 
 
 def calls_until_size(prompts: Sequence[int], size: int) -> int | None:
-    """How many more prompts are at most ``size`` tokens large.
+    """Return how many more prompts are at most ``size`` tokens large.
 
     None for too few prompts, and where they do not grow. A history that was cut before it was so large will be cut
     again: also None.
@@ -89,7 +89,7 @@ class BudgetForecast:
 
 
 def budget_forecast(spent: int, cap: int, calls: int, begins: float, now: float, ends: float) -> BudgetForecast | None:
-    """The forecast of a budget in one unit. None for too few calls, and where nothing was spent or limited."""
+    """Return the forecast of a budget in one unit; None for too few calls, and where nothing was spent or limited."""
     passed = now - begins
     if calls < LEAST_CALLS or spent <= 0 or cap <= 0 or passed <= 0 or now >= ends:
         return None

@@ -172,7 +172,7 @@ class Settling:
         self._faults.attempt("settle", self._accounts.close, charge, usage)
 
     def _run_of(self, charge: Charge) -> Run | None:
-        """The run that made a call, at work or paused. None when it has ended."""
+        """Return the run that made a call, at work or paused; None when it has ended."""
         name = charge.run_costs.info.run
         run = self._runs.get(name) or self._pauses.find(name)
         return run if run is not None and run.run_costs is charge.run_costs else None
@@ -200,7 +200,7 @@ class Settling:
                 journal.flush()
 
     def _look_back(self, run: Run, charge: Charge) -> None:
-        """In shadow mode a call that seemed too expensive was made. Decide now whether it was."""
+        """Decide whether a call that was made in shadow mode was as expensive as it had seemed."""
         possible_refusal = charge.possible_refusal
         kept = run.set_aside.held if run.set_aside is not None else NOTHING
         if possible_refusal is None or not self._accounts.has_come_true(possible_refusal, kept):
@@ -213,8 +213,8 @@ class Settling:
         self._deciding.decide(run, run.lane(charge.lane), event, finding)
 
     def _threshold(self, charge: Charge, reached: Fired) -> None:
-        """A share of a budget is spent, or it is spent too fast: call its callback, send an alert, and warn or nudge
-        the run that spent it.
+        """Report that a share of a budget is spent, or that it is spent too fast: call its callback, send an alert, and
+        warn or nudge the run that spent it.
         """
         account, threshold, status, burn = reached.account, reached.threshold, reached.status, reached.burn
         if threshold.callback is not None:

@@ -191,7 +191,7 @@ Ceiling = tuple[int | None, int | None]  # nano-USD and tokens
 
 
 def lower_ceiling(one: Ceiling, other: Ceiling) -> Ceiling:
-    """The lower of two amounts that a caller can pay for; None: not limited."""
+    """Return the lower of two amounts that a caller can pay for; None: not limited."""
     usd, tokens = (min((n for n in pair if n is not None), default=None) for pair in zip(one, other, strict=True))
     return usd, tokens
 
@@ -207,7 +207,7 @@ def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
 
 
 def parse_scope(kind: str, parts: list[str]) -> Scope | None:
-    """A scope from its key, for the kinds whose key says everything."""
+    """Return a scope from its key, for the kinds whose key says everything."""
     names = [unquote(part) for part in parts]
     if kind == "app" and len(names) == 1:
         return Scope(kind, "", app=names[0])
@@ -316,7 +316,7 @@ class RunCosts:
         )
 
     def tool_costs(self) -> dict[str, int]:
-        """What each tool with a price has cost, in nano-USD."""
+        """Return what each tool with a price has cost, in nano-USD."""
         costs: dict[str, int] = {}
         for (_, _, tool), entry in [*self.inherited.items(), *self.tally.items()]:
             if entry.tool_calls:
@@ -503,7 +503,7 @@ def owners_of(event: ModelCall) -> tuple[Charge, ...]:
 
 
 def layers_around(home: Any, owners: tuple[Charge, ...]) -> tuple[Charge, ...]:
-    """What other guards with the same ledger have opened for the call that is being made.
+    """Return what other guards with the same ledger have opened for the call that is being made.
 
     ``home``: the Accounts that ask. When a retry between the guards makes another call, nothing around covers it.
     """
@@ -528,14 +528,14 @@ def cover(home: Any, owners: tuple[Charge, ...]) -> tuple[Charge, ...]:
 
 
 def uncover(around: tuple[Charge, ...], home: Any) -> None:
-    """The call was not made: the next attempt may be covered."""
+    """Let the next attempt be covered: the call was not made."""
     with _covering:
         for charge in around:
             charge.covers -= {home}
 
 
 def not_held_by(around: tuple[Charge, ...], lines: AccountLines) -> AccountLines:
-    """The accounts that are left to hold."""
+    """Return the accounts that are left to hold."""
     if not around:
         return lines
     held = {account.key for charge in around for account in charge.lines.accounts}
@@ -552,7 +552,7 @@ def not_held_by(around: tuple[Charge, ...], lines: AccountLines) -> AccountLines
 
 
 def stricter_than(around: tuple[Charge, ...], lines: AccountLines, event: ModelCall) -> Denied | None:
-    """What a layer around holds it holds under its own caps, or under none: ours may be lower."""
+    """Return why our caps refuse what a layer around holds under its own caps, or under none. None: they do not."""
     held = {account.key: (account, charge.hold) for charge in around for account in charge.lines.accounts}
     usd, tokens = event.bound or (0, 0)
     for account, group in zip(lines.accounts, lines.groups, strict=True):
@@ -571,8 +571,8 @@ def stricter_than(around: tuple[Charge, ...], lines: AccountLines, event: ModelC
 
 
 def held_for_long(refusal: Refusal, ledger: Ledger, owners: Iterable[Charge], standing: Iterable[Charge]) -> int:
-    """What is held on the account that refuses and does not come back while a call waits: by the calls around it, and
-    by ``standing`` charges.
+    """Return what is held on the account that refuses and does not come back while a call waits: by the calls around
+    it, and by ``standing`` charges.
     """
     unit, key = refusal.unit, refusal.account.key
     holds = [
@@ -590,7 +590,7 @@ OUTAGES: Final = "outages"  # the unit of a stop because the store was away
 
 
 def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
-    """What a denied call comes to: a stop with the scope that refused and how to go on."""
+    """Return what a denied call comes to: a stop with the scope that refused and how to go on."""
     if denied.stop is not None:
         return finding_of_stop(denied.stop)
     if denied.outage:
@@ -711,20 +711,20 @@ def finding_of_stop(stop: Stop) -> Finding:
 
 
 def _describe(refusal: Refusal) -> tuple[str, Decimal | int, Decimal | int]:
-    """Unit, what the call would have come to, and the limit."""
+    """Return the unit, what the call would have come to, and the limit."""
     unit = refusal.unit
     return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
 
 
 def _figures(refusal: Refusal) -> dict[str, str]:
-    """The same as plain data, for the trip's evidence."""
+    """Return the same as plain data, for the trip's evidence."""
     unit, account = refusal.unit, refusal.account
     amounts = {"spent": refusal.spent, "reserved": refusal.held, "wanted": refusal.wanted, "limit": account.caps}
     return {"unit": UNITS[unit], **{name: str(edge(unit, amount[unit])) for name, amount in amounts.items()}}
 
 
 def _refusal_text(refusal: Refusal, denied: Denied) -> str:
-    """For the operator: spent, held and asked, apart."""
+    """Return what the operator reads: spent, held and asked, apart."""
     unit, account = refusal.unit, refusal.account
     spent, held, cap = (amount_text(unit, x[unit]) for x in (refusal.spent, refusal.held, account.caps))
     if denied.fraction:
@@ -789,7 +789,7 @@ class CapFunctions:
         return found
 
     def _ask(self, key: _CapKey, function: Callable[[Scope], Any], scope: Scope, found: Caps) -> int:
-        """The cap that a function gives, or its last one. Where neither is known, ``found`` says so."""
+        """Return the cap that a function gives, or its last one. Where neither is known, ``found`` says so."""
         unit = UNITS[key[2]]
         now = self._clock()
         try:
@@ -896,7 +896,7 @@ class AccountFinder:
         ]
 
     def of_call(self, run_costs: RunCosts, event: ModelCall, anew: bool = False) -> AccountLines:
-        """All accounts that a call goes on, kept until the first of their periods is over.
+        """Return all accounts that a call goes on, kept until the first of their periods is over.
 
         ``anew``: those of now, not of the call's time.
         """
@@ -917,7 +917,7 @@ class AccountFinder:
         return lines
 
     def of_scope(self, scope: str, costs_by_run: Mapping[str, RunCosts]) -> list[Account]:
-        """The accounts of a scope in their current periods, made where it has spent nothing yet.
+        """Return the accounts of a scope in their current periods, made where it has spent nothing yet.
 
         ``costs_by_run``: of the runs under way.
         """
@@ -956,7 +956,7 @@ class AccountFinder:
         return found
 
     def _find_lines(self, run_costs: RunCosts, event: ModelCall, at: float) -> tuple[AccountLines, bool]:
-        """The accounts, and whether every cap function gave a value just now."""
+        """Return the accounts, and whether every cap function gave a value just now."""
         info = run_costs.info
         accounts: list[Account] = []
         groups: list[BudgetGroup] = []
@@ -999,7 +999,7 @@ class AccountFinder:
     def _account(
         self, group: BudgetGroup, scope: Scope, at: float, run_costs: RunCosts | None
     ) -> tuple[Account | None, Caps] | None:
-        """The account of a scope, none where nothing is limited, and its caps.
+        """Return the account of a scope, none where nothing is limited, and its caps.
 
         None: the group is not about this scope.
         """
@@ -1035,7 +1035,7 @@ class AccountFinder:
         return account, caps
 
     def _in_memory(self, name: str, key: str) -> Account | None:
-        """An account whose cap is not known now keeps the one it has: runs that know it still go by it."""
+        """Return the account in memory whose cap is not known now: it keeps the cap by which other runs still go."""
         return (
             None
             if self._ledger.is_shared
@@ -1044,7 +1044,7 @@ class AccountFinder:
 
 
 def _lowered(limit: Amount, ceiling: Ceiling) -> Amount:
-    """A limit of a run, lowered to what its caller can pay for."""
+    """Return a limit of a run, lowered to what its caller can pay for."""
     usd, tokens = ceiling
     return (
         limit[0] if usd is None else min(limit[0], usd),
@@ -1054,7 +1054,7 @@ def _lowered(limit: Amount, ceiling: Ceiling) -> Amount:
 
 
 def _account_key(group: BudgetGroup, key: str, at: float) -> tuple[str, float | None, float | None]:
-    """An account's key, and when its period begins and ends."""
+    """Return an account's key, and when its period begins and ends."""
     if group.window is None:
         return f"{key}{group.suffix}#", None, None
     period, begins, ends = group.window.bounds(at)

@@ -276,7 +276,7 @@ class Deciding:
         return found if was_given else before
 
     def decide(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Decision:
-        """What follows from a finding. A stop takes effect here."""
+        """Return what follows from a finding. A stop takes effect here."""
         action = finding.action
         if action is _STOP and type(event) is ModelCall and event.after_answer:
             action = _BLOCK  # the run has given its answer: only this call is refused
@@ -299,8 +299,8 @@ class Deciding:
         return decision
 
     def _withholds(self, lane: Lane, finding: Finding) -> bool:
-        """Whether the tool is left out of the next requests. A rule's own count decides, not one beside it, such as
-        that of failures between other work.
+        """Return whether the tool is left out of the next requests. A rule's own count decides, not one beside it, such
+        as that of failures between other work.
         """
         if finding.unit not in WITHHOLDING or not finding.tool or finding.tool in lane.withheld:
             return False
@@ -308,7 +308,7 @@ class Deciding:
         return rungs is not None and rungs.withhold is not None and finding.observed >= rungs.withhold
 
     def _is_old_news(self, run: Run, lane: Lane, finding: Finding, action: Action, *, withheld: bool) -> bool:
-        """Whether a finding was reported before, or nothing may follow from it. Remembers it otherwise.
+        """Return whether a finding was reported before, or nothing may follow from it. Remember it otherwise.
 
         Warnings and nudges are given once, and once more where the tool is ``withheld``. Refusals and stops that are
         enforced repeat; in shadow mode each is reported once.
@@ -354,12 +354,12 @@ class Deciding:
         self._sink.tell("tripped", trip, finding)
 
     def describe(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        """A finding as a trip. Stops nothing and records nothing."""
+        """Return a finding as a trip. Stop nothing and record nothing."""
         return trip_of(finding, run, lane, event, self._policy, self._advice)
 
 
 def stop_in_force(trip: Trip | None) -> Decision:
-    """The answer within a scope that was stopped before."""
+    """Return the answer within a scope that was stopped before."""
     return Decision(_STOP, None, trip, _STOPPED_TEXT, enforced=True)
 
 
@@ -400,7 +400,7 @@ _SETTINGS: Final = {
 
 
 def trip_of(finding: Finding, run: Run, lane: Lane, event: Event, policy: Policy, advice: Mapping[str, str]) -> Trip:
-    """Describes a finding; stops nothing by itself.
+    """Describe a finding; stop nothing.
 
     ``advice``: how to go on after a stop, by rule, where the settings have other names.
     """
@@ -469,7 +469,7 @@ def _model_of(event: Event) -> str | None:
 
 
 def guard_error_trip(reason: str, run_id: str, policy: Policy, at: float, **facts: Any) -> Trip:
-    """A stop for the guard's own sake where it knows of no run: it could not begin."""
+    """Return a stop for the guard's own sake where it knows of no run: it could not begin."""
     return Trip(
         id=secrets.token_hex(8),
         rule="guard_error",
@@ -530,7 +530,7 @@ class Breakers:
             self._made(tool).load(state)
 
     async def claim_probe(self, tool: str, at: float) -> Permit | None:
-        """The one probe across all workers, or None when it is not due or another worker has it."""
+        """Return the one probe across all workers, or None when it is not due or another worker has it."""
         breaker = self._tools.get(tool)
         if (
             breaker is None
@@ -631,7 +631,7 @@ class Alarms:
     # ---- what happened ----------------------------------------------------------------------------------------------
 
     def tripped(self, trip: Trip, finding: Finding) -> None:
-        """A stop. Of a budget: once for its period.
+        """Alert on a stop. Of a budget: once for its period.
 
         Of anything else: once an hour for the same rule in the same place, and then the others together.
         """
@@ -681,7 +681,7 @@ class Alarms:
         self._send_once(alert, period, repeated)
 
     def compaction(self, info: RunInfo, finding: Finding, *, enforced: bool) -> None:
-        """The summary of a session's history was refused.
+        """Alert that the summary of a session's history was refused.
 
         Once a day for the same rule in the same app: a tight limit refuses many sessions.
         """
@@ -705,7 +705,7 @@ class Alarms:
         self._send_once(Alert("compaction", key, "warning" if enforced else "info", text, facts, now), _DAY)
 
     def threshold(self, reached: Fired) -> None:
-        """A share of a budget is spent. The ledger says so once per period, to one worker."""
+        """Alert that a share of a budget is spent. The ledger says so once per period, to one worker."""
         status, percent = reached.status, reached.threshold.percent
         text = (
             f"{percent:.0%} of the budget of {status.scope} is spent: {_figure(status.unit, status.spent)} of "
@@ -723,7 +723,7 @@ class Alarms:
         )
 
     def burning(self, reached: Fired, burn: Burn) -> None:
-        """A budget is spent too fast to last. The ledger says so once per period, to one worker."""
+        """Alert that a budget is spent too fast to last. The ledger says so once per period, to one worker."""
         status, now = reached.status, self._clock()
         facts: dict[str, Fact] = {
             **_facts_of(status),
@@ -737,7 +737,7 @@ class Alarms:
         self._alerts.send(Alert("burn_rate", key, "warning", burn_words(status.scope, status, burn, now), facts, now))
 
     def grown(self, finding: Finding, info: RunInfo, agent: str, at: float) -> None:
-        """The prompts of a session have grown. Sent once per session."""
+        """Alert that the prompts of a session have grown. Sent once per session."""
         session = "/".join(filter(None, (info.app, info.user, info.session)))
         text = (
             f"the prompts of {agent or info.app} in {session or info.run} are {finding.observed} times as large as "
@@ -759,7 +759,7 @@ class Alarms:
         )
 
     def extended(self, statuses: list[BudgetStatus], keys: list[str]) -> None:
-        """More was granted: alerts about these budgets are over, and may be sent again."""
+        """End the alerts about budgets that were extended; they may be sent again."""
         for status, account in zip(statuses, keys, strict=True):
             text = f"the budget of {status.scope} is now {_amount(status.unit, status.limit)}"
             self._resolve(
@@ -767,7 +767,7 @@ class Alarms:
             )
 
     def store(self, error: Exception | None) -> None:
-        """The store is away, was replaced, or is back (no error).
+        """Alert that the store is away, was replaced, or is back (no error).
 
         No store can say which worker sends this: every one does.
         """
@@ -805,7 +805,7 @@ class Alarms:
         self._alerts.send(Alert("outage", f"dropped {name} {count}", "critical", text, facts, self._clock()))
 
     def cap(self, scope: str, unit: str, wrong: str) -> None:
-        """A cap function gives no cap for a scope, or gives one again (nothing is wrong)."""
+        """Alert that a cap function gives no cap for a scope, or gives one again (nothing is wrong)."""
         text = f"no cap in {unit} for {scope}: {wrong}" if wrong else f"the cap in {unit} of {scope} is known again"
         alert = Alert(
             "outage",
@@ -826,7 +826,7 @@ class Alarms:
         self._send_once(alert, _DAY) if is_open else self._resolve(alert)
 
     def switched(self, scope: str, stop: Stop | None) -> None:
-        """The kill switch was thrown, or taken back."""
+        """Alert that the kill switch was thrown, or taken back."""
         text = f"{stop.actor} stopped {scope}{stop.because}" if stop is not None else f"{scope} may run again"
         facts: dict[str, Fact] = (
             {"scope": scope, "actor": stop.actor, "reason": stop.reason} if stop is not None else {"scope": scope}
@@ -1029,7 +1029,7 @@ def _log_trip(trip: Trip, finding: Finding) -> None:
 
 
 def _log_decision(decided: Decided) -> None:
-    """Findings about money and context are warnings. All others are logged at INFO. Trips have a line of their own."""
+    """Log findings about money and context as warnings, all others at INFO. Trips have a line of their own."""
     finding, action = decided.finding, decided.decision.action
     if action is Action.STOP:
         return

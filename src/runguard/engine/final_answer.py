@@ -81,7 +81,7 @@ class LastAnswers:
             context.sink.on_decided("a last answer", self.would_answer)
 
     async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
-        """Hold the price of the last call beside an ordinary call. Returns why the ordinary one has to be refused."""
+        """Hold the price of the last call beside an ordinary call. Return why the ordinary one has to be refused."""
         closing = _closing_of(run)
         if closing is None:
             closing = run.set_aside = Closing(asked=event)
@@ -149,7 +149,7 @@ class LastAnswers:
         return cost, tokens + self._output
 
     def _say(self, run: Run, event: ModelCall, why: str) -> None:
-        """The run goes on without a last answer. Reported once."""
+        """Report once that the run goes on without a last answer."""
         found = Finding("budget", Action.WARN, 0, 1, "last answers", "run", "", "last answer", why)
         self._deciding.decide(run, run.lanes[ROOT_LANE], event, found)
         if self._reports:
@@ -158,7 +158,7 @@ class LastAnswers:
     # ---- the call itself --------------------------------------------------------------------------------------------
 
     def may_answer(self, run: Run, lane: Lane, event: ModelCall, trip: Trip | None) -> bool:
-        """Whether this stop of the run ends with an answer of the agent that is about to call its model."""
+        """Return whether this stop of the run ends with an answer of the agent that is about to call its model."""
         closing = _closing_of(run)
         if not self._deciding.enforces or trip is None or run.stopped is not trip:
             return False
@@ -169,8 +169,8 @@ class LastAnswers:
         return run.deadline is None or run.deadline.observe(replace(event, at=self._clock())) is None
 
     async def take(self, run: Run, event: ModelCall) -> Charge | None:
-        """The charge of the last call, once per run; None where it cannot be paid. ``event``: the request as it is
-        sent, without tools and with the instruction.
+        """Return the charge of the last call, once per run; None where it cannot be paid. ``event``: the request as it
+        is sent, without tools and with the instruction.
         """
         closing = _closing_of(run)
         if closing is None or closing.is_taken:
@@ -217,7 +217,7 @@ class LastAnswers:
         return charge
 
     def would_answer(self, decided: Decided) -> None:
-        """In shadow mode: report once per run that a stop would have ended with a last answer, and what it would have
+        """Report once per run, in shadow mode, that a stop would have ended with a last answer, and what it would have
         cost at most.
         """
         run, finding, trip = decided.run, decided.finding, decided.decision.trip
@@ -240,7 +240,7 @@ class LastAnswers:
             )
 
     def drop(self, run: Run) -> None:
-        """The run has ended or paused: nothing is held for it any more."""
+        """Give back what is held for a run that has ended or paused."""
         closing = _closing_of(run)
         if closing is None:
             return
@@ -272,7 +272,7 @@ def _is_old(held: Charge) -> bool:
 
 
 def _is_called(lane: Lane | None) -> bool:
-    """Whether a model has called the agent of this lane: its caller gives the answer."""
+    """Return whether a model has called the agent of this lane: its caller gives the answer."""
     while lane is not None:
         if lane.delegate:
             return True

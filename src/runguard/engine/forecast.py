@@ -49,7 +49,7 @@ class Forecasts:
 
 
 def run_forecast(run: Run, accounts: Accounts, now: float) -> Facts | None:
-    """The nearest cap, window and price tier of a run, each with the calls that still fit; None for too few calls."""
+    """Return the nearest cap, window and price tier of a run, each with the calls that fit; None for too few calls."""
     calls = [call for call in accounts.spending.recent_of(run.run_costs) if call[3].calls]
     if len(calls) < LEAST_CALLS:
         return None
@@ -72,7 +72,7 @@ def _nearest(found: Any) -> Facts | None:
 
 
 def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts]:
-    """The caps of the run alone: of its budgets, and of its model calls."""
+    """Yield the caps of the run alone: of its budgets, and of its model calls."""
     cost = _cost_trend(calls, is_flat=is_flat)
     tokens = trend_of([entry.input + entry.output for *_, entry in calls], is_flat=is_flat)
     one = Trend(1, 0, 1)
@@ -90,7 +90,7 @@ def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts
 
 
 def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[tuple[str, Facts]]:
-    """The window and the next higher price of the model of one agent."""
+    """Yield the window and the next higher price of the model of one agent."""
     _, agent, model, last = calls[-1]
     prompts = [entry.input for *_, entry in calls]
     if len(prompts) < LEAST_CALLS:
@@ -106,7 +106,7 @@ def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[
 
 
 def _cost_trend(calls: list[RecentCall], *, is_flat: bool) -> Trend | None:
-    """The cost of calls; None where one has no price."""
+    """Return the cost of calls; None where one has no price."""
     if any(entry.unpriced for *_, entry in calls):
         return None
     return trend_of([entry.nano for *_, entry in calls], is_flat=is_flat)

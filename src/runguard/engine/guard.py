@@ -215,7 +215,7 @@ class Guard(GuardContext):
     # ---- before and after -------------------------------------------------------------------------------------------
 
     def check(self, event: Question) -> Decision:
-        """May this happen? After a stop the answer stays no."""
+        """Say whether this may happen. After a stop the answer stays no."""
         if self._calls_to_time > 0:
             return self._timed(Guard.check, event)
         run = self.runs[event.run]
@@ -688,7 +688,7 @@ class Guard(GuardContext):
         return self.faults.count
 
     def stop_text(self, trip: Trip) -> str:
-        """What the end user reads after a stop."""
+        """Return what the end user reads after a stop."""
         given: Any = self.policy.stop_text
         if callable(given):
             given = self.faults.attempt("stop_text", given, trip)
@@ -785,7 +785,7 @@ class Controls:
         return list(self._in_charge.trips)
 
     def snapshot(self) -> dict[str, Any]:
-        """What runs now: calls, tokens, prompt growth, breakers. Plain data."""
+        """Return what runs now: calls, tokens, prompt growth, breakers. Plain data."""
         return self._in_charge.snapshot()
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
@@ -796,7 +796,7 @@ class Controls:
         return self._in_charge.accounts.spend(scope)
 
     def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
-        """Every budget as it stands: spent, reserved and limit apart."""
+        """Return every budget as it stands: spent, reserved and limit apart."""
         return self._in_charge.accounts.budgets(scope)
 
     def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
@@ -807,7 +807,7 @@ class Controls:
         return self._in_charge.accounts.extend(scope, usd, tokens, calls)
 
     def stop(self, scope: str, *, actor: str | None = None, reason: str | None = None) -> None:
-        """The kill switch: ``stop("user:docs/alice", actor="ops", reason="...")``; a run, session, user, app or "all".
+        """Stop a run, session, user, app or "all": ``stop("user:docs/alice", actor="ops", reason="...")``.
 
         ``actor``: who stops the scope; None: the user of this system. Model calls in flight are ended, new ones and new
         runs are refused until ``resume``; with a shared store, by every worker.
@@ -819,7 +819,7 @@ class Controls:
         self._in_charge.release_switch(scope)
 
     def stops(self) -> list[Stop]:
-        """The stops in force."""
+        """Return the stops in force."""
         return self._in_charge.operator_stops.in_force()
 
     def flush(self, seconds: float = 2.0) -> bool:
@@ -865,17 +865,17 @@ class OperatorStops:
                 self._accounts.switch.load(text)
 
     def in_force(self) -> list[Stop]:
-        """The stops of the store as it is now."""
+        """Return the stops of the store as it is now."""
         self._accounts.ledger.refresh_now()
         return list(self._accounts.switch.stops.values())
 
     def on_control(self, text: str) -> None:
-        """The control document of the store has changed: read its stops and breakers."""
+        """Read the stops and breakers of the store's control document, which has changed."""
         self._accounts.switch.load(text)
         self._breakers.load(json.loads(text or "{}"))
 
     def _enforce(self) -> None:
-        """The list of stops has changed. Called from any thread."""
+        """Apply the changed list of stops. Called from any thread."""
         stopped: list[Run] = []
         for run in list(self._runs.values()):
             stop = self._accounts.switch.of(scopes_of(run.info)) if run.stopped is None else None

@@ -89,7 +89,7 @@ class Expectations:
         self._logged: set[str] = set()
 
     def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
-        """How many input tokens a request may have: the policy's limit, or the model's window; None if unknown.
+        """Return how many input tokens a request may have: the policy's limit, or the model's window; None if unknown.
 
         ``quiet``: do not log that it is unknown.
         """
@@ -127,7 +127,7 @@ class Expectations:
         return ASSUMED_OUTPUT
 
     def guess(self, charge: Charge, streamed_tokens: int, streaming: bool) -> Usage:
-        """An estimate for a call that was sent and never reported its usage: its prompt, and a typical answer."""
+        """Estimate the usage of a call that was sent and never reported it: its prompt, and a typical answer."""
         output = streamed_tokens
         if not streaming:
             output = max(output, self.typical(charge.model))
@@ -136,7 +136,7 @@ class Expectations:
         return Usage(input=charge.input, output=output, audio=charge.audio)
 
     def typical(self, model: str, limit: int | None = None) -> int:
-        """The mean size of recent answers of a model, at most ``limit``."""
+        """Return the mean size of recent answers of a model, at most ``limit``."""
         output = self._typical.get(model, _TYPICAL_OUTPUT)
         return output if limit is None else min(output, limit)
 
@@ -233,7 +233,7 @@ class Settlement:
         return fired
 
     def _entry(self, charge: Charge, usage: Usage, model: str, nano: int | None, estimated: bool, free: bool) -> Entry:
-        """What a call took, in tokens and at its price."""
+        """Return what a call took, in tokens and at its price."""
         if charge.is_tool:
             return Entry(nano=nano or 0, estimated=int(estimated), tool_calls=1, tool_nano=nano or 0)
         rates = charge.rates
@@ -266,20 +266,20 @@ class Settlement:
         )
 
     def _record(self, charge: Charge, before: Earlier | None) -> Record | None:
-        """The record of a settlement. A call that a layer around this one owns is recorded there."""
+        """Return the record of a settlement. A call that a layer around this one owns is recorded there."""
         if charge.booked is None or charge.around:
             return None
         return "call", charge.run_costs.info.run, json.dumps(record_of(charge, before))
 
     def _close_hold(self, hold: Hold, amount: Amount, record: Record | None = None) -> None:
-        """After a fault: settle once more. A hold that the ledger cannot settle stays, and is charged when it expires:
+        """Settle once more after a fault. A hold that the ledger cannot settle stays, and is charged when it expires:
         the call was sent, so its money is never given back.
         """
         if hold.is_open:
             self.ledger.settle(hold, amount, None, record)
 
     def close(self, charge: Charge, usage: Usage | None = None) -> None:
-        """After a fault: book an estimate, which is what was held, or its share where the usage is known."""
+        """Book an estimate after a fault, which is what was held, or its share where the usage is known."""
         hold = charge.hold
         amount = NOTHING if hold is None else hold.amount if usage is None else _share(charge, usage)
         taken, before = usage or Usage(input=charge.input), (charge.booked, charge.entry) if charge.booked else None
@@ -297,7 +297,7 @@ class Settlement:
     def _look(
         self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
     ) -> None:
-        """Whether what was booked reaches a threshold, or a budget is spent too fast."""
+        """Report the thresholds that were reached, and the budgets that are spent too fast."""
         if on_booked is not None:
             on_booked()
         burning = self.burn_watch.look(charge.lines) if charge.lines.may_burn else ()
@@ -312,7 +312,7 @@ class Settlement:
         return rates if isinstance(rates, Rates) else charge.rates
 
     def release(self, charge: Charge) -> None:
-        """The call was never sent: nothing was spent."""
+        """Give back what is held for a call that was never sent."""
         if charge.over:
             return
         try:
@@ -333,7 +333,7 @@ class Settlement:
 
 
 def _share(charge: Charge, usage: Usage) -> Amount:
-    """What a call took of what was held for it, by its tokens alone: for want of a price."""
+    """Estimate the cost from the share of reserved tokens that was used, for calls without a price."""
     tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
     return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 0 if charge.is_tool else 1
 
@@ -388,9 +388,7 @@ class Accounts(Settlement):
         self._reserver = Reserver(self)
 
     def adopt_shared_budgets(self, heir: "Accounts") -> None:
-        """Another policy is in force: its budgets replace those that several runs share. A run keeps the limits it
-        began with.
-        """
+        """Replace the budgets that runs share by those of a new policy. Runs keep the limits they began with."""
         self.finder.adopt_shared(heir.finder)
         for run_costs in list(self.spending.costs_by_run.values()):
             run_costs.lines.clear()
@@ -408,7 +406,7 @@ class Accounts(Settlement):
                 self.ledger.forget(own)
 
     def account_lines(self, run_costs: RunCosts, event: ModelCall) -> AccountLines:
-        """The accounts that a call would go on, with their budgets and limits."""
+        """Return the accounts that a call would go on, with their budgets and limits."""
         return self.finder.of_call(run_costs, event)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
@@ -573,7 +571,7 @@ class Accounts(Settlement):
         return True
 
     def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
-        """No account can be opened: no paid call without one, unless the policy goes on and books later."""
+        """Refuse a call for which no account can be opened, unless the policy goes on and books later."""
         self.outages[self.policy.on_outage] += 1
         self._reserver.store_is(error)
         if self.policy.on_outage == "closed":
@@ -581,7 +579,7 @@ class Accounts(Settlement):
         return self.uncounted(charge), None
 
     def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
-        """The cap is unknown: refuse paid calls. ``on_guard_error`` and ``on_outage`` do not apply."""
+        """Refuse a call whose cap is unknown. ``on_guard_error`` and ``on_outage`` do not apply."""
         return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
 
     def uncounted(self, charge: Charge) -> Charge:
@@ -602,8 +600,9 @@ class Accounts(Settlement):
 
     @staticmethod
     def has_come_true(possible_refusal: Denied, kept: Amount = NOTHING) -> bool:
-        """Whether more was spent in the end than the budget that had seemed too small allows. ``kept``: not to be spent
-        by ordinary calls.
+        """Return whether more was spent in the end than the budget that had seemed too small allows.
+
+        ``kept``: what ordinary calls may not spend.
         """
         refusal = possible_refusal.refusal
         if refusal is None:
@@ -664,7 +663,7 @@ class Accounts(Settlement):
         return [status for status, _ in moved]
 
     def budgets(self, scope: str | None = None, *, as_known_here: bool = False) -> list[BudgetStatus]:
-        """Every budget with its figures. ``as_known_here``: as last reported, without asking the store."""
+        """Return every budget with its figures. ``as_known_here``: as last reported, without asking the store."""
         asked = self.ledger.known if as_known_here else self.ledger.accounts
         accounts = asked() if scope is None or as_known_here else self.ledger.find(scope)
         now = self.ledger.period_time(self.clock())  # as the store has just reported it
@@ -681,7 +680,7 @@ class Accounts(Settlement):
         ]
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
-        """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
+        """Return what was spent in a scope as budgets name it; None: in all. Also per agent, model and tool."""
         return self.spending.of_scope(scope)
 
 
@@ -723,7 +722,7 @@ class Reserver:
     async def reserve(
         self, charge: Charge, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
     ) -> tuple[Charge | None, Denied | None]:
-        """The charge with its hold, or why not; both where nothing is enforced. Raises UnknownCapError."""
+        """Return the charge with its hold, or why not; both where nothing is enforced. Raise UnknownCapError."""
         lines, denied = charge.lines, None
         if (unpriced := refused_as_unpriced(charge, self._policy)) is not None:
             denied = Denied(unpriced=unpriced)
@@ -773,7 +772,7 @@ class Reserver:
     async def _look_on(
         self, charge: Charge, event: ModelCall, denied: Denied, refusal: Refusal
     ) -> tuple[Hold | Refusal, Denied | None]:
-        """In shadow mode the call is made. Return its hold, and the refusal where an enforcing guard would refuse."""
+        """Return the hold of a call that shadow mode lets through, and why an enforcing guard would refuse it."""
         left = self._waits.patience
         while charge.lines.names:
             opening = self._waits.opening(charge.lines, refusal, left, others_settle=refusal.wait_helps)
@@ -796,8 +795,8 @@ class Reserver:
         return await self._ask(charge, event, force=True), denied
 
     def _denied_meanwhile(self, charge: Charge) -> Denied | None:
-        """What the store reported with the reservation: a threshold that stops was reached, or the kill switch was
-        thrown.
+        """Return what the store reported with the reservation: a threshold that stops was reached, or the kill switch
+        was thrown.
         """
         late = over_threshold(charge.lines) if charge.lines.may_stop else None
         stop = self._switch.of(scopes_of(charge.run_costs.info)) if self._switch.stops else None
@@ -818,7 +817,7 @@ class Reserver:
         raise StoreOutage(f"{self._ledger.name}: its clock moves faster than it answers")
 
     def _ttl(self, charge: Charge) -> float:
-        """After how long a hold is charged that was neither settled nor released: its worker has crashed."""
+        """Return after how long a hold is charged that was neither settled nor released: its worker has crashed."""
         if not charge.stands:
             return self._policy.hold_seconds
         return STANDING_S if self._ledger.is_shared else math.inf
@@ -896,7 +895,7 @@ class Reserver:
         return self._is_over_meanwhile(charge, event, denied)
 
     def _is_over_meanwhile(self, charge: Charge, event: ModelCall, denied: Denied) -> bool:
-        """After a wait: find the accounts of now. Return whether one of them has reached a threshold that stops."""
+        """Find the accounts of now, after a wait. Return whether one of them has reached a threshold that stops."""
         charge.bound = event.bound
         self._find_again(charge, event)
         over = over_threshold(charge.lines)
@@ -931,7 +930,7 @@ class Reserver:
 
 
 def _group_of(charge: Charge, denied: Denied) -> BudgetGroup:
-    """The budgets of the account that refused."""
+    """Return the budgets of the account that refused."""
     assert denied.refusal is not None
     lines = charge.lines
     return next(group for a, group in zip(lines.accounts, lines.groups, strict=True) if a is denied.refusal.account)
@@ -949,7 +948,7 @@ def refused_as_unpriced(charge: Charge, policy: Policy) -> Unpriced | None:
 
 
 def affordable_output(charge: Charge, refusal: Refusal, useful: int) -> int | None:
-    """The most output the rest can pay, or None when that is less than is ``useful``."""
+    """Return the most output the rest can pay, or None when that is less than is ``useful``."""
     usd, tokens, calls = refusal.room
     output = charge.max_output
     if isinstance(charge.rates, Rates) and charge.lines.in_usd:
@@ -962,8 +961,8 @@ def affordable_output(charge: Charge, refusal: Refusal, useful: int) -> int | No
 
 
 def take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
-    """What the call may take is not known, and it asked for the whole cap: what is left will do, if it is as much as
-    the call needs at least.
+    """Let a call whose cost is not known, and which asked for the whole cap, take what is left. Return whether that is
+    as much as the call needs at least.
     """
     assert event.bound is not None
     usd, tokens = event.bound
@@ -983,8 +982,8 @@ def take_the_rest(charge: Charge, event: ModelCall, refusal: Refusal) -> bool:
 
 
 def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int) -> bool:
-    """For a shadow, which cannot wait for other calls' holds nor ask for a shorter answer: what enforcing would come
-    to.
+    """Return whether an enforcing guard would refuse. A shadow cannot wait for other calls' holds nor ask for a shorter
+    answer.
     """
     if refusal.wait_helps:
         return False
@@ -997,7 +996,7 @@ def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int
 
 
 def over_threshold(lines: AccountLines) -> Denied | None:
-    """A budget that has reached a threshold which stops."""
+    """Return why a call is denied where a budget has reached a threshold that stops."""
     for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
         for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.stops else ():
             for threshold in thresholds:
@@ -1010,7 +1009,7 @@ def over_threshold(lines: AccountLines) -> Denied | None:
 
 
 def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:
-    """The thresholds that fire now."""
+    """Yield the thresholds that fire now."""
     for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
         alert_usd, alert_tokens, alert_calls = account.alert
         if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
@@ -1018,7 +1017,7 @@ def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:
 
 
 def _fire(ledger: Ledger, account: Account, group: BudgetGroup, limits: list[Amount]) -> Iterator[Fired]:
-    """The thresholds that are reached, each against its own budget; and when to look again."""
+    """Yield the thresholds that are reached, each against its own budget; note when to look again."""
     following, granted = list(NO_LIMIT), account.granted
     # read once: while the store is asked below, the late reply of an earlier call may set the account back
     spent = account.spent

@@ -146,7 +146,7 @@ class CacheWatch:
 
 
 def changed_parts(before: PromptParts | None, now: PromptParts | None) -> set[str]:
-    """The parts of a prompt that differ from those of the prompt before. New contents at its end change nothing."""
+    """Return the parts of a prompt that differ from those of the one before. New contents at its end change nothing."""
     if before is None or now is None:
         return set()
     pairs = {

@@ -197,11 +197,11 @@ class ProviderWaits:
 
 
 def _gate_key(call: ModelCall | Charge) -> str:
-    """The model, or the callable where its model is unknown."""
+    """Return the model, or the callable where its model is unknown."""
     return normalise(call.model) if call.model else call.agent
 
 
 def _says_nothing(error: BaseException | None) -> bool:
-    """Whether a failure leaves open if the provider takes calls again: it was cancelled, lost, or is overloaded."""
+    """Return whether a failure leaves open if the provider takes calls again: it was cancelled, lost, or overloaded."""
     status = provider_status(error) if isinstance(error, Exception) else None
     return status is None or status == 429 or status >= 500

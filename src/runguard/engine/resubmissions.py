@@ -83,7 +83,7 @@ class Resubmissions:
     # ---- a run starts -----------------------------------------------------------------------------------------------
 
     def begin(self, run: Run) -> None:
-        """A run starts: judge it by what this process knows, and look what others know."""
+        """Judge a run that starts by what this process knows, and look what others know."""
         if not run.info.input:
             return
         self._judge(run)
@@ -155,7 +155,7 @@ class Resubmissions:
     # ---- a run works and ends ---------------------------------------------------------------------------------------
 
     def saw(self, run: Run, event: ToolResults) -> None:
-        """Tools have answered: remember in which failure they ended. Work that goes on ends none."""
+        """Remember in which failure tools have ended. Work that goes on ends none."""
         if not run.info.input:
             return
         if event.progress:
@@ -169,7 +169,7 @@ class Resubmissions:
                 run.last_failure = LastFailure(digest(f"{answer.tool}\0{answer.failure}").hex(), is_outage)
 
     def end(self, run: Run) -> None:
-        """A run has ended."""
+        """Remember how a run has ended."""
         self.busy.discard(run.info.run)
         if not run.info.input:
             return
@@ -188,7 +188,7 @@ class Resubmissions:
 
 
 def _end_of(run: Run, now: float) -> RunEnd | None:
-    """How a run ended. None: in a way that says nothing about its input."""
+    """Return how a run ended. None: in a way that says nothing about its input."""
     failure = run.last_failure
     # in shadow mode nothing stops: what would have stopped the whole run counts
     trip = run.stopped or next((one for one in run.trips if not one.enforced and one.scope == "run"), None)
@@ -204,7 +204,7 @@ def _end_of(run: Run, now: float) -> RunEnd | None:
 
 
 def _name(info: RunInfo) -> str:
-    """Of one input, user and app: one user's documents refuse nobody else's."""
+    """Return the name of one input of a user and app: one user's documents refuse nobody else's."""
     return digest(json.dumps([info.app, info.user, info.input.hex()])).hex()
 
 

@@ -49,7 +49,7 @@ ENDED_KEPT: Final = 256  # runs that were stopped or have ended: their invocatio
 
 
 def run_name(invocation_id: str, messages: int) -> str:
-    """The run of an invocation.
+    """Return the name of the run of an invocation.
 
     A further message of the user begins a new run, also where ADK goes on under the same invocation id.
     """
@@ -87,12 +87,12 @@ class Pauses:
         return self._waiting.get(run_id) or self._ended.get(run_id)
 
     def belongs_to_others(self, info: RunInfo) -> bool:
-        """Whether a run of this name is another session's. Clients may send any invocation id."""
+        """Return whether a run of this name is another session's. Clients may send any invocation id."""
         known = self._guard.runs.get(info.run) or self.find(info.run)
         return known is not None and _owner(known.info) != _owner(info)
 
     def keep(self, run_id: str, *, waits: bool, keys: Iterable[str] = ()) -> "Future[None] | None":
-        """A run has paused, or has ended and may be run again.
+        """Keep a run that has paused, or that has ended and may be run again.
 
         ``waits``: for an answer to a question. ``keys``: what ``named`` will be asked for, where the framework that
         resumes the run does not know its name. Returns when its record is written.
@@ -154,7 +154,7 @@ class Pauses:
         return max(found)[1] if found else ""
 
     def forget(self, keys: Iterable[str], info: RunInfo) -> None:
-        """A new run begins under these keys: those before cannot be resumed any more."""
+        """Forget the runs under these keys, where a new run begins."""
         for key in keys:
             with self._lock:
                 known = self._names.pop(_owned(info, key), None)
@@ -179,7 +179,7 @@ class Pauses:
         guard.sink.tell("run dropped", run)
 
     def discard(self, info: RunInfo) -> None:
-        """This run cannot be resumed any more."""
+        """Forget a run that cannot be resumed any more."""
         run = self._take(info)
         if run is not None:
             self._drop(run, False)
@@ -194,8 +194,9 @@ class Pauses:
             return run
 
     async def latest(self, info: RunInfo) -> dict[str, Any] | None:
-        """The store's last record of a run, from whichever worker; None when there is none. Raises ``StoreOutage`` and
-        ``StoreError``.
+        """Return the store's last record of a run, from whichever worker; None when there is none.
+
+        Raise ``StoreOutage`` and ``StoreError``.
         """
         kept = self.find(info.run)
         if kept is not None and kept.written is not None and not kept.written.done():
@@ -205,7 +206,7 @@ class Pauses:
         return found[-1] if found else None
 
     def resume(self, info: RunInfo, record: Mapping[str, Any] | None = None) -> Run | None:
-        """The run goes on: with what is kept here, and with what other workers have counted since. None when it
+        """Go on with a run: with what is kept here, and with what other workers have counted since. Return None when it
         is unknown.
 
         ``record``: the store's last one. Raises ``StoreError`` when it cannot be read.
@@ -242,7 +243,7 @@ class Pauses:
 
 
 def _is_written(run: Run, done: "Future[None]") -> None:
-    """The future is not needed any more. It holds on to the task that waited for it, and to all that the task knows."""
+    """Drop a future that is done. It holds on to the task that waited for it, and to all that the task knows."""
     if run.written is done:  # else the run has paused again
         run.written = None
 
@@ -257,7 +258,7 @@ def _owned(info: RunInfo, key: str) -> str:
 
 
 def _renew_limits(run: Run, info: RunInfo) -> None:
-    """A run keeps the limits and labels it began with; those named anew with the resume win."""
+    """Keep the limits and labels that a run began with; those named anew with the resume win."""
     if info.max_usd is None and info.max_tokens is None and not info.labels and info.ceiling == (None, None):
         return
     known, run_costs = run.info, run.run_costs
@@ -270,7 +271,7 @@ def _renew_limits(run: Run, info: RunInfo) -> None:
 
 
 def _records(session: StoreSession, run_id: str) -> list[dict[str, Any]]:
-    """What the store has recorded about a run, oldest first."""
+    """Return what the store has recorded about a run, oldest first."""
     found = []
     for _, text in session.about("run", run_id):
         try:
@@ -317,12 +318,12 @@ def dump_run(run: Run) -> dict[str, Any]:
 
 
 def _belongs_to(record: Mapping[str, Any], info: RunInfo) -> bool:
-    """Whether a record tells of a run of the same session: clients may send any invocation id."""
+    """Return whether a record tells of a run of the same session: clients may send any invocation id."""
     return (record.get("app"), record.get("user"), record.get("session")) == _owner(info)
 
 
 def _pauses_of(record: Mapping[str, Any]) -> int:
-    """How often the run had paused when the record was written. ``StoreError`` when that cannot be read."""
+    """Return how often the run had paused when the record was written. Raise ``StoreError`` when it cannot be read."""
     try:
         return int(record[CARRIED]["pauses"])
     except (KeyError, TypeError, ValueError):
@@ -382,7 +383,7 @@ def _count(value: Any) -> int:
 
 
 def _load_limits(run: Run, carried: Mapping[str, Any]) -> None:
-    """A run keeps the limits and labels it began with; those named anew with the resume win."""
+    """Keep the limits and labels that a run began with; those named anew with the resume win."""
     info = run.info
     calls, usd, tokens = carried["limits"]
     info.max_usd = usd if info.max_usd is None else info.max_usd
@@ -444,7 +445,7 @@ def begin_unsure(guard: "Guard", info: RunInfo, error: Exception) -> Run:
 
 
 async def review_stops(guard: "Guard", run: Run) -> None:
-    """A run is resumed: lift the stops whose cause is gone, and stop it when the kill switch was thrown meanwhile.
+    """Lift the stops of a resumed run whose cause is gone, and stop it when the kill switch was thrown meanwhile.
 
     A run stays stopped until its budget is extended. A stop of the kill switch is lifted when an operator has taken it
     back, and a stop because of an outage when the store answers again. Every other stop holds for the whole run: the
@@ -479,7 +480,7 @@ async def _is_over(guard: "Guard", run: Run, trip: Trip) -> bool:
 
 
 async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
-    """The caps in force on the scope that stopped a run: what the policy allows, and what was granted on top."""
+    """Return the caps in force on the scope that stopped a run: what the policy allows, and what was granted on top."""
     accounts, ledger = guard.accounts, guard.accounts.ledger
     agent = trip.agent_path[-1] if trip.agent_path else ""
     run.run_costs.lines.clear()  # caps may be functions
@@ -542,7 +543,7 @@ class RunRecords:
         return written
 
     def signs_of_life(self) -> Iterator[tuple[str, str]]:
-        """The runs of this process and their figures. After a fork, the parent reports its own runs."""
+        """Yield the runs of this process and their figures. After a fork, the parent reports its own runs."""
         now, here = self._context.clock(), os.getpid()
         for run in [run for run in list(self._context.runs.values()) if run.pid == here]:
             yield run.info.run, json.dumps(self._context.facts_of(run, now), default=str)

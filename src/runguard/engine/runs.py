@@ -181,7 +181,7 @@ class Lane(Stoppable):
             self.book, self.first_key = above.book, above.first_key
 
     def others(self, tool: str) -> list[str]:
-        """The tools that an agent could use instead of this one."""
+        """Return the tools that an agent could use instead of this one."""
         out = (tool, *self.withheld)
         return [name for name in self.offered if name not in out and name not in FRAMEWORK_TOOLS]
 
@@ -201,7 +201,7 @@ class Lane(Stoppable):
         self.by_event = dispatch(detectors)
 
     def owner(self, finding: Finding) -> "Lane | None":
-        """The nearest lane that runs beside others: a stop ends it. Without such a lane a stop ends the run."""
+        """Return the nearest lane that runs beside others: a stop ends it. Without such a lane a stop ends the run."""
         is_handoff = finding.rule == "handoff" or finding.unit == HANDOFF_ROUNDS
         lane: Lane | None = self.cycle_of or self if is_handoff else self
         while lane is not None and not lane.concurrent:
@@ -353,11 +353,11 @@ class Run(Stoppable):
         self.detectors = [d for d in whole if d is not None]
 
     def lane(self, key: str) -> Lane:
-        """The lane of this name, or the root lane when it is not open."""
+        """Return the lane of this name, or the root lane when it is not open."""
         return self.lanes.get(key) or self.lanes[ROOT_LANE]
 
     def go_on(self, at: float) -> None:
-        """The run is resumed. The time since its pause does not count."""
+        """Resume the run. The time since its pause does not count."""
         idle = max(at - self.paused_at, 0.0)
         self.started += idle
         every = [*self.detectors, *(detector for lane in self.lanes.values() for detector in lane.detectors)]
@@ -366,7 +366,7 @@ class Run(Stoppable):
             detector.skip(idle)
 
     def stops_in_force(self) -> list[Trip]:
-        """The stops of the run and of its lanes, each once."""
+        """Return the stops of the run and of its lanes, each once."""
         found = [self.stopped, *(lane.stopped for lane in self.lanes.values()), *self.cut_off.values()]
         return list({trip.id: trip for trip in found if trip is not None}.values())
 
@@ -382,7 +382,7 @@ class Run(Stoppable):
             self.cut_off[name] = None
 
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Counts, money and growth as plain data."""
+        """Return counts, money and growth as plain data."""
         growth: dict[str, float] = {}
         for lane in list(self.lanes.values()):
             for detector in lane.detectors:
@@ -422,12 +422,12 @@ class Run(Stoppable):
 
 
 def retired_name(key: str) -> str:
-    """A lane's name without the ids of the calls that opened it: the next call of the same agent has the same name."""
+    """Return a lane's name without the ids of the calls that opened it: the agent's next call has the same name."""
     return "/".join(part.split("@", 1)[0] for part in key.split("/"))
 
 
 def is_lasting(key: str) -> bool:
-    """Whether the next run of the session will have this lane again.
+    """Return whether the next run of the session will have this lane again.
 
     Lanes of calls and of nested runners are named by numbers.
     """
@@ -459,7 +459,7 @@ class ToolBills:
 
 
 def lane_rungs_of(policy: Policy) -> dict[str, Rungs]:
-    """The rungs of the rules that look at one lane, without rules that have none."""
+    """Return the rungs of the rules that look at one lane, without rules that have none."""
     names = (
         "repetition",
         "no_news",
@@ -501,7 +501,7 @@ class LaneRules:
     def detectors(
         self, is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = ""
     ) -> list[Detector]:
-        """One detector of each rule in force.
+        """Return one detector of each rule in force.
 
         ``known``: the prompt sizes of the session. ``place``: the name of the lane in them.
         """
@@ -516,7 +516,7 @@ class LaneRules:
 
 
 def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> list[Callable[[], Detector]]:
-    """How to make the detectors that need to know nothing of their lane but whether a call opened it."""
+    """Return what makes the detectors that need to know nothing of their lane but whether a call opened it."""
     made: list[Callable[[], Detector]] = []
     if "repetition" in rungs:
         made.append(partial(Repetition, rungs["repetition"]))
@@ -679,7 +679,7 @@ _plans: Final[dict[tuple[type, ...], list[tuple[type, _Pick, _Pick, _Pick]]]] = 
 
 
 def dispatch(detectors: Sequence[Detector]) -> dict[type, Observers]:
-    """By kind of event, the detectors that see it."""
+    """Return, by kind of event, the detectors that see it."""
     kinds = tuple([type(detector) for detector in detectors])
     plan = _plans.get(kinds)
     if plan is None:
@@ -801,7 +801,7 @@ class SessionGrowth:
         self.recorded = ""  # what the store has
 
     def dump(self, events: int) -> dict[str, Any]:
-        """As plain data. The agents that were used last are kept."""
+        """Return plain data. The agents that were used last are kept."""
         agents = [[place, agent, *sizes.dump()] for (place, agent), sizes in list(self.sizes.items())]
         return {
             "v": _VERSION,
@@ -851,7 +851,7 @@ class SessionGrowths:
             self._sessions, self._lock = other._sessions, other._lock
 
     def of(self, info: RunInfo) -> SessionGrowth:
-        """The session of a run. A run without a session is a session of its own."""
+        """Return the session of a run. A run without a session is a session of its own."""
         if not info.session:
             return SessionGrowth()
         key = (info.app, info.user, info.session)
@@ -864,8 +864,8 @@ class SessionGrowths:
         return found
 
     async def recall(self, info: RunInfo) -> None:
-        """A run is about to begin: read what other workers know of its session. Waits for the store only where growth
-        can stop the run.
+        """Read what other workers know of the session of a run that is about to begin. Wait for the store only where
+        growth can stop the run.
         """
         if not self._is_shared or not info.session:
             return
@@ -885,7 +885,7 @@ class SessionGrowths:
             return  # the accounts report an outage
 
     def record(self, info: RunInfo, session: SessionGrowth) -> None:
-        """A run has ended: hand what is known of its session to the store."""
+        """Hand what is known of the session of an ended run to the store."""
         if not self._is_shared or not info.session or not (session.sizes or session.recorded):
             return
         text, name = json.dumps(session.dump(self._events)), _session_name(info)

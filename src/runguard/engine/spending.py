@@ -64,7 +64,7 @@ class Spending:
         return run_costs
 
     def end(self, run_costs: RunCosts) -> None:
-        """The run is over: its figures join those of its session, user and app."""
+        """Add the figures of a run that is over to those of its session, user and app."""
         info = run_costs.info
         self.costs_by_run.pop(info.run, None)
         with self._lock:
@@ -76,7 +76,7 @@ class Spending:
             self.history.keep(_HISTORY_KEPT)
 
     def released(self, charge: Charge) -> None:
-        """The call was never sent."""
+        """Close the charge of a call that was never sent."""
         with self._lock:
             charge.run_costs.open.discard(charge)
             charge.over = True
@@ -84,7 +84,7 @@ class Spending:
             uncover(charge.around, charge.home)
 
     def give_up(self, charge: Charge) -> None:
-        """What it took cannot be booked: nothing is held for it any more."""
+        """Close a charge whose cost cannot be booked."""
         with self._lock:
             if not charge.over:
                 charge.over = True
@@ -144,12 +144,12 @@ class Spending:
             charge.booked, charge.entry, charge.over = entry, key, True
 
     def recent_of(self, run_costs: RunCosts) -> list[RecentCall]:
-        """The last calls of a run, the oldest first."""
+        """Return the last calls of a run, the oldest first."""
         with self._lock:
             return list(run_costs.recent)
 
     def of_run(self, run_costs: RunCosts) -> dict[str, Any]:
-        """One run's figures, JSON-ready but for its dollars."""
+        """Return one run's figures, JSON-ready but for its dollars."""
         with self._lock:
             tally: Tally = {}
             add_tally(tally, run_costs.inherited)
@@ -162,7 +162,7 @@ class Spending:
         }
 
     def of_scope(self, scope: str | None) -> dict[str, Any]:
-        """What was spent, in all and per agent, model and tool. A scope as budgets name it, or None for everything."""
+        """Return what was spent in a scope as budgets name it; None: in all. Also per agent, model and tool."""
         if scope is not None and (not isinstance(scope, str) or scope.partition(":")[0] not in _KINDS):
             raise PolicyError(
                 f"spend({scope!r}): give a scope such as 'user:app/alice'; figures are kept by {', '.join(_KINDS)}"
@@ -199,12 +199,12 @@ class History:
         return len(self._recent) + len(self._packed)
 
     def of(self, scope: str) -> Tally:
-        """The figures of a scope, to look at; empty where there are none."""
+        """Return the figures of a scope, to look at; empty where there are none."""
         tally = self._recent.get(scope)
         return tally if tally is not None else self._read(self._packed.get(scope, b""))
 
     def changing(self, scope: str) -> Tally:
-        """The figures of a scope, to be changed in place. The scope counts as used now."""
+        """Return the figures of a scope, to be changed in place. The scope counts as used now."""
         tally = self._recent.get(scope)
         if tally is None:
             data = self._packed.pop(scope, b"")
@@ -305,7 +305,7 @@ Slots = Sequence[tuple[int, Amount]]  # the number of a slot of time, and what w
 
 
 def burn_of(slots: Slots, spent: Amount, cap: int, unit: int, begins: float, now: float, ends: float) -> Burn | None:
-    """How many times as fast as allowed a budget is spent; None where it is not spent too fast.
+    """Return how many times as fast as allowed a budget is spent; None where it is not spent too fast.
 
     Too fast is ``FACTOR`` times as fast as what is left of the period allows, over both a fast and a slow window: a
     short burst, and spending that has calmed down, are not reported.
@@ -346,7 +346,7 @@ class BurnWatch:
         self._reported: LruDict[str, Amount] = LruDict(_ACCOUNTS_KEPT) if before is None else before._reported
 
     def look(self, lines: AccountLines) -> Iterator[Fired]:
-        """The budgets that burn too fast now, each once per period over all workers."""
+        """Yield the budgets that burn too fast now, each once per period over all workers."""
         now = self._ledger.period_time(self._clock())
         for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
             if not group.burns or account.window is None or account.ends is None:
@@ -388,7 +388,7 @@ class BurnWatch:
 
 
 def _limited(limits: Iterable[Amount], granted: Amount) -> Iterator[tuple[int, int, Amount]]:
-    """Each unit that is limited, its cap with extensions, and the amounts of its budget."""
+    """Yield each unit that is limited, its cap with extensions, and the amounts of its budget."""
     for limit in limits:
         for unit, amount in enumerate(limit):
             if amount < UNLIMITED:

@@ -223,7 +223,7 @@ class BudgetMonitor(metaclass=Checked):
             self._count_locked(call, usage.input + usage.output)
 
     def after_model_hook(self) -> Callable[..., None]:
-        """An after-model callback for one agent. It returns None, so that callbacks behind it run too."""
+        """Return an after-model callback for one agent. It returns None, so that callbacks behind it run too."""
 
         def after_model(callback_context: Any = None, llm_response: Any = None) -> None:
             # ADK makes one actions object for each model call and hands it out with every chunk.
@@ -346,7 +346,7 @@ class BudgetMonitor(metaclass=Checked):
         return None if percent is None else (f"{percent:.0%} of {self._max} tokens reached", int(percent * self._max))
 
     def take_nudge(self) -> str:
-        """The notice for the model, or an empty text. Returned once for each time a nudging threshold fires."""
+        """Return the notice for the model once for each time a nudging threshold fires, else an empty text."""
         with self._lock:
             due = [checkpoint for checkpoint in self._checkpoints if checkpoint.nudging]
             for checkpoint in due:
@@ -399,12 +399,12 @@ class BudgetMonitor(metaclass=Checked):
             return tuple(checkpoint.threshold for checkpoint in self._checkpoints)
 
     def thresholds_fired(self) -> int:
-        """How many thresholds have fired in this cycle."""
+        """Return how many thresholds have fired in this cycle."""
         with self._lock:
             return sum(checkpoint.fired for checkpoint in self._checkpoints)
 
     def summary(self) -> dict[str, Any]:
-        """A snapshot as plain data."""
+        """Return a snapshot as plain data."""
         return {
             "max_tokens": self._max,
             "current_tokens": self._tokens,
@@ -450,7 +450,7 @@ class BudgetPolicy(metaclass=Checked):
                 raise InvalidValueError("Threshold(model=…) belongs to a Budget: a BudgetPolicy only counts tokens")
 
     def build_monitor(self) -> BudgetMonitor:
-        """A fresh count under this policy."""
+        """Return a fresh count under this policy."""
         monitor = BudgetMonitor(self.max_tokens)
         for threshold in self.thresholds:
             monitor.add_threshold(threshold)
@@ -464,7 +464,7 @@ class BudgetPolicy(metaclass=Checked):
         recurring: bool = False,
         action: ThresholdAction = "warn",
     ) -> "BudgetPolicy":
-        """A copy with one threshold more."""
+        """Return a copy with one threshold more."""
         return replace(self, thresholds=(*self.thresholds, Threshold(percent, callback, recurring, action)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -473,7 +473,7 @@ class BudgetPolicy(metaclass=Checked):
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """The way back. It imports the modules that callbacks name: read only data that you trust."""
+        """Return the policy of ``to_dict``. This imports modules that callbacks name: read only data that you trust."""
         if not isinstance(data, Mapping):
             raise InvalidValueError(f"a budget policy must be a mapping, not {data!r}")
         if unknown := sorted(str(key) for key in data if key not in ("max_tokens", "thresholds")):

@@ -63,7 +63,7 @@ class Once:
         return call in self._done.get((info.app, info.user, info.session), ())
 
     async def claim(self, info: RunInfo, call: bytes) -> bool | None:
-        """Whether this worker may do it; None when the store does not answer."""
+        """Return whether this worker may do it; None when the store does not answer."""
         if not self._ledger.is_shared:
             return True
         answer: list[str] = []
@@ -194,7 +194,7 @@ class ToolGate:
         return decision
 
     def give_up(self, run: Run, event: ToolCall) -> None:
-        """A call that was refused was not done: its side effect may be tried again."""
+        """Let the side effect of a refused call be tried again: it was not done."""
         effect = self._tools.effect_of(event)
         if effect and run.pending_once.get(effect) == event.id:
             self.settle_once(run, effect, False)
@@ -219,7 +219,7 @@ class ToolGate:
             self._faults.attempt("end of run", self._once.settle, run.info, call, False)
 
     def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
-        """A call of a ``once`` tool has ended: done, or free to be tried again."""
+        """Say how a call of a ``once`` tool has ended: done, or free to be tried again."""
         run.pending_once.pop(effect, None)
         self._once.settle(run.info, effect, done)
 
@@ -234,7 +234,7 @@ class ToolGate:
             self._breakers.report(answer.tool, held[1], True, now, run.info.run)
 
     def report_failure(self, run: Run, tool: str, call_id: str) -> None:
-        """A tool raised or timed out. Nothing else opens its breaker across runs."""
+        """Count that a tool raised or timed out. Nothing else opens its breaker across runs."""
         held = run.permits.pop(call_id, None)
         permit = held[1] if held is not None else Permit(0)  # begun before the breaker existed
         self._breakers.report(tool, permit, False, self._clock(), run.info.run)
@@ -319,12 +319,12 @@ class ToolPrices:
         return ALLOW
 
     def charge_of(self, run: Run, call_id: str) -> Charge | None:
-        """What is held for a call."""
+        """Return what is held for a call."""
         bill = run.bills.open.get(call_id) if run.bills is not None else None
         return bill.charge if bill is not None else None
 
     def settle(self, run: Run, call_id: str, args: object, answer: object) -> None:
-        """The tool was executed. ``answer``: what it returned, or the exception that it raised."""
+        """Book the price of an executed tool. ``answer``: what it returned, or the exception that it raised."""
         bill = run.bills.open.get(call_id) if run.bills is not None else None
         if run.bills is None or bill is None:
             return
@@ -345,13 +345,13 @@ class ToolPrices:
             run.bills.open.pop(call_id, None)  # last: after a fault, the call is still open and closed later
 
     def settle_unknown(self, run: Run, call_id: str) -> None:
-        """The tool was executed and never answered."""
+        """Book the price of a tool that was executed and never answered."""
         bill = run.bills.open.get(call_id) if run.bills is not None else None
         if bill is not None:
             self.settle_at(run, call_id, bill.bound, estimated=callable(bill.price))
 
     def settle_at(self, run: Run, call_id: str, nano: int, *, estimated: bool) -> None:
-        """The tool was executed, and what it cost is known."""
+        """Book the price of an executed tool whose cost is known."""
         bill = run.bills.open.get(call_id) if run.bills is not None else None
         if run.bills is not None and bill is not None:
             self.book(bill.charge, call_id, nano, estimated=estimated)
@@ -367,7 +367,7 @@ class ToolPrices:
             journal.add(entry | ({"estimated": True} if estimated else {}))
 
     def release(self, run: Run, call_id: str) -> None:
-        """The tool was not executed."""
+        """Give back the price of a tool that was not executed."""
         bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
         if bill is None:
             return
@@ -376,7 +376,7 @@ class ToolPrices:
             run.journal.add({"k": "tool_back", "t": self._clock(), "id": call_id})
 
     def book_unseen(self, run: Run, lane: str, agent: str, answer: Answer) -> None:
-        """A tool with a price was executed before anything could be reserved for it: book its price."""
+        """Book the price of a tool that was executed before anything could be reserved for it."""
         rule = self._tools.rule(answer.tool)
         if rule is None or rule.price is None:
             return
@@ -389,7 +389,7 @@ class ToolPrices:
         self.settle(run, answer.id, answer.args, answer.value)
 
     def close(self, run: Run, answer: Answer) -> None:
-        """An answer of a call that is still open has arrived: its price, or nothing where it was not executed."""
+        """Book the price of an open call whose answer has arrived, or nothing where it was not executed."""
         if run.bills is None or answer.id not in run.bills.open:
             return
         if answer.outcome in _NOT_EXECUTED:
@@ -398,7 +398,7 @@ class ToolPrices:
             self.settle(run, answer.id, answer.args, answer.value)
 
     def end(self, run: Run) -> None:
-        """The run is over, and no answer came: the calls were made, and what they cost is not known."""
+        """Book the open calls of a run that is over: they were made, and what they cost is not known."""
         for call_id, bill in list(run.bills.open.items()) if run.bills is not None else ():
             try:
                 self.settle_unknown(run, call_id)
@@ -406,7 +406,7 @@ class ToolPrices:
                 self._settling.close(bill.charge, error)
 
     def _without_bound(self, run: Run, event: ToolCall, fault: str) -> Decision:
-        """What a call may cost is not known. Where dollars are limited, it is refused."""
+        """Refuse a call of unknown cost where dollars are limited."""
         payment = ToolPayment(event.run, event.lane, event.agent, event.at, tool=event.tool)
         lines = self._accounts.account_lines(run.run_costs, payment)
         if all(account.cap_usd >= UNLIMITED for account in lines.accounts):
@@ -416,8 +416,8 @@ class ToolPrices:
     # ---- refusals ---------------------------------------------------------------------------------------------------
 
     def _refuse(self, run: Run, event: ToolCall, finding: Finding, denied: Denied | None) -> Decision:
-        """No budget holds the price: refuse this call. Asking again in a later response stops, and so does whatever
-        stops a model call: the kill switch, an outage, an unknown cap.
+        """Refuse a call whose price no budget holds. Asking again in a later response stops, and so does whatever stops
+        a model call: the kill switch, an outage, an unknown cap.
         """
         if denied is not None and denied.refusal is not None and not denied.fraction:
             bills = run.bills = run.bills or ToolBills()
@@ -447,13 +447,13 @@ def _stopped(run: Run, lane: Lane) -> Any:
 
 
 def bound_of(rule: ToolRule, args: object) -> tuple[int | None, str]:
-    """The most that a call may cost in nano-USD; None with the reason where that cannot be known."""
+    """Return the most that a call may cost in nano-USD; None with the reason where that cannot be known."""
     bound = rule.price_bound if callable(rule.price) else rule.price
     return _dollars(bound, args) if callable(bound) else (stated_nano(bound), "is no amount")
 
 
 def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, str]:
-    """What a function of the user returns, in nano-USD; None with what is wrong with it."""
+    """Return what a function of the user returns, in nano-USD; None with what is wrong with it."""
     try:
         value = function(*given)
     except Exception as error:
@@ -490,7 +490,7 @@ class Answers:
         self._compares = self._policy.max_identical_tool_results is not None
 
     def understand(self, run: Run, lane: Lane, event: ToolResults) -> None:
-        """What each answer means and whether it is news."""
+        """Find out what each answer means and whether it is news."""
         kept: list[Answer] = []
         pairs: list[tuple[bytes, int]] = []
         calls: list[bytes] = []

@@ -53,16 +53,16 @@ class WaitListener(Protocol):
     """What a guard wants to know of waiting calls."""
 
     def seconds_left(self, charge: Charge) -> float:
-        """How long the run of a call may still go on."""
+        """Return how long the run of a call may still go on."""
 
     def began(self, visit: "Visit") -> None:
-        """A call begins to wait."""
+        """Note that a call begins to wait."""
 
     def ended(self, visit: "Visit", seconds: float) -> None:
-        """A call waits no longer."""
+        """Note that a call waits no longer."""
 
     def skipped(self, charge: Charge, opening: Opening) -> None:
-        """In shadow mode: an enforcing guard would have let the call wait."""
+        """Note that an enforcing guard would have let the call wait."""
 
 
 class Waiter(Protocol):
@@ -77,7 +77,7 @@ class Waiter(Protocol):
         """When it will have room, where that is known."""
 
     def wake(self) -> None:
-        """The run was stopped: look now. From any thread."""
+        """Look now, because the run was stopped. From any thread."""
 
 
 class RoomWaits:
@@ -95,7 +95,7 @@ class RoomWaits:
         self.advance: Callable[[float], None] | None = None  # of a replay: moves its clock instead of waiting
 
     def opening(self, lines: AccountLines, refusal: Refusal, left: float, *, others_settle: bool) -> Opening | None:
-        """When there is room; None where a budget that refuses does not wait, or the time left is too short.
+        """Return when there is room; None where a budget that refuses does not wait, or the time left is too short.
 
         ``others_settle``: other calls hold a part of it and may give it back before the window is over.
         """
@@ -147,7 +147,7 @@ class Visit:
         return self.opening.until if self.opening is not None else None
 
     def left(self) -> float:
-        """How long it may still wait."""
+        """Return how long it may still wait."""
         listener, now = self._waits.listener, asyncio.get_running_loop().time()
         if self._began is None:
             self._began = now
@@ -182,11 +182,11 @@ class Visit:
             await self._waits.ledger.changed(refusal, max(seconds, _SHORTEST_S), sleeper)
 
     def step_aside(self, refusal: Refusal) -> None:
-        """A budget that does not wait refuses the call: let the calls behind it go first."""
+        """Let the calls behind go first: a budget that does not wait refuses this one."""
         self._waits.ledger.line.block(self.place, refusal.account.key)
 
     def wake(self) -> None:
-        """The run was stopped: look now. From any thread."""
+        """Look now, because the run was stopped. From any thread."""
         self._waits.ledger.line.wake(self.place)
 
     def leave(self) -> None:
@@ -205,7 +205,7 @@ class Visit:
 
 
 def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
-    """What these calls wait for, as plain data: the scope, how many calls, and when its window ends."""
+    """Return what these calls wait for, as plain data: the scope, how many calls, and when its window ends."""
     scopes: dict[str, dict[str, Any]] = {}
     for visit in list(visits):
         entry = scopes.setdefault(visit.scope, {"scope": visit.scope, "calls": 0, "until": None})
@@ -231,7 +231,7 @@ class RunWaits:
         return self.left_of(run) if run is not None else math.inf
 
     def left_of(self, run: "Run") -> float:
-        """The time until the deadline of a run."""
+        """Return the time until the deadline of a run."""
         if run.deadline is None:
             return math.inf
         return run.deadline.started + run.deadline.seconds - self._clock()
@@ -301,7 +301,7 @@ class Slots:
         return len(self._holders)
 
     def take(self, task: _Task) -> bool:
-        """A slot now, or False. A task that already holds one keeps it. Waiting tasks come first."""
+        """Take a slot now, or return False. A task that already holds one keeps it. Waiting tasks come first."""
         with self._lock:
             if task in self._holders:
                 return True

@@ -56,12 +56,12 @@ class Journal:
         return self._asked, self._pieces
 
     def paused(self, at: float) -> None:
-        """The run may be resumed later. What was collected is sent, so that ``written`` is complete."""
+        """Note that the run may be resumed later. What was collected is sent, so that ``written`` is complete."""
         self.add({"k": "pause", "t": at})
         self.flush()
 
     def resumed(self, at: float, written: tuple[int, int] | None = None) -> None:
-        """The run goes on. ``written``: where another worker's journal of it ended."""
+        """Note that the run goes on. ``written``: where another worker's journal of it ended."""
         with self._lock:
             if written is not None or os.getpid() != self._pid:
                 self._entries.clear()
@@ -70,7 +70,7 @@ class Journal:
         self.add({"k": "resume", "t": at})
 
     def number(self) -> int:
-        """Of the next call that is paid."""
+        """Return the number of the next call that is paid."""
         self._asked += 1
         return self._asked
 
@@ -107,7 +107,7 @@ class Journal:
         estimated: bool,
         free: bool,
     ) -> None:
-        """What an asked call took. A later one with the same number replaces it."""
+        """Write what an asked call took. A later one with the same number replaces it."""
         tokens = {name: getattr(usage, name) for name in _USAGE}
         tokens |= {"in": tokens.pop("input"), "out": tokens.pop("output")}
         cost = {} if nano is None else {"nano": nano}
@@ -274,13 +274,13 @@ def check_entry(entry: Entry) -> None:
 
 
 def read_usage(entry: Entry) -> Usage:
-    """The usage of a "paid" entry."""
+    """Return the usage of a "paid" entry."""
     tokens = {**entry, "input": entry.get("in"), "output": entry.get("out")}
     return Usage(**{name: count for name in _USAGE if isinstance(count := tokens.get(name), int) and count > 0})
 
 
 def read_event(run: str, entry: Entry) -> Event | None:
-    """The event of an entry; None for an entry that is not an event: a decision, a payment, a lane."""
+    """Return the event of an entry; None for an entry that is not an event: a decision, a payment, a lane."""
     reader = _READERS.get(entry["k"])
     if reader is None:
         return None
