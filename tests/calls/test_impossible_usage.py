@@ -74,8 +74,7 @@ def settled(usage: Any, *, past_the_adapter: bool = False) -> dict[str, Any]:
     permission = run.ask_now(lambda: ModelRequest.of(MODEL, PROMPT))
     assert isinstance(permission, Permission)
     if past_the_adapter:
-        ((_, event),) = permission._charged
-        guard.settle(event.charge, usage)
+        guard.settle(*permission.charges, usage)
     else:
         permission.settle(usage, size=30)
     guard.accounts.budgets(None)

@@ -58,8 +58,15 @@ _KEEPS_HOLDS: Final = (
     "ledger.remote:StoreLedger.settle",
     "ledger.remote:settlement_of",
 )
-# a condition that raises may be the user's own, and a condition on rules counts in a guard of its own
-_COUNTED_ELSEWHERE: Final = ("runguard.store_error", "runguard.termination_failed", "guard_error: the rules of a run")
+# A condition that raises may be the user's own, and a condition on rules counts in a guard of its own. A Runner without
+# a guard has nothing to count on.
+_COUNTED_ELSEWHERE: Final = (
+    "runguard.store_error",
+    "runguard.termination_failed",
+    "guard_error: the rules of a run",
+    "guard_error: runner failed with",
+    "wrapper failed with",
+)
 TURN_S: Final = 30.0  # a turn takes some milliseconds; one that waits for a leaked reservation takes a minute
 
 

@@ -19,7 +19,7 @@ from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
-from google.adk.runners import Runner
+from google.adk.runners import InMemoryRunner, Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import Workflow
@@ -501,11 +501,15 @@ def _functions(kind: str, *, in_run: bool = False) -> Callable[[dict[str, Any] |
 # ---- adapters -------------------------------------------------------------------------------------------------------
 
 
-def _adapter(kind: str, *, inside: bool = False) -> Callable[[dict[str, Any] | None], Play]:
-    """An agent of a framework: a model call, its tool, and a last answer. ``inside``: its tool starts another agent."""
+def _adapter(kind: str, *, inside: str = "") -> Callable[[dict[str, Any] | None], Play]:
+    """An agent of a framework: a model call, its tool, and a last answer.
+
+    ``inside``: its tool starts an agent, of the same framework or of ADK without a guard.
+    """
 
     def make(policy: dict[str, Any] | None) -> Play:
-        made = 0
+        made, cast = 0, Cast()
+        helper = cast.agent("adk_helper", text("helped"))
 
         def answer(step: int) -> dict[str, Any]:
             nonlocal made
@@ -555,8 +559,19 @@ def _adapter(kind: str, *, inside: bool = False) -> Callable[[dict[str, Any] | N
             if refused is not None:
                 return refused
             with run.tools.inside(use):
-                said = await agent("helper") if inside and run.agent == "clerk" else "found"
+                said = await tool(run.agent)
             return run.tools.answered(use, said) or said
+
+        async def tool(agent_name: str) -> str:
+            if agent_name != "clerk" or not inside:
+                return "found"
+            if inside == "same":
+                return await agent("helper")
+            runner = InMemoryRunner(helper, app_name="app")
+            session = await runner.session_service.create_session(app_name="app", user_id="u1")
+            message = types.Content(role="user", parts=[types.Part(text="go")])
+            events = runner.run_async(user_id="u1", session_id=session.id, new_message=message)
+            return str(_seen([event async for event in events]))
 
         async def agent(name: str) -> str:
             run = AgentRun.start(guard, name, app="shop", user="u1") if guard is not None else None
@@ -564,9 +579,8 @@ def _adapter(kind: str, *, inside: bool = False) -> Callable[[dict[str, Any] | N
                 if run is not None and (trip := run.enter()) is not None:
                     raise error_of(trip)
                 first = await model_call(run, 1)
-                looked = "found" if run is None else await tool_call(run, ToolUse("call", first["tool"], {"at": 1}))
-                if run is None and inside and name == "clerk":
-                    looked = await agent("helper")
+                use = ToolUse("call", first["tool"], {"at": 1})
+                looked = await tool(name) if run is None else await tool_call(run, use)
                 last = await model_call(run, 2)
                 return f"{first['said']}, {looked}, {last['said']}"
             finally:
@@ -580,7 +594,9 @@ def _adapter(kind: str, *, inside: bool = False) -> Callable[[dict[str, Any] | N
         async def check() -> None:
             return None
 
-        return Play([guard] if guard is not None else [], turn, check, lambda: made)
+        return Play(
+            [guard] if guard is not None else [], turn, check, lambda: made + sum(one.calls for one in cast.models)
+        )
 
     return make
 
@@ -613,7 +629,8 @@ REFERENCES: Final = [
     Reference("adapter", _adapter("async")),
     Reference("adapter in pieces", _adapter("pieces")),
     Reference("adapter without a loop", _adapter("sync")),
-    Reference("adapter in a tool", _adapter("async", inside=True)),
+    Reference("adapter in a tool", _adapter("async", inside="same")),
+    Reference("ADK in a tool", _adapter("async", inside="ADK")),
     Reference("stopped agent", _on_adk(endless_tools, max_model_calls=4), stops=True),
     Reference("stopped budget plugin", _on_adk(endless_loop, guarding=_budget_plugin, max_tokens=4_000), stops=True),
     Reference("ended loop", _on_adk(endless_loop, guarding=_ending_loop), stops=True),

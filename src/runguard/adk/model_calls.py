@@ -252,10 +252,11 @@ def wrap_model(original: Any) -> Any:
         guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
         if passing is None:
             try:
-                if isinstance(SURROUNDINGS.get().place, Place):  # in a tool call of another framework
+                place = SURROUNDINGS.get().place
+                if isinstance(place, Place):  # in a tool call of another framework
                     guarded = joined(guarded, self, llm_request, stream)
             except Exception as fault:
-                _fault(fault, [])
+                guarded = _joined_again(place, fault, guarded, self, llm_request, stream)
             try:
                 if here.conditions:
                     guarded = asked_first(
@@ -713,7 +714,7 @@ def joined(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any
 async def _paid_by(
     run: AgentRun, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
 ) -> AsyncGenerator[LlmResponse, None]:
-    usage, config = CallUsage(), request.config
+    config, is_read = request.config, True
     try:
         held = (flight.charge for _, _, flight in ANNOUNCED.get() if flight.request() is request)
         token = OWNERS.set((*OWNERS.get(), *(charge for charge in held if charge is not None)))
@@ -726,11 +727,15 @@ async def _paid_by(
             yield _last_response(run, permission)
             return
         permission.changed(_cap, request)
-        capped = request.config
+        capped, usage = request.config, run.guard.faults.attempt("adapter", CallUsage)
         try:
             async with aclosing(permission.pieces(answers)) as pieces:
                 async for response in pieces:
-                    run.guard.faults.attempt("adapter", usage.add, response)
+                    try:
+                        usage.add(response)
+                    except Exception as fault:
+                        is_read = False
+                        run.fault(fault)
                     yield response
         except BaseException as error:
             permission.fail(error, streaming=stream)
@@ -742,9 +747,31 @@ async def _paid_by(
             permission.fail(None, streaming=stream)
             yield _last_response(run, trip)
             return
-        permission.read(_settle, usage)
+        if is_read:
+            permission.read(_settle, usage)
+        else:
+            permission.fail(None)
     finally:
         run.end()
+
+
+async def _joined_again(
+    place: Any, fault: Exception, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
+) -> AsyncGenerator[LlmResponse, None]:
+    """Join after a fault in ``joined``. After a second one, a budget that cannot hold the call refuses it."""
+    trips = [guard.give_up("adapter", fault, run.info.run) for guard, run, _ in place.layers]
+    try:
+        answers = joined(answers, llm, request, stream)
+    except Exception as second:
+        trips = [guard.give_up_call("adapter", second, run.info.run) for guard, run, _ in place.layers]
+    for trip, layer in zip(trips, place.layers, strict=True):
+        if trip is not None:
+            call_off(announced_accounts(request))
+            yield stop_response(trip, layer.guard.stop_text(trip))
+            return
+    async with aclosing(answers) as pieces:
+        async for response in pieces:
+            yield response
 
 
 def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:

@@ -312,10 +312,9 @@ class Permission:
 
         A fault in ``change`` leaves the request as it is.
         """
-        if not self.notice and self.max_output_tokens is None and not self.model:
-            return request
         try:
-            return change(self, request)
+            is_plain = not self.notice and self.max_output_tokens is None and not self.model
+            return request if is_plain else change(self, request)
         except Exception as error:
             self._run.fault(error)
             return request

@@ -43,6 +43,7 @@ from runguard.calls.threads import carry
 from runguard.calls.tool_calls import (
     OUTERMOST,
     Layer,
+    Place,
     RunTools,
     ToolUse,
     batches,
@@ -126,20 +127,12 @@ class AgentRun:
         A run that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per
         user or session that is not named raises ``PolicyError``.
         """
-        layers, opened, place = [], [], OUTERMOST
-        home: Home | None = None
-        refused: Trip | None = None
+        place, home, opened = OUTERMOST, None, list[Layer]()
         try:
             place = current_place()
+            layers, opened, refused = _lanes_in(place, agent)
         except Exception as error:
-            refused = guard.give_up("adapter", error, "", agent)
-        for outer in place.layers:
-            try:
-                layers.append(child_layer(outer, place, agent))
-                opened.append(layers[-1])
-            except Exception as error:
-                refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
-                layers.append(outer)  # without a lane of its own
+            layers, refused = list(place.layers), guard.give_up("adapter", error, "", agent)
         known = {layer.guard for layer in layers}
         layers += [layer for layer in (around.layers if around is not None else ()) if layer.guard not in known]
         known |= {layer.guard for layer in layers}
@@ -215,12 +208,14 @@ class AgentRun:
         ``handled``: guards whose runs are left out, because the adapter takes care of them elsewhere.
         """
         place = current_place()
-        outer = [layer for layer in place.layers if layer.guard not in handled]
+        outer = tuple([layer for layer in place.layers if layer.guard not in handled])
         if not outer:
             return None
-        place = place._replace(call=f"{place.call}#{next(batches)}")  # calls at the same time have their own lanes
-        layers, ending = tuple(child_layer(one, place, agent) for one in outer), EndingConditions(place.conditions)
-        return cls(layers, agent, place.depth, guard=outer[-1].guard, opened=layers, ending=ending)
+        # calls at the same time have their own lanes
+        place = place._replace(layers=outer, call=f"{place.call}#{next(batches)}")
+        layers, opened, refused = _lanes_in(place, agent)
+        ending, guard = EndingConditions(place.conditions), outer[-1].guard
+        return cls(tuple(layers), agent, place.depth, guard=guard, opened=tuple(opened), refused=refused, ending=ending)
 
     def beside(self, agent: str, name: str) -> "AgentRun":
         """Return another agent in the same run, with a lane of its own. End it before the run ends."""
@@ -313,7 +308,11 @@ class AgentRun:
     async def _ask(self, read: Callable[[], ModelRequest], task: "asyncio.Task[Any] | None") -> Reply:
         permission, owners = Permission(self, task), OWNERS.get()
         try:
-            request = read()
+            try:
+                request = read()
+            except Exception as error:
+                self.guard.faults.note("adapter", error)
+                request = read()
             if (counter := self.guard.policy.tokens) is not None and request.counts is not None:
                 counted = await count_tokens(counter, request.counts)
                 if counted is not None:
@@ -618,6 +617,23 @@ def _limits_of(blocks: Sequence[RunContext], known: Collection[Guard]) -> list[L
     """Return the layers of the limits that blocks of ``runguard.run()`` put on everything inside, outermost first."""
     callers = [block.caller for block in reversed(blocks) if block.caller is not None and not block.caller.is_off]
     return [Layer(one.guard, one.state().run, ROOT_LANE) for one in callers if one.guard not in known]
+
+
+def _lanes_in(place: Place, agent: str) -> tuple[list[Layer], list[Layer], Trip | None]:
+    """Return the layers of an agent that starts in this place, those with a lane of its own, and a stop after a fault.
+
+    A layer whose lane cannot be opened counts all the same: in the lane of the tool call.
+    """
+    layers, opened = [], []
+    refused: Trip | None = None
+    for outer in place.layers:
+        try:
+            layers.append(child_layer(outer, place, agent))
+            opened.append(layers[-1])
+        except Exception as error:
+            refused = refused or outer.guard.give_up("adapter", error, outer.run.info.run, agent)
+            layers.append(outer)
+    return layers, opened, refused
 
 
 def end_layers(opened: tuple[Layer, ...], home: Home | None) -> None:
