@@ -229,7 +229,7 @@ def test_the_page_lists_every_log_event_and_no_other() -> None:
 
 
 def test_the_page_names_every_instrument_and_attribute() -> None:
-    page = (DOCS / "telemetry.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "telemetry.md").read_text(encoding="utf-8")
     names = {
         value for name, value in vars(telemetry).items() if name.isupper() and isinstance(value, str) and "." in value
     }
