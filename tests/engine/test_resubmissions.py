@@ -144,6 +144,26 @@ def test_a_retry_after_an_outage_of_a_tool_is_free(says: Any, outcome: Outcome |
         assert d.said() == "allow"
 
 
+@pytest.mark.parametrize(
+    "says",
+    [
+        {"status": "partial_parse_error", "data": None, "retry_hint": "E42"},
+        {"status": "error", "connection": "db-1", "timeout_seconds": 30, "max_retries": 3, "message": "totals differ"},
+        "Error: the totals differ; refine the hint and retry with it",
+    ],
+    ids=["the seed's parser", "names of fields", "advice"],
+)
+def test_a_failure_that_only_names_a_retry_or_a_connection_is_no_outage(says: Any) -> None:
+    d = Submissions(max_resubmissions=0)
+    said = []
+    for n in range(2):
+        d.start(f"run {n}", app="app", user="ann", input=DOCUMENT)
+        said.append(d.said())
+        d.work(f"run {n}", 0, says)
+        d.guard.end(f"run {n}")
+    assert said == ["allow", "stop"]
+
+
 def test_runs_that_an_operator_or_a_shared_budget_stopped_are_free() -> None:
     d = Submissions(max_resubmissions=0, budgets=[{"calls": 1, "per": "user", "window": "1m"}])
     for n in range(3):

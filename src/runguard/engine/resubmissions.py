@@ -34,8 +34,13 @@ _READ: Final = 400  # characters of a failure
 # What a tool says that cannot be reached now: the next attempt may work.
 _OUTAGE: Final = re.compile(
     r"time[ds]?[\s_-]?out|unavailable|connection|unreachable|network|rate[\s_-]?limit|too many requests|quota"
-    r"|overload|\bbusy\b|temporar|bad gateway|\b(?:429|50[0234])\b|try again|retry",
+    r"|overload|\bbusy\b|temporar|bad gateway|\b(?:429|50[0234])\b|try again|retryable|please retry"
+    r"|retry[\s_-]?(?:later|again|after|soon|shortly|in\b)",
     re.IGNORECASE,
+)
+# Names of fields say nothing about this answer: "retry_hint", "connection", "timeout_seconds".
+_FIELD: Final = re.compile(
+    r'(?:"|^|;)(?!retry[_-]?after|timed[_-]?out\b|rate[_-]?limited)[\w .-]{1,64}(?:":|=)', re.IGNORECASE
 )
 
 
@@ -164,7 +169,7 @@ class Resubmissions:
             return
         for answer in event.answers:
             if answer.outcome in FAILURES:
-                said = f"{answer.failure} {answer_text(answer.value)[:_READ]}"
+                said = _FIELD.sub(" ", f"{answer.failure};{answer_text(answer.value)[:_READ]}")
                 is_outage = answer.outcome is Outcome.TIMEOUT or _OUTAGE.search(said) is not None
                 run.last_failure = LastFailure(digest(f"{answer.tool}\0{answer.failure}").hex(), is_outage)
 
@@ -181,7 +186,6 @@ class Resubmissions:
             if end in known or not (end.rule or end.failure or known):
                 return  # a stopped run that was resumed; or a success, and inputs whose runs end well are not kept
             self._ends[name] = [*known, end][-_ENDS_KEPT:]
-            self._ends.move_to_end(name)
         if self._ledger.is_shared:
             text = json.dumps(end)
             self._ledger.tell(lambda store: store.append(_KIND, name, text))

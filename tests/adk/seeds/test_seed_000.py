@@ -804,7 +804,7 @@ def failing_pipeline(parsed: list[str]) -> LlmAgent:
     def parse_document_fragment(hint: str) -> dict[str, Any]:
         """Parse."""
         parsed.append(hint)
-        return {"status": "partial_parse_error", "data": None}
+        return {"status": "partial_parse_error", "data": None, "retry_hint": "E42"}
 
     model = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"hint {n}"))
     return LlmAgent(name="extraction_agent", model=model, tools=[parse_document_fragment])
