@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any, Final, Literal
@@ -42,7 +42,7 @@ from runguard.providers.messages import TRANSFER
 __all__ = ["ADKCostBreaker"]
 
 _log: Final = logging.getLogger("runguard")
-_COUNTS_KEPT: Final = 10_000
+_COUNTS_KEPT: Final = 1_000
 _SESSIONS_KEPT: Final = 1_024
 _NO_SESSION: Final[SessionKey] = ("", "", "")
 
@@ -56,8 +56,9 @@ class RecordedTokens:
 
     def add(self, count: int, baseline: int) -> None:
         self.counts.append(count)
-        if len(self.counts) > _COUNTS_KEPT:  # keep the first ones and the latest half
-            del self.counts[baseline : _COUNTS_KEPT // 2]
+        most = max(_COUNTS_KEPT, 4 * baseline)
+        if len(self.counts) > most:  # keep the first ones and the latest half
+            del self.counts[baseline : most // 2]
 
     def ratio(self, baseline: int) -> float | None:
         """How many times the first counts the latest ones are; None before there are enough."""
@@ -113,12 +114,9 @@ class ADKCostBreaker:
         settings: Mapping[str, Any] | None = None,
         **policy: Any,
     ) -> None:
-        self.max_identical_tool_results = max_identical_tool_results
-        self.max_delegation_depth = max_delegation_depth
-        self.max_event_cost_ratio = max_event_cost_ratio
-        self.cost_baseline_events = cost_baseline_events
-        self.max_concurrent_agents = max_concurrent_agents
-        self.half_open_reset_seconds = half_open_reset_seconds
+        self.max_identical_tool_results, self.max_delegation_depth = max_identical_tool_results, max_delegation_depth
+        self.max_event_cost_ratio, self.cost_baseline_events = max_event_cost_ratio, cost_baseline_events
+        self.max_concurrent_agents, self.half_open_reset_seconds = max_concurrent_agents, half_open_reset_seconds
         self.max_reentries, self.name, self.on_stop = max_reentries, name, on_stop
         self.settings = {**(settings or {}), **policy}
         plugin = RunGuardPlugin(**self._policy())
@@ -231,27 +229,34 @@ class ADKCostBreaker:
 
     def _current_run(self) -> Run | None:
         """The run at hand, or the one that started last."""
-        return self._run_at_hand() or next((run for _, run in self._runs()), None)
+        return self._run_at_hand() or next(self._runs(), None)
 
-    def _runs(self) -> list[tuple[Guard, Run]]:
-        """The runs in flight, the latest first; also those that go on under limits that were replaced."""
+    def _guards(self) -> list[Guard]:
+        """The guard of the limits in force, and those of limits that were replaced while runs go on under them."""
         generations = self._plugin.generations
-        plugins = (self._plugin,) if generations is None else generations.plugins
-        guards = [plugin.guard for plugin in plugins]
-        return [(guard, run) for guard in guards for run in reversed(list(guard.runs.values()))]
+        return [plugin.guard for plugin in (generations.plugins if generations is not None else (self._plugin,))]
+
+    def _runs(self) -> Iterator[Run]:
+        """The runs in flight, the latest first."""
+        return (run for guard in self._guards() for run in reversed(list(guard.runs.values())))
+
+    def _run_of_tool(self) -> Run | None:
+        """The run whose tool this code is a part of."""
+        frame, guards = HERE.get().tool, self._guards()
+        while frame is not None:
+            run = frame.invocation.run
+            if frame.guard in guards and run.info.run in frame.guard.runs:
+                return run
+            frame = frame.outer
+        return None
 
     def _run_at_hand(self) -> Run | None:
         """The run whose tool this code is a part of, or whose events it reads."""
-        frame, session = HERE.get().tool, HERE.get().session
-        runs = [run for _, run in self._runs()]
-        while frame is not None:
-            if any(run is frame.invocation.run for run in runs):
-                return frame.invocation.run
-            frame = frame.outer
-        return next((run for run in runs if _key(run.info) == session), None)
+        session = HERE.get().session
+        return self._run_of_tool() or next((run for run in self._runs() if _key(run.info) == session), None)
 
     def _session_at_hand(self) -> SessionKey | None:
-        run = self._run_at_hand()
+        run = self._run_of_tool()
         return _key(run.info) if run is not None else HERE.get().session
 
     def _tokens_at_hand(self) -> RecordedTokens | None:
@@ -484,8 +489,7 @@ class ADKCostBreaker:
         try:
             key = self._session_at_hand() or _NO_SESSION
             with self._lock:
-                tokens = self._tokens.pop(key, None) or RecordedTokens()
-                self._tokens[key] = tokens
+                tokens = self._tokens[key] = self._tokens.get(key) or RecordedTokens()
                 tokens.add(token_count, self.cost_baseline_events)
             ratio = tokens.ratio(self.cost_baseline_events)
             if ratio is None or ratio < self.max_event_cost_ratio:
@@ -500,7 +504,7 @@ class ADKCostBreaker:
     def _trip(self, reason: str) -> None:
         session, tokens, ratio = self._session_at_hand(), self._tokens_at_hand(), self.growth_ratio or 0.0
         guard, run = self._plugin.guard, self._run_at_hand()
-        is_known = run is not None or not self._runs()
+        is_known = run is not None or next(self._runs(), None) is None
         if tokens is None or (tokens.is_reported and (guard.policy.mode != "enforce" or not is_known)):
             return
         tokens.is_reported = True
@@ -522,7 +526,7 @@ class ADKCostBreaker:
         )
         now = guard.clock()
         if run is not None:
-            guard = next(guard for guard, one in self._runs() if one is run)
+            guard = next(one for one in self._guards() if run.info.run in one.runs)
             trip = run.stopped or guard.stop(run, ModelCall(run.info.run, "", "", now), finding)
         else:  # recorded outside any run: a run of its own carries the trip
             info = _info(f"recorded-{next(self._responses)}", session or _NO_SESSION, now)
@@ -571,15 +575,14 @@ class Resubmissions:
         self, invocation: Invocation, ic: InvocationContext, trips: Sequence[Trip], now: float, seconds: float
     ) -> Finding | None:
         """Why this run must not start, or None. A refused run is not remembered, so the time counts from the trip."""
-        digest = _digest(invocation, ic)
-        if not digest:
+        digest, run = _digest(invocation, ic), invocation.run.info.run
+        previous = self._runs.get(digest, "") if digest else run
+        if previous == run:
             return None
-        previous = self._runs.get(digest)
         tripped = next((trip for trip in reversed(trips) if trip.run_id == previous), None) if previous else None
         wait = tripped.at + seconds - now if tripped is not None else 0.0
         if tripped is None or wait <= 0:
-            self._runs[digest] = invocation.run.info.run
-            self._runs.move_to_end(digest)
+            self._runs[digest] = run
             return None
         detail = f"the same input was stopped by {tripped.rule}; it is refused for {wait:.0f} s more, or until reset()"
         evidence = ({"retry_after": f"{wait:.3f}"},)

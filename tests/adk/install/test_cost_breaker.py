@@ -326,6 +326,30 @@ async def test_in_shadow_mode_a_resubmission_is_reported_and_runs() -> None:
     assert "breaker" in [trip.rule for trip in breaker.trips]
 
 
+async def test_runs_that_take_turns_are_not_taken_for_their_own_resubmission() -> None:
+    breaker = ADKCostBreaker(mode="shadow")
+
+    def stuck(name: str) -> LoopAgent:
+        model = ScriptedModel(
+            lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n % 2 else text("retry"),
+            latency_s=0.002,
+        )
+        worker = LlmAgent(name=name, model=model, tools=[parse_document_fragment])
+        return LoopAgent(name=f"loop_{name}", sub_agents=[breaker.install_on_agent(worker)], max_iterations=8)
+
+    await asyncio.gather(*(run(stuck(name), f"document {name}", session_id=name) for name in ("one", "two")))
+    assert {trip.rule for trip in breaker.trips} == {"stall"}
+
+
+def test_recorded_tokens_stay_bounded_whatever_the_baseline() -> None:
+    for baseline in (5, 600):
+        breaker = ADKCostBreaker(cost_baseline_events=baseline)
+        for _ in range(20_000):
+            breaker.record_event_tokens(1_000)
+        assert 2 * baseline <= len(breaker._event_token_counts) <= 2_400
+        assert breaker.growth_ratio == 1
+
+
 async def test_a_routing_tool_that_sets_the_action_is_a_hand_off() -> None:
     def route_to_specialist(task_type: str, tool_context: ToolContext) -> dict[str, Any]:
         """Routes by task type."""
