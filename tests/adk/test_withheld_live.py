@@ -145,9 +145,19 @@ def test_each_rule_about_a_tool_that_does_not_work_can_withhold_it(rule: str) ->
     alone = {name: False for name in ("stall", "tool_failures", "empty", "no_news") if name != rule}
     d = Driver(rules={**alone, rule: {"withhold": 2}}, max_nudges=0)
     says: Any = {"results": []} if rule == "empty" else "Error: boom"
+    d.guard.runs["run"].lane("").offered = ("find", "read")
     steps = [d.tool("find", {"n": n}, says=says) for n in range(3)]
     assert [step.after.withheld for step in steps] == ["", "find", ""]
     assert d.guard.runs["run"].lane("").withheld == ("find",)
+
+
+@pytest.mark.parametrize("offered", [(), ("find",)])
+def test_a_tool_that_stays_is_not_said_to_be_gone(offered: tuple[str, ...]) -> None:
+    d = Driver(rules={"stall": {"withhold": 4}}, max_nudges=100)
+    d.guard.runs["run"].lane("").offered = offered
+    steps = [d.tool("find", {"n": n}, says="Error: boom") for n in range(4)]
+    assert [step.after.withheld for step in steps] == [""] * 4
+    assert not any("not offered" in step.after.for_model for step in steps)
 
 
 def test_failures_between_other_work_withhold_nothing() -> None:

@@ -299,10 +299,14 @@ class Deciding:
         return decision
 
     def _withholds(self, lane: Lane, finding: Finding) -> bool:
-        """Return whether the tool is left out of the next requests. A rule's own count decides, not one beside it, such
-        as that of failures between other work.
+        """Return whether the tool is left out of the next requests.
+
+        A rule's own count decides, not one beside it, such as that of failures between other work. Where the adapter
+        does not say what is offered, or nothing else is, the tool stays.
         """
         if finding.unit not in WITHHOLDING or not finding.tool or finding.tool in lane.withheld:
+            return False
+        if not lane.others(finding.tool):
             return False
         rungs = self._policy.rungs(finding.rule)
         return rungs is not None and rungs.withhold is not None and finding.observed >= rungs.withhold
