@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.core.identity import HEAD, AnswerBook, copy_of, restored, size_of
+from runguard.core.identity import HEAD, AnswerBook, copy_of, restored, size_of, snapshot
 from tests.kit.fingerprints import keys, scalars
 
 LOTS = 10**9
@@ -105,3 +105,15 @@ def test_a_change_in_the_middle_of_a_long_text_is_news(length: int) -> None:
         True,
         False,
     ]
+
+
+def test_the_size_of_a_large_answer_is_known_though_only_a_sample_of_it_is_compared() -> None:
+    rows = [{"id": n, "name": f"item {n}", "ok": True} for n in range(20_000)]
+    shot, size = snapshot({"rows": rows})
+    assert len(shot) < 100_000, "a bounded text"
+    assert 0.6 * len(json.dumps(rows)) < size < 1.4 * len(json.dumps(rows))
+    assert snapshot({"rows": [*rows, *rows]})[1] == -1, "more than a copy may hold"
+    book = AnswerBook()
+    assert book.name(b"call", {"rows": rows})[1]
+    assert not book.name(b"call", {"rows": deepcopy(rows)})[1]
+    assert book.size == size

@@ -250,9 +250,7 @@ class AnswerBook:
 
         ``by``: the agent. A reviewer may read what a writer has read, and it is news to the reviewer.
         """
-        copy = copy_of(value)
-        self.size = max(len(copy) - HEAD, 0) if copy is not None else -1
-        shot = copy if copy is not None else bounded_text(value)
+        shot, self.size = snapshot(value)
         exact = hash(shot)
         known = self._calls.get(call)
         if known is None:
@@ -342,10 +340,17 @@ class _Known:
         return name
 
 
-def snapshot(value: Any) -> bytes | str:
-    """Return a copy for comparing, as cheap as copying gets; for larger or stranger values their bounded text."""
-    copy = copy_of(value)
-    return bounded_text(value) if copy is None else copy
+def snapshot(value: Any) -> tuple[bytes | str, int]:
+    """Return a copy for comparing, as cheap as copying gets, and about how many bytes of JSON the value takes.
+
+    Larger or stranger values are compared by their bounded text. The size is -1 where there is no copy.
+    """
+    parts = _parts_of(value)
+    if parts is None:
+        return bounded_text(value), -1
+    copy = parts[0] if len(parts) == 1 else b"".join(parts)
+    shot = bounded_text(value) if len(parts) > 1 and parts.has_many_values else copy
+    return shot, max(len(copy) - HEAD, 0)
 
 
 def _text_of(shot: bytes | str) -> str:
@@ -741,7 +746,7 @@ def _places_of(kind: type) -> list[tuple[str, Any]]:
 HEAD: Final = 12  # bytes of a copy beside those of its value; the copy of a tiny value is shorter than that
 _MOST_BYTES: Final = 1_048_576
 _FEW: Final = 8  # fields whose length is looked at beforehand
-_MOST_FRAMED: Final = 262_144  # of them, in frames: a frame may consist of thousands of tiny values
+_MOST_FRAMED: Final = 262_144  # of them, in frames: more of many small values are not compared in full
 _FRAME: Final = 2 * 65_536  # every frame is smaller; a long text is written beside the frames
 
 
@@ -756,10 +761,13 @@ class _Parts(list[bytes]):
 
     def write(self, part: bytes) -> None:
         self.append(part)
-        if len(part) > _FRAME or len(self) > 1:
-            sizes = [*map(len, self)]
-            if sum(sizes) > _MOST_BYTES or sum(size for size in sizes if size < _FRAME) > _MOST_FRAMED:
-                raise _NoCopyError
+        if (len(part) > _FRAME or len(self) > 1) and sum(map(len, self)) > _MOST_BYTES:
+            raise _NoCopyError
+
+    @property
+    def has_many_values(self) -> bool:
+        """Whether it takes long to compare the value in full."""
+        return len(self) > 1 and sum(len(part) for part in self if len(part) < _FRAME) > _MOST_FRAMED
 
 
 class _PlainPickler(Pickler):
@@ -774,6 +782,11 @@ def copy_of(value: Any) -> bytes | None:
     Equal values have equal copies. The length of a copy, without its head, is about that of the value's JSON. The work
     is bounded, and no code of the value runs: a value that is very deep or cyclic has no copy either.
     """
+    parts = _parts_of(value)
+    return None if parts is None else b"".join(parts)
+
+
+def _parts_of(value: Any) -> _Parts | None:
     for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
         if type(part) is str and len(part) > _MOST_BYTES:
             return None  # too large: checked first, so that nothing is copied in vain
@@ -784,7 +797,7 @@ def copy_of(value: Any) -> bytes | None:
         pickler.dump(value)
     except (_NoCopyError, ValueError, RecursionError):  # too large or foreign; cyclic; too deep
         return None
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return parts
 
 
 def restored(copy: bytes) -> Any:
