@@ -104,8 +104,7 @@ browser: $(NEW)/.ready
 	@$(NEW)/bin/python -m tests.cli.dashboard.find_browser
 
 bench: $(NEW)/.ready
-	@$(NEW)/bin/python benchmarks/hooks.py
-	@$(NEW)/bin/python benchmarks/accounting.py
+	@$(NEW)/bin/python benchmarks/table.py
 
 $(NEW)/.ready: pyproject.toml
 	@echo "setting up $(NEW) (once)"

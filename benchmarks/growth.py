@@ -1,7 +1,7 @@
 """What RunGuard does in a step late in a run beside an early one: counts, which the load of the machine does not move.
 
-    python benchmarks/growth.py [--json]                        guarded functions, ADK
-    .venv-frameworks/bin/python benchmarks/growth.py [--json]   all frameworks
+    python benchmarks/growth.py [--quick] [--json]                        guarded functions, ADK
+    .venv-frameworks/bin/python benchmarks/growth.py [--quick] [--json]   all frameworks
 
 Counted are the Python calls and the bytecode instructions of RunGuard's own code, after so many tool calls in the
 prompt. A cost that does not depend on the history shows the same figures in every column.
@@ -84,7 +84,7 @@ def functions() -> Iterator[Row]:
         yield name, found
 
 
-def measure() -> Iterator[Row]:
+def measure(quick: bool) -> Iterator[Row]:
     yield from functions()
     for name, (module, harness) in HARNESSES.items():
         try:
@@ -92,16 +92,19 @@ def measure() -> Iterator[Row]:
         except ImportError:
             continue
         for more, settings in SETTINGS.items():
-            yield f"{name}{more}", asyncio.run(work_of_steps(made, TOOL_CALLS, made.guard(**CAPS, **settings)))
+            if not (quick and more):
+                at = TOOL_CALLS[:2] if quick else TOOL_CALLS
+                yield f"{name}{more}", asyncio.run(work_of_steps(made, at, made.guard(**CAPS, **settings)))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="shorter runs, without further settings")
     parser.add_argument("--json", action="store_true", help="machine-readable")
     options = parser.parse_args()
     logging.getLogger("runguard").setLevel(logging.ERROR)
     figures = {}
-    for name, row in measure():
+    for name, row in measure(options.quick):
         figures[name] = {at: [work.calls, work.instructions, len(work.codes)] for at, work in row.items()}
         if not options.json:
             counts = (f"{at:3}: {work.calls:3} calls {work.instructions:6,}" for at, work in row.items())

@@ -15,10 +15,8 @@ from google.genai import types
 from runguard import testing
 from runguard.adk import RunGuardPlugin
 from runguard.adk import plugin as model_hooks
-from runguard.adk import runs as estimate
 from runguard.adk.runs import PromptProjection, project
 from runguard.core import identity as answer_book
-from runguard.core.identity import copy_of
 
 STEPS = 6
 
@@ -84,13 +82,14 @@ async def test_contents_that_were_changed_in_place_are_measured_again(
 async def test_each_answer_is_measured_whole_once(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
-    def counting(value: Any) -> bytes | None:
+    copied = answer_book._parts_of
+
+    def counting(value: Any) -> Any:
         if type(value) is dict and "rows" in value:
             measured.append(value["page"])
-        return copy_of(value)
+        return copied(value)
 
-    monkeypatch.setattr(estimate, "copy_of", counting)
-    monkeypatch.setattr(answer_book, "copy_of", counting)
+    monkeypatch.setattr(answer_book, "_parts_of", counting)
     agent = LlmAgent(name="worker", model=testing.ScriptedModel(script), tools=[search])
     app = App(name="app", root_agent=agent, plugins=[RunGuardPlugin()])
     await testing.run(agent, runner=Runner(app=app, session_service=InMemorySessionService()))
