@@ -153,8 +153,12 @@ def test_every_public_name_is_in_the_reference(documented: set[str]) -> None:
 
 def test_the_words_of_every_page_are_printed() -> None:
     done = subprocess.run([sys.executable, str(DOCS / "words.py")], capture_output=True, text=True, check=True)
-    *lines, total = done.stdout.replace(",", "").splitlines()
+    *lines, user, reference, contributing, total = done.stdout.replace(",", "").splitlines()
     counted = {page: int(words) for words, page in map(str.split, lines)}
+    groups = [int(line.split()[0]) for line in (user, reference, contributing)]
+    assert [line.split()[-1] for line in (user, reference, contributing)] == ["user", "reference", "contributing"]
+    assert groups[1] == sum(words for page, words in counted.items() if page.startswith("reference/"))
+    assert sum(groups) == sum(counted.values())
     assert counted.keys() == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert total.split()[0] == str(sum(counted.values()))
     assert list(counted.values()) == sorted(counted.values(), reverse=True)
