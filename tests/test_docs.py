@@ -28,6 +28,7 @@ PAGES = [
     *sorted((ROOT / "docs" / "contributing").glob("*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
+FRAMEWORKS = sorted((ROOT / "docs" / "frameworks").glob("*.md"))  # tests/frameworks runs their snippets
 
 
 # On an older ADK what a newcomer reads first is enough: the rest is about RunGuard more than about ADK, which other
@@ -85,7 +86,7 @@ def test_policy_snippet_is_valid(text: str) -> None:
     Policy.validated(tomllib.loads(text), "docs")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *FRAMEWORKS], ids=lambda page: page.name)
 def test_links_have_targets(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
         at = page.parent / target if target else page

@@ -36,12 +36,6 @@ def test_snippet_runs(code: str, tmp_path: Path) -> None:
         assert shown in done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_have_targets(page: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
 @pytest.mark.skipif(bool(MISSING), reason="the oldest supported frameworks do not have all columns")
 def test_the_table_is_up_to_date() -> None:
     script = ROOT / "docs" / "write_matrix.py"
