@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import fields
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from runguard.core.decision import Action, Decision
 from runguard.core.events import (
@@ -77,7 +77,8 @@ class Journal:
     def saw(self, event: Event) -> None:
         if type(event) is ModelCall:
             event.number = self.number()
-        self.add(_WRITERS[type(event)](event))
+        kind, fields_of = _KINDS[type(event)]
+        self.add(_write(fields_of, event, {"k": kind, "t": event.at, "l": event.lane, "a": event.agent}))
 
     def decided(self, decision: Decision, lane: str, agent: str, at: float) -> None:
         finding = decision.finding
@@ -153,96 +154,176 @@ def _facts(info: RunInfo) -> Entry:
     return facts if info.ceiling == (None, None) else {**facts, "ceiling": list(info.ceiling)}
 
 
-def _base(kind: str, event: Event) -> Entry:
-    return {"k": kind, "t": event.at, "l": event.lane, "a": event.agent}
+# ---- The codec: which field of which event stands under which key, and how it is written and read.
 
 
-def _entered(event: AgentEntered) -> Entry:
-    flags = {"task": event.is_task, "bounded": event.is_bounded}
-    rest = {"depth": event.depth, "branches": event.branches, **flags, "above": list(event.above)}
-    return _base("enter", event) | _sparse(rest)
+def _text(value: Any) -> str:
+    return str(value or "")
 
 
-def _asked(event: ModelCall) -> Entry:
-    sizes = {
-        "in": event.input_tokens,
-        "audio": event.audio_tokens,
-        "max": event.max_output_tokens,
-        "likely": event.projected_tokens,
-    }
-    rest = {
-        "fits": event.context_limit,
-        "tool": event.tool,
-        "aside": event.after_answer,
-        "bound": event.bound,
-        "least": list(event.least) if any(event.least) else None,
-        "candidates": event.candidates - 1,
-        "asked": event.asked,
-        "bytes": event.request_bytes,
-        "instead_of": event.instead_of,
-    }
-    return _base("ask", event) | {"n": event.number, "model": event.model} | _sparse({**sizes, **rest})
+def _count(value: Any) -> int:
+    return int(value or 0)
 
 
-def _got(event: ModelResult) -> Entry:
-    rest = _sparse({"said": event.text_id, "cut": event.is_cut, "new": event.new_subject, "item": event.new_item})
-    return _base("got", event) | {"in": event.prompt_tokens, "out": event.output_tokens} | rest
+def _digest(value: Any) -> bytes:
+    return bytes.fromhex(value or "")
 
 
-def _called(event: ToolCall) -> Entry:
-    rest = _sparse({"depth": event.depth, "once": event.once.hex()})
-    return (
-        _base("call", event) | {"tool": event.tool, "call": event.call.hex(), "id": event.id, "b": event.batch} | rest
-    )
+def _pair(value: Any) -> tuple[Any, Any] | None:
+    return (value[0], value[1]) if value else None
 
 
-def _answered(event: ToolResults) -> Entry:
-    flags = _sparse({"news": event.news, "progress": event.progress, "another_page": event.another_page})
-    flags |= _sparse({"new": event.new_subject, "item": event.new_item, "words": event.words, "wanders": event.wanders})
-    return _base("answers", event) | {"b": event.batch, "of": [_answer(answer) for answer in event.answers]} | flags
+def _as_is(value: Any) -> Any:
+    return value
 
 
-def _answer(a: Answer) -> Entry:
-    facts = {
-        "tool": a.tool,
-        "call": a.call.hex(),
-        "id": a.id,
-        "as": (a.outcome or Outcome.OK).value,
-        "answer": a.answer,
-        "chars": a.chars,
-    }
-    failure = digest(a.failure)[:_FAILURE_NAME].hex() if a.failure else ""
-    if a.failure.startswith(LATE):
-        failure = f"{LATE}{failure}"
-    return facts | _sparse(
-        {
-            "failure": failure,
-            "too_large": a.too_large,
-            "uncounted": not a.counted,
-            "event": a.event_id,
-            "once": a.once.hex(),
-            "identity": a.identity,
-            "long": a.is_long,
-            "lacks": a.lacks_arguments,
-            "note": a.is_note,
-            "near": a.is_near,
-            "wording": a.wording,
-            "command": a.is_command,
-            "alike": a.reads_alike,
-            "ending": digest(a.ending)[:_FAILURE_NAME].hex() if a.ending and a.ending != a.failure else "",
-        }
-    )
+def _given(value: Any) -> str:
+    if value is None:
+        raise ValueError("a name is missing")
+    return str(value)
 
 
-_WRITERS: Final[dict[type, Callable[[Any], Entry]]] = {
-    AgentEntered: _entered,
-    HandOff: lambda event: {**_base("hand", event), "to": event.target},
-    ModelCall: _asked,
-    ModelResult: _got,
-    ToolCall: _called,
-    StateChanged: lambda event: {**_base("state", event), "of": event.value},
-    ToolResults: _answered,
+class _Field(NamedTuple):
+    """A key of an entry, and the field of the event that it stands for."""
+
+    key: str
+    name: str
+    read: Callable[[Any], Any]
+    write: Callable[[Any], Any] | None = None  # None: as it is
+    always: bool = False  # it is written also when it is empty
+
+
+def _write(fields_of: tuple[_Field, ...], source: object, entry: Entry) -> Entry:
+    for key, name, _, write, always in fields_of:
+        value = getattr(source, name)
+        if write is not None:
+            value = write(value)
+        if value or always:
+            entry[key] = value
+    return entry
+
+
+def _read(fields_of: tuple[_Field, ...], entry: Entry) -> dict[str, Any]:
+    return {field.name: field.read(entry.get(field.key)) for field in fields_of}
+
+
+_SUBJECT: Final = (_Field("new", "new_subject", bool), _Field("item", "new_item", bool))
+_FIELDS: Final[dict[str, tuple[type, tuple[_Field, ...]]]] = {
+    "enter": (
+        AgentEntered,
+        (
+            _Field("depth", "depth", _count),
+            _Field("branches", "branches", _count),
+            _Field("task", "is_task", bool),
+            _Field("bounded", "is_bounded", bool),
+            _Field("above", "above", lambda names: tuple(str(name) for name in names or ())),
+        ),
+    ),
+    "hand": (HandOff, (_Field("to", "target", _given, always=True),)),
+    "ask": (
+        ModelCall,
+        (
+            _Field("n", "number", _count, always=True),
+            _Field("model", "model", _text, always=True),
+            _Field("in", "input_tokens", _count),
+            _Field("audio", "audio_tokens", _count),
+            _Field("max", "max_output_tokens", _as_is),
+            _Field("likely", "projected_tokens", _as_is),
+            _Field("fits", "context_limit", _as_is),
+            _Field("tool", "tool", _text),
+            _Field("aside", "after_answer", bool),
+            _Field("bound", "bound", _pair),
+            _Field(
+                "least", "least", lambda pair: _pair(pair) or (0, 0), lambda pair: list(pair) if any(pair) else None
+            ),
+            _Field("candidates", "candidates", lambda more: 1 + _count(more), lambda number: number - 1),
+            _Field("asked", "asked", _count),
+            _Field("bytes", "request_bytes", _count),
+            _Field("instead_of", "instead_of", _text),
+        ),
+    ),
+    "got": (
+        ModelResult,
+        (
+            _Field("in", "prompt_tokens", _as_is, always=True),
+            _Field("out", "output_tokens", _as_is, always=True),
+            _Field("said", "text_id", _count),
+            _Field("cut", "is_cut", bool),
+            *_SUBJECT,
+        ),
+    ),
+    "call": (
+        ToolCall,
+        (
+            _Field("tool", "tool", _given, always=True),
+            _Field("call", "call", bytes.fromhex, bytes.hex, always=True),
+            _Field("id", "id", _text, always=True),
+            _Field("b", "batch", _text, always=True),
+            _Field("depth", "depth", _count),
+            _Field("once", "once", _digest, bytes.hex),
+        ),
+    ),
+    "state": (StateChanged, (_Field("of", "value", _count, always=True),)),
+    "answers": (
+        ToolResults,
+        (
+            _Field("b", "batch", _text, always=True),
+            _Field(
+                "of",
+                "answers",
+                lambda answers: [_read_answer(one) for one in answers],
+                lambda answers: [_write_answer(one) for one in answers],
+                always=True,
+            ),
+            _Field("news", "news", bool),
+            _Field("progress", "progress", bool),
+            _Field("another_page", "another_page", bool),
+            *_SUBJECT,
+            _Field("words", "words", _text),
+            _Field("wanders", "wanders", _text),
+        ),
+    ),
 }
+_KINDS: Final = {made: (kind, fields_of) for kind, (made, fields_of) in _FIELDS.items()}
+_ANSWER: Final = (
+    _Field("tool", "tool", _given, always=True),
+    _Field("call", "call", bytes.fromhex, bytes.hex, always=True),
+    _Field("id", "id", _text, always=True),
+    _Field("as", "outcome", Outcome, lambda outcome: (outcome or Outcome.OK).value, always=True),
+    _Field("answer", "answer", _count, always=True),
+    _Field("chars", "chars", _count, always=True),
+    _Field("too_large", "too_large", bool),
+    _Field("uncounted", "counted", lambda uncounted: not uncounted, lambda counted: not counted),
+    _Field("event", "event_id", _text),
+    _Field("once", "once", _digest, bytes.hex),
+    _Field("identity", "identity", _text),
+    _Field("long", "is_long", bool),
+    _Field("lacks", "lacks_arguments", bool),
+    _Field("note", "is_note", bool),
+    _Field("near", "is_near", bool),
+    _Field("wording", "wording", _text),
+    _Field("command", "is_command", bool),
+    _Field("alike", "reads_alike", bool),
+)
+
+
+def _write_answer(answer: Answer) -> Entry:
+    """Write an answer; of its failure only names, which tell the failures of one run apart."""
+    entry = _write(_ANSWER, answer, {})
+    if answer.failure:
+        entry["failure"] = (LATE if answer.failure.startswith(LATE) else "") + _name_of(answer.failure)
+    if answer.ending and answer.ending != answer.failure:
+        entry["ending"] = _name_of(answer.ending)
+    return entry
+
+
+def _read_answer(entry: Entry) -> Answer:
+    failure = _text(entry.get("failure"))
+    return Answer(**_read(_ANSWER, entry), failure=failure, ending=_text(entry.get("ending")) or failure)
+
+
+def _name_of(failure: str) -> str:
+    return digest(failure)[:_FAILURE_NAME].hex()
 
 
 # ---- Reading entries.
@@ -281,10 +362,15 @@ def read_usage(entry: Entry) -> Usage:
 
 def read_event(run: str, entry: Entry) -> Event | None:
     """Return the event of an entry; None for an entry that is not an event: a decision, a payment, a lane."""
-    reader = _READERS.get(entry["k"])
-    if reader is None:
+    known = _FIELDS.get(entry["k"])
+    if known is None:
         return None
-    return reader((run, str(entry.get("l") or ""), str(entry.get("a") or ""), float(entry["t"])), entry)
+    made, fields_of = known
+    where = {"lane": _text(entry.get("l")), "agent": _text(entry.get("a")), "at": float(entry["t"])}
+    event: Event = made(run=run, **where, **_read(fields_of, entry))
+    if isinstance(event, ToolResults):
+        event.is_understood = True
+    return event
 
 
 _MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
@@ -300,104 +386,4 @@ _MUST_HAVE: Final[dict[str, dict[str, Any]]] = {
     "tool_hold": {"id": str, "bound": int},
     "tool_paid": {"id": str, "nano": int},
     "tool_back": {"id": str},
-}
-_Where = tuple[str, str, str, float]
-
-
-def _read_ask(where: _Where, entry: Entry) -> ModelCall:
-    get = entry.get
-    bound, least = get("bound"), get("least")
-    return ModelCall(
-        *where,
-        str(get("model") or ""),
-        input_tokens=int(get("in") or 0),
-        audio_tokens=int(get("audio") or 0),
-        max_output_tokens=get("max"),
-        projected_tokens=get("likely"),
-        context_limit=get("fits"),
-        tool=str(get("tool") or ""),
-        after_answer=bool(get("aside")),
-        bound=(bound[0], bound[1]) if bound else None,
-        least=(least[0], least[1]) if least else (0, 0),
-        candidates=1 + int(get("candidates") or 0),
-        number=int(get("n") or 0),
-        asked=int(get("asked") or 0),
-        request_bytes=int(get("bytes") or 0),
-        instead_of=str(get("instead_of") or ""),
-    )
-
-
-def _read_call(where: _Where, entry: Entry) -> ToolCall:
-    get = entry.get
-    call, once = bytes.fromhex(entry["call"]), bytes.fromhex(get("once") or "")
-    return ToolCall(
-        *where, entry["tool"], call, str(get("b") or ""), str(get("id") or ""), int(get("depth") or 0), once
-    )
-
-
-def _read_answers(where: _Where, entry: Entry) -> ToolResults:
-    answers = [
-        Answer(
-            answer["tool"],
-            bytes.fromhex(answer["call"]),
-            id=str(answer.get("id") or ""),
-            outcome=Outcome(answer["as"]),
-            event_id=str(answer.get("event") or ""),
-            answer=int(answer.get("answer") or 0),
-            failure=str(answer.get("failure") or ""),
-            chars=int(answer.get("chars") or 0),
-            too_large=bool(answer.get("too_large")),
-            counted=not answer.get("uncounted"),
-            once=bytes.fromhex(answer.get("once") or ""),
-            identity=str(answer.get("identity") or ""),
-            is_long=bool(answer.get("long")),
-            lacks_arguments=bool(answer.get("lacks")),
-            is_note=bool(answer.get("note")),
-            is_near=bool(answer.get("near")),
-            wording=str(answer.get("wording") or ""),
-            is_command=bool(answer.get("command")),
-            reads_alike=bool(answer.get("alike")),
-            ending=str(answer.get("ending") or answer.get("failure") or ""),
-        )
-        for answer in entry["of"]
-    ]
-    news, progress, page = (bool(entry.get(name)) for name in ("news", "progress", "another_page"))
-    return ToolResults(
-        *where,
-        str(entry.get("b") or ""),
-        answers,
-        news,
-        progress,
-        another_page=page,
-        new_subject=bool(entry.get("new")),
-        new_item=bool(entry.get("item")),
-        words=str(entry.get("words") or ""),
-        wanders=str(entry.get("wanders") or ""),
-        is_understood=True,
-    )
-
-
-_READERS: Final[dict[str, Callable[[_Where, Entry], Event]]] = {
-    "enter": lambda where, entry: AgentEntered(
-        *where,
-        int(entry.get("depth") or 0),
-        int(entry.get("branches") or 0),
-        bool(entry.get("task")),
-        bool(entry.get("bounded")),
-        tuple(str(name) for name in entry.get("above") or ()),
-    ),
-    "hand": lambda where, entry: HandOff(*where[:3], str(entry["to"]), where[3]),
-    "ask": _read_ask,
-    "got": lambda where, entry: ModelResult(
-        *where,
-        entry.get("in"),
-        entry.get("out"),
-        text_id=int(entry.get("said") or 0),
-        is_cut=bool(entry.get("cut")),
-        new_subject=bool(entry.get("new")),
-        new_item=bool(entry.get("item")),
-    ),
-    "call": _read_call,
-    "answers": _read_answers,
-    "state": lambda where, entry: StateChanged(*where, int(entry.get("of") or 0)),
 }
