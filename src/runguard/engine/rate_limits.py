@@ -16,6 +16,7 @@ from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
 from runguard.engine.money import StepOut
 from runguard.engine.runs import Run
+from runguard.ledger.ledger import new_sleeper, wake
 from runguard.pricing.rates import normalise
 from runguard.providers.errors import retry_after
 
@@ -27,29 +28,21 @@ _MODELS_KEPT: Final = 1_000
 class ProviderVisit:
     """One call that waits for a provider."""
 
-    __slots__ = ("_loop", "_woken", "scope", "until")
+    __slots__ = ("_sleeper", "scope", "until")
 
     def __init__(self, model: str) -> None:
         self.scope = f"provider:{model}"
         self.until: float | None = None
-        self._loop = asyncio.get_running_loop()
-        self._woken: asyncio.Future[None] = self._loop.create_future()
+        self._sleeper = new_sleeper()
 
     async def sleep(self, seconds: float) -> None:
-        if self._woken.done():
-            self._woken = self._loop.create_future()
-        await asyncio.wait((self._woken,), timeout=seconds)
+        if self._sleeper[1].done():
+            self._sleeper = new_sleeper()
+        await asyncio.wait((self._sleeper[1],), timeout=seconds)
 
     def wake(self) -> None:
         """Look now. From any thread."""
-        try:
-            self._loop.call_soon_threadsafe(self._resolve)
-        except RuntimeError:  # its loop is closed: nothing waits there any more
-            return
-
-    def _resolve(self) -> None:
-        if not self._woken.done():
-            self._woken.set_result(None)
+        wake([self._sleeper])
 
 
 class _Gate:

@@ -17,7 +17,7 @@ from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import UNITS, amount_text, edge, to_usd, window_words
 from runguard.engine.charges import AccountLines, Charge
-from runguard.ledger.ledger import Account, Ledger, Refusal
+from runguard.ledger.ledger import Account, Ledger, Refusal, Sleeper, new_sleeper, wake
 from runguard.policy.settings import Policy
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class Slots:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._holders: set[_Task] = set()
-        self._waiting: OrderedDict[_Task, tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = OrderedDict()
+        self._waiting: OrderedDict[_Task, Sleeper] = OrderedDict()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -314,16 +314,15 @@ class Slots:
 
     async def wait(self, task: _Task) -> None:
         """Wait for a slot, in the order of asking. A slot that is given back goes to the first waiting task."""
-        loop = asyncio.get_running_loop()
-        turn: asyncio.Future[None] = loop.create_future()
+        sleeper = new_sleeper()
         with self._lock:
             if task in self._holders:
                 return
-            self._waiting[task] = (loop, turn)
+            self._waiting[task] = sleeper
             self._sweep_locked()
         try:
-            while not turn.done():
-                await asyncio.wait((turn,), timeout=_SWEEP_S)
+            while not sleeper[1].done():
+                await asyncio.wait((sleeper[1],), timeout=_SWEEP_S)
                 with self._lock:
                     if task in self._holders:
                         return
@@ -358,13 +357,7 @@ class Slots:
 
     def _hand_on_locked(self) -> None:
         while self._waiting and len(self._holders) < self.limit:
-            task, (loop, turn) = self._waiting.popitem(last=False)
-            if task.done() or loop.is_closed():
-                continue
-            self._holders.add(task)
-            loop.call_soon_threadsafe(_resolve, turn)
-
-
-def _resolve(turn: asyncio.Future[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+            task, sleeper = self._waiting.popitem(last=False)
+            if not task.done() and not sleeper[0].is_closed():
+                self._holders.add(task)
+                wake([sleeper])
