@@ -84,7 +84,7 @@ def ledger(scopes: int) -> Callable[[], Awaitable[None]]:
 def accounts(**policy: Any) -> Callable[[], Awaitable[None]]:
     """With prices, thresholds and the figures per agent, model and tool."""
     book = Accounts(Policy.validated({"prices": PRICES, **policy}, ""), time.time)  # noqa: TID251
-    run_costs = book.begin(RunInfo("run", "app", "user", "session"))
+    run_costs = book.spending.begin(RunInfo("run", "app", "user", "session"))
 
     async def once() -> None:
         charge, _ = await book.open(

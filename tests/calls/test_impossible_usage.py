@@ -74,7 +74,8 @@ def settled(usage: Any, *, past_the_adapter: bool = False) -> dict[str, Any]:
     permission = run.ask_now(lambda: ModelRequest.of(MODEL, PROMPT))
     assert isinstance(permission, Permission)
     if past_the_adapter:
-        guard.settle(*permission.charges, usage)
+        (charge,) = permission.charges
+        guard.settle(charge, usage)
     else:
         permission.settle(usage, size=30)
     guard.accounts.budgets(None)

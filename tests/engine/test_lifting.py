@@ -46,7 +46,7 @@ async def test_a_cap_that_cannot_be_read_keeps_the_run_stopped(
     def broken(*_: Any) -> None:
         raise RuntimeError("a cap function that fails")
 
-    monkeypatch.setattr(guard.accounts, "account_lines", broken)
+    monkeypatch.setattr(guard.accounts.finder, "of_call", broken)
     with caplog.at_level(logging.WARNING, "runguard"):
         await review_stops(guard, guard.runs["run"])
     assert stops(guard) == ["budget"]

@@ -41,7 +41,7 @@ class Worker:
         policy = Policy.build(budgets=budgets, max_wait_seconds=0)
         self.ledger, self._clock, self._used = ledger, clock, used
         self.accounts = Accounts(policy, clock, ledger)
-        self._run = self.accounts.begin(RunInfo("run", "app", "ann", "s", at=clock()))
+        self._run = self.accounts.spending.begin(RunInfo("run", "app", "ann", "s", at=clock()))
         self._found: AccountLines | None = None
 
     def _event(self) -> ModelCall:
@@ -58,7 +58,7 @@ class Worker:
 
     async def find(self) -> None:
         """The first half of a call: its thread is then held up."""
-        self._found = self.accounts.account_lines(self._run, self._event())
+        self._found = self.accounts.finder.of_call(self._run, self._event())
 
     async def go_on(self) -> None:
         """The second half."""

@@ -138,7 +138,7 @@ class Downgrades:
         return None
 
     def _reached(self, run: Run, event: ModelCall) -> Iterator[_Reached]:
-        lines = self._accounts.account_lines(run.run_costs, event)
+        lines = self._accounts.finder.of_call(run.run_costs, event)
         for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
             for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.switches else ():
                 for threshold in thresholds:

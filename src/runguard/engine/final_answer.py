@@ -111,7 +111,7 @@ class LastAnswers:
         self._context.settling.release(charge)
 
     async def _begin(self, run: Run, closing: Closing, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
-        if not self._accounts.account_lines(run.run_costs, event).accounts:
+        if not self._accounts.finder.of_call(run.run_costs, event).accounts:
             return None  # nothing limits it
         charge, denied = await self._open(run, event, stopped)
         if charge is not None:
@@ -180,7 +180,7 @@ class LastAnswers:
         event.charge = None
         if held is not None and not held.over:
             self._accounts.standing.pop(id(held), None)
-            lines = self._accounts.account_lines(run.run_costs, event).accounts
+            lines = self._accounts.finder.of_call(run.run_costs, event).accounts
             if lines == held.lines.accounts and held.model == event.model and self._fit(held, event):
                 return self._begun(run, event, held)
             self._release(held)

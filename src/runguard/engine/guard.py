@@ -182,7 +182,7 @@ class Guard(GuardContext):
             self.accounts.end(before.run_costs)
             if before.journal is not None:
                 before.journal.flush()
-        run = Run(info, self.policy, self.tools, self.accounts.begin(info), self.growth.of(info))
+        run = Run(info, self.policy, self.tools, self.accounts.spending.begin(info), self.growth.of(info))
         try:
             self.lanes.open_root(run)
         except Exception as error:  # where a fault stops nothing, the run goes on without rules: its budgets hold

@@ -395,19 +395,12 @@ class Accounts(Settlement):
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
-    def begin(self, info: RunInfo) -> RunCosts:
-        return self.spending.begin(info)
-
     def end(self, run_costs: RunCosts) -> None:
         try:
             self.spending.end(run_costs)
         finally:
             for own in run_costs.own:
                 self.ledger.forget(own)
-
-    def account_lines(self, run_costs: RunCosts, event: ModelCall) -> AccountLines:
-        """Return the accounts that a call would go on, with their budgets and limits."""
-        return self.finder.of_call(run_costs, event)
 
     # ---- before a call ----------------------------------------------------------------------------------------------
 

@@ -485,7 +485,7 @@ async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
     agent = trip.agent_path[-1] if trip.agent_path else ""
     run.run_costs.lines.clear()  # caps may be functions
     event = ModelCall(run.info.run, ROOT_LANE, agent, guard.clock(), trip.model or "")
-    lines = accounts.account_lines(run.run_costs, event).accounts
+    lines = accounts.finder.of_call(run.run_costs, event).accounts
     granted: dict[str, Amount] = {account.key: account.granted for account in lines if account.scope == trip.scope_id}
     allowed = {account.key: account.caps for account in lines if account.key in granted}
     if not ledger.is_shared:

@@ -408,7 +408,7 @@ class ToolPrices:
     def _without_bound(self, run: Run, event: ToolCall, fault: str) -> Decision:
         """Refuse a call of unknown cost where dollars are limited."""
         payment = ToolPayment(event.run, event.lane, event.agent, event.at, tool=event.tool)
-        lines = self._accounts.account_lines(run.run_costs, payment)
+        lines = self._accounts.finder.of_call(run.run_costs, payment)
         if all(account.cap_usd >= UNLIMITED for account in lines.accounts):
             return ALLOW
         return self._refuse(run, event, _unknown_price(event, fault), None)
