@@ -251,12 +251,16 @@ def wrap_model(original: Any) -> Any:
             return original(self, llm_request, stream, *args, **kwargs)
         guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
         if passing is None:
+            place: object = None
             try:
                 place = SURROUNDINGS.get().place
                 if isinstance(place, Place):  # in a tool call of another framework
                     guarded = joined(guarded, self, llm_request, stream)
             except Exception as fault:
-                guarded = _joined_again(place, fault, guarded, self, llm_request, stream)
+                if isinstance(place, Place):
+                    guarded = _joined_again(place, fault, guarded, self, llm_request, stream)
+                else:
+                    _fault(fault, [])
             try:
                 if here.conditions:
                     guarded = asked_first(
@@ -756,7 +760,7 @@ async def _paid_by(
 
 
 async def _joined_again(
-    place: Any, fault: Exception, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
+    place: Place, fault: Exception, answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool
 ) -> AsyncGenerator[LlmResponse, None]:
     """Join after a fault in ``joined``. After a second one, a budget that cannot hold the call refuses it."""
     trips = [guard.give_up("adapter", fault, run.info.run) for guard, run, _ in place.layers]
