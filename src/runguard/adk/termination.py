@@ -5,7 +5,6 @@ a run and ``LOOP_TERMINATION`` under ``install()``. ``model_calls`` calls ``aske
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -27,6 +26,7 @@ from runguard.adk import patching
 from runguard.adk.patching import IN_USE, note_fault
 from runguard.adk.runs import DELIVERY_S, HERE, project
 from runguard.adk.stops import answer_to, answers_to_open_calls, read_session, store
+from runguard.calls.ending import ActiveCondition
 from runguard.calls.model_calls import Interruption
 from runguard.core.decision import METADATA_KEY, TERMINATED
 from runguard.core.errors import PolicyError
@@ -41,7 +41,6 @@ from runguard.termination.conditions import (
     termination_reason,
 )
 
-_log: Final = logging.getLogger("runguard")
 _OWN: Final = "__runguard_termination__"
 _RUN: Final = "_run_async_impl"
 _CONDITION: Final = "__runguard_condition__"
@@ -82,13 +81,13 @@ def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop
 
 
 def condition_of(root: Any) -> tuple[TerminationCondition | None, str]:
-    """The condition of a Runner's root agent that applies to the whole run, and its scope."""
+    """Return the condition of a Runner's root agent that applies to the whole run, and its scope."""
     found: tuple[TerminationCondition | None, str] = getattr(root, "__dict__", {}).get(_OWN, (None, "loop"))
     return found
 
 
 def _run_until(original: Any, condition: TerminationCondition, scope: str) -> Any:
-    """The agent's run method, ended when its condition fires.
+    """Return the agent's run method, which ends when the condition fires.
 
     The agent comes from the context: a clone shares this function.
     """
@@ -122,7 +121,6 @@ def _run_until(original: Any, condition: TerminationCondition, scope: str) -> An
 
 _SOONEST_S: Final = 0.02
 _COUNTED_KEPT: Final = 1_024
-_REPR_CHARS: Final = 500
 
 
 @dataclass(slots=True, eq=False)
@@ -136,8 +134,8 @@ class PaidAnswer:
     at: float
 
 
-class Watched:
-    """One condition at work, with what it has to know to end cleanly.
+class Watched(ActiveCondition):
+    """A condition on ADK, with what it has to know to end cleanly.
 
     The condition sees every event after it was yielded. Before every model call that it covers, it is asked again: what
     is known without an event (time, tokens, cost, an external signal) ends the work before that call is paid. Calls in
@@ -146,13 +144,12 @@ class Watched:
     """
 
     def __init__(self, condition: TerminationCondition) -> None:
+        super().__init__(condition)
         # set for the condition of a Runner's root agent, which must not be watched twice
         self.of_root: TerminationCondition | None = None
-        self.condition = condition.for_run(time.monotonic())
         self.reason: str | None = None
         self.stream: Any = None  # the Runner whose events it sees
         self.in_flight = 0  # calls on their way to a model
-        self._by = repr(self.condition)
         self._paid: list[PaidAnswer] = []
         # answers that were counted without their events: they may still come
         self._counted: deque[PaidAnswer] = deque(maxlen=_COUNTED_KEPT)
@@ -164,7 +161,7 @@ class Watched:
         self._urgent = self._left = False
 
     async def see(self, events: list[Event]) -> None:
-        """Pass events to the condition. Without events it is asked what it knows without them: time, usage, signals."""
+        """Pass events to the condition. Without events, ask what it knows without them: time, usage, signals."""
         seen = [self._remember(event) for event in events]
         if self.reason is not None:
             self._ask_early()
@@ -172,16 +169,14 @@ class Watched:
             if not self.condition.terminated:  # else another task is passing events to it
                 try:
                     await self.condition(seen)
-                except Exception:  # a user's condition: its failure does not end the run
-                    _log.exception(
-                        "runguard.termination_failed: %s raised; it counts as not fired", self._by[:_REPR_CHARS]
-                    )
+                except Exception:
+                    self.log_failure()
             self._heed()
 
     def end(self, reason: str, by: str) -> None:
-        """Another condition ends what this one watches."""
+        """End the work because another condition has fired."""
         if self.reason is None:
-            self.reason, self._by = reason, by
+            self.reason, self.name = reason, by
             self._arm()
 
     def end_run(self) -> bool:
@@ -191,17 +186,17 @@ class Watched:
         """
         around = HERE.get().conditions
         if around:
-            around[0].end(self.reason or "", self._by)
+            around[0].end(self.reason or "", self.name)
         return bool(around)
 
     @property
     def is_over(self) -> bool:
-        """It has fired and no paid call is in flight, or it is urgent."""
+        """Whether it has fired and no paid call is in flight, or it is urgent."""
         return self.reason is not None and (self._urgent or not (self.in_flight or self._paid))
 
     @property
     def is_left(self) -> bool:
-        """The work has ended without it. Calls in the background do not belong to it."""
+        """Whether the work has ended without it. Calls in the background do not belong to it."""
         return self._left and self.reason is None
 
     def leave(self) -> None:
@@ -216,18 +211,16 @@ class Watched:
 
     def _ask_early(self) -> None:
         """Ask what needs no event, also after it has fired: a signal or a timeout ends the wait for paid answers."""
-        for leaf in self.condition.leaves():
-            if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
-                leaf.check([])
+        self.ask_early()
         self._heed()
 
     def last_events(
         self, author: str, invocation_id: str, branch: str | None, answers: list[Event] | None = None, *, escalate: bool
     ) -> list[Event]:
-        """An answer to every open call, and the event that says why it ends."""
+        """Return an answer to every open call, and the event that says why the work ends."""
         reason = self.reason or ""
         actions = TerminationActions(escalate=True if escalate else None, termination_reason=reason)
-        metadata = {METADATA_KEY: {KEY: {"reason": reason, "condition": self._by[:_REPR_CHARS]}}}
+        metadata = {METADATA_KEY: {KEY: {"reason": reason, "condition": self.name}}}
         last = TerminationEvent(
             author=author, invocation_id=invocation_id, branch=branch, actions=actions, custom_metadata=metadata
         )
@@ -244,7 +237,7 @@ class Watched:
     # ---- paid calls -------------------------------------------------------------------------------------------------
 
     def asks(self, task: asyncio.Task[Any] | None) -> None:
-        """A task asks a model again. Count answers whose events will not come: of this or an ended task, or overdue."""
+        """Count answers whose events will not come, because ``task`` asks again: its own, overdue, of ended tasks."""
         now = time.monotonic()
         for paid in [
             one
@@ -262,7 +255,7 @@ class Watched:
             self._count(paid.bill.usage, paid.model)
 
     def cut_off(self, usage: Usage | None, model: str) -> None:
-        """A call ended without an answer; it may have reported something before."""
+        """Count what a call reported that ended without an answer."""
         self._count(usage, model)
 
     def _count(self, usage: Usage | None, model: str) -> None:
@@ -270,7 +263,7 @@ class Watched:
             self.condition.count(usage.input, usage.output, model=model, usage=usage)
 
     def _remember(self, event: Event) -> Event:
-        """Returns the event for the condition, without usage that was counted before."""
+        """Return the event for the condition, without usage that was counted before."""
         if event.partial:
             return event
         waiting = event.long_running_tool_ids or ()
@@ -300,7 +293,7 @@ class Watched:
     # ---- ending the wait --------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """From now on a signal or a timeout may end the wait for the next event."""
+        """Let a signal or a timeout end the wait for the next event, from now on."""
         self._loop, self.stream = asyncio.get_running_loop(), HERE.get().stream
         self.wait = Interruption(asyncio.current_task())
         self._silence = self.condition.on_set(self._look_soon)
@@ -317,7 +310,7 @@ class Watched:
                 silence()
 
     def _look_soon(self) -> None:
-        """From any thread."""
+        """Look at the next turn of the event loop. Safe to call from any thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._look)
 
@@ -357,7 +350,7 @@ class Watched:
 
 
 def _is_urgent(leaf: TerminationCondition) -> bool:
-    """Whether it has a timeout or a signal, which ends calls in flight."""
+    """Return whether a condition has a timeout or a signal, which ends calls in flight."""
     kind = type(leaf)
     return kind.wake_at is not TerminationCondition.wake_at or kind._subscribe is not TerminationCondition._subscribe
 
@@ -370,7 +363,7 @@ class Passive(TerminationCondition):
 
 
 def _report_of(usage: Usage) -> types.GenerateContentResponseUsageMetadata:
-    """An estimate as an event reports it."""
+    """Return an estimate as an event reports it."""
     return types.GenerateContentResponseUsageMetadata(
         prompt_token_count=usage.input, candidates_token_count=usage.output
     )
@@ -381,10 +374,9 @@ Finish = Callable[[str, str | None], Awaitable[list[Event]]]
 
 
 async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: Finish) -> AsyncGenerator[Event, None]:
-    """The events of a run or of an agent until the condition fires and nothing paid is on its way; then those that
-    end it.
+    """Yield the events of a run or of an agent until the condition fires and nothing paid is on its way.
 
-    A failure of RunGuard removes no event: the condition then counts as not fired.
+    Then yield those that end it. A failure of RunGuard removes no event: the condition then counts as not fired.
     """
     invocation, reason, is_over = "", None, False
     try:
@@ -454,7 +446,7 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
 def until_terminated(
     runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str
 ) -> AsyncGenerator[Event, None]:
-    """The events of a run until a condition fires: of its root agent, of its call (``given``), or of its plugins."""
+    """Yield events until a condition fires: of the root agent, of the call (``given``), or of the plugins."""
     own, scope = condition_of(runner.agent)
     found = [own, given]
     if HERE.get().stream is None:  # a run inside of another is part of that one
@@ -574,7 +566,7 @@ async def asked_first(
 
 
 def _billed(usage: CallUsage, request: LlmRequest) -> CallBill:
-    """The usage of a call. The request is measured only where its size was not reported."""
+    """Return the usage of a call. Measure the request only where its size was not reported."""
     bill = usage.bill(0)
     if not bill.estimated:
         return bill

@@ -114,12 +114,29 @@ class RunEvent:
 # ---- Conditions at work.
 
 
-class RunCondition:
-    """One condition at work in one run. Safe to use from the tasks and threads of that run."""
+class ActiveCondition:
+    """One condition at work in one run."""
 
     def __init__(self, condition: TerminationCondition) -> None:
-        self._condition = condition.for_run(time.monotonic())
-        self._name = repr(condition)[:_REPR_CHARS]
+        self.condition = condition.for_run(time.monotonic())
+        self.name = repr(condition)[:_REPR_CHARS]
+
+    def ask_early(self) -> None:
+        """Ask what needs no event: time, usage and signals."""
+        for leaf in self.condition.leaves():
+            if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
+                leaf.check([])
+
+    def log_failure(self) -> None:
+        """Log that the condition has raised. It may be one of the user: its failure does not end the run."""
+        _log.exception("runguard.termination_failed: %s raised; it counts as not fired", self.name)
+
+
+class RunCondition(ActiveCondition):
+    """A condition in a run of an adapter. Safe to use from the tasks and threads of that run."""
+
+    def __init__(self, condition: TerminationCondition) -> None:
+        super().__init__(condition)
         self._events: list[RunEvent] = []
         self._lock = threading.Lock()
 
@@ -129,39 +146,37 @@ class RunCondition:
 
     def count(self, usage: Usage, model: str) -> None:
         with self._lock:
-            self._condition.count(usage.input, usage.output, model=model, usage=usage)
+            self.condition.count(usage.input, usage.output, model=model, usage=usage)
 
     @property
     def needs_await(self) -> bool:
-        return self._condition.needs_await
+        return self.condition.needs_await
 
     @property
     def ended(self) -> Ended | None:
-        return Ended(self._condition.reason or "", self._name) if self._condition.terminated else None
+        return Ended(self.condition.reason or "", self.name) if self.condition.terminated else None
 
     async def ask(self) -> Ended | None:
         """Show the condition what has happened since the last time. Return the end if it has fired."""
         with self._lock:
             events, self._events = self._events, []
-        if not self._condition.terminated and (events or self._condition.knows_early):
+        if not self.condition.terminated and (events or self.condition.knows_early):
             try:
-                if self._condition.needs_await:
-                    await self._condition(events)
+                if self.condition.needs_await:
+                    await self.condition(events)
                 else:
                     with self._lock:
-                        self._condition.check(events)
+                        self.condition.check(events)
             except TerminatedError:  # another task has fired it at the same time
                 pass
-            except Exception:  # a user's condition: its failure does not end the run
-                _log.exception("runguard.termination_failed: %s raised; it counts as not fired", self._name)
+            except Exception:
+                self.log_failure()
         return self.ended
 
     def look(self) -> Ended | None:
         """Check what needs no event: time, usage and signals. Return the end if the condition has fired."""
         with self._lock:
-            for leaf in self._condition.leaves():
-                if leaf.knows_early and not leaf.terminated and not leaf.needs_await:
-                    leaf.check([])
+            self.ask_early()
         return self.ended
 
     def listen(self, end: Callable[[], None]) -> Callable[[], None]:
@@ -174,10 +189,10 @@ class RunCondition:
                 return
             if self.look() is not None:
                 end()
-            elif (wake := self._condition.wake_at()) is not None:
+            elif (wake := self.condition.wake_at()) is not None:
                 timer = loop.call_later(max(wake - time.monotonic(), _SOONEST_S), look)
 
-        unsubscribe = self._condition.on_set(lambda: loop.call_soon_threadsafe(look))
+        unsubscribe = self.condition.on_set(lambda: loop.call_soon_threadsafe(look))
         look()
 
         def stop() -> None:

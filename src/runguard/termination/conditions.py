@@ -673,12 +673,12 @@ class Ended:
     condition: str
 
     def to_dict(self) -> dict[str, Any]:
-        """The metadata of the event or message that ends the run."""
+        """Return the metadata of the event or message that ends the run."""
         return {KEY: {"reason": self.reason, "condition": self.condition}}
 
 
 def termination_reason(event: Any) -> str | None:
-    """Why the work ended, from the event that ended it; None for any other event.
+    """Return why the work ended, from the event that ended it; None for any other event.
 
     Takes an ADK event, a message of LangChain, a response of Pydantic AI, or the JSON of one of them.
     """
