@@ -41,6 +41,7 @@ _SHIELDS: Final = (
     "calls.model_calls:Permission.pieces",
     "calls.model_calls:Permission.stopped",
     "calls.model_calls:_ending.<locals>.end",
+    "calls.run:AgentRun.start",
     "calls.run:AgentRun.stopped",
     "engine.decide:GuardFaults.attempt",
     # and in these nothing can fail: they assign or read variables

@@ -574,7 +574,11 @@ def _adapter(kind: str, *, inside: str = "") -> Callable[[dict[str, Any] | None]
             return str(_seen([event async for event in events]))
 
         async def agent(name: str) -> str:
-            run = AgentRun.start(guard, name, app="shop", user="u1") if guard is not None else None
+            run: AgentRun | None = None
+            if guard is not None and kind == "paused":
+                run = await AgentRun.resume(guard, name, ["approval"], app="shop", user="u1")
+            elif guard is not None:
+                run = AgentRun.start(guard, name, app="shop", user="u1")
             try:
                 if run is not None and (trip := run.enter()) is not None:
                     raise error_of(trip)
@@ -585,7 +589,7 @@ def _adapter(kind: str, *, inside: str = "") -> Callable[[dict[str, Any] | None]
                 return f"{first['said']}, {looked}, {last['said']}"
             finally:
                 if run is not None:
-                    run.end()
+                    run.pause(["approval"]) if kind == "paused" else run.end()
 
         async def turn(ready: Callable[[], None]) -> Any:
             ready()
@@ -629,6 +633,7 @@ REFERENCES: Final = [
     Reference("adapter", _adapter("async")),
     Reference("adapter in pieces", _adapter("pieces")),
     Reference("adapter without a loop", _adapter("sync")),
+    Reference("adapter that pauses", _adapter("paused")),
     Reference("adapter in a tool", _adapter("async", inside="same")),
     Reference("ADK in a tool", _adapter("async", inside="ADK")),
     Reference("stopped agent", _on_adk(endless_tools, max_model_calls=4), stops=True),

@@ -180,19 +180,12 @@ class AgentRun:
         The run may have paused on another worker of the store.
         """
         run = None
-        known = {layer.guard for layer in (*current_place().layers, *(around.layers if around is not None else ()))}
-        known = known.union(*(block.agents for block in _blocks(within)[:1]))
-        if keys and guard not in known:
-            info = RunInfo("", at=guard.clock(), **whom)
-            try:
-                try:
-                    info.run = await guard.pauses.named(keys, info)
-                    run = await reopen(guard, info, may_be_elsewhere=True) if info.run else None
-                except (StoreOutage, StoreError) as error:
-                    info.run = secrets.token_hex(8)
-                    run = begin_unsure(guard, info, error)
-            except Exception as error:
-                guard.faults.note("resume", error)  # the run begins anew
+        try:
+            known = {layer.guard for layer in (*current_place().layers, *(around.layers if around is not None else ()))}
+            if keys and guard not in known.union(*(block.agents for block in _blocks(within)[:1])):
+                run = await _paused_run(guard, keys, RunInfo("", at=guard.clock(), **whom))
+        except Exception as error:
+            guard.faults.note("resume", error)  # the run begins anew
         return cls.start(guard, agent, condition=condition, around=around, run=run, within=within, **whom)
 
     @classmethod
@@ -600,6 +593,16 @@ class Home:
             guard.pauses.keep(run.info.run, waits=self.waits, keys=self.keys)
         else:
             guard.end(run.info.run)
+
+
+async def _paused_run(guard: Guard, keys: Sequence[str], info: RunInfo) -> Run | None:
+    """Return the run that is paused under one of these keys, or None. After an outage, ``on_outage`` decides."""
+    try:
+        info.run = await guard.pauses.named(keys, info)
+        return await reopen(guard, info, may_be_elsewhere=True) if info.run else None
+    except (StoreOutage, StoreError) as error:
+        info.run = secrets.token_hex(8)
+        return begin_unsure(guard, info, error)
 
 
 def _begin(guard: Guard, name: str, keys: Sequence[str], whom: Any) -> Run:
