@@ -105,14 +105,13 @@ def report(found: dict[str, dict[str, float]], work: dict[str, int]) -> str:
         lines.append(
             f"| {where} | {row['no-op']:.0f} | {row['RunGuard']:.0f} | {row['added']:.0f} | {row['ratio']:.1f} |"
         )
-    return "\n".join(
-        [
-            *lines,
-            f"\nWhat RunGuard adds is {found['cold']['added'] / found['warm']['added']:.1f} x as much cold.",
-            f"A step takes {work['calls']} Python calls and {work['instructions']:,} bytecode instructions of RunGuard, "
-            f"in {work['functions']} distinct functions.",
-        ]
-    )
+    lines += [
+        f"\nWhat RunGuard adds is {found['cold']['added'] / found['warm']['added']:.1f} x as much cold.",
+        "A step takes {calls} Python calls, {functions} distinct functions and {instructions:,} instructions.".format(
+            **work
+        ),
+    ]
+    return "\n".join(lines)
 
 
 def main() -> None:

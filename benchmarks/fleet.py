@@ -105,7 +105,9 @@ def measure(workers: Sequence[int], rounds: int, seconds: float = 0.5) -> Iterat
             for process in processes:
                 process.start()
             pipes = [ours for ours, _ in pairs]
-            rows = {(accounts, way): [] for accounts in ACCOUNTS for way in WAYS}
+            rows: dict[tuple[str, str], list[tuple[float, float, float]]] = {
+                (accounts, way): [] for accounts in ACCOUNTS for way in WAYS
+            }
             for _ in range(rounds):
                 for (accounts, way), found in rows.items():
                     start, busy = time.monotonic() + 0.05, server_seconds()
