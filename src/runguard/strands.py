@@ -227,7 +227,7 @@ def _limit_place(model: Any) -> tuple[str, ...]:
 
 
 def _changed(permission: Permission, context: Any) -> Any:
-    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    """Return the request with a notice for the model, and with the output limit that the budget can pay."""
     if permission.notice:  # roles alternate: the notice joins the last message of the user
         *before, last = context.messages
         context = context.replace(

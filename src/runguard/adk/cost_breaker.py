@@ -133,7 +133,7 @@ class ADKCostBreaker:
         self._plugin = plugin  # last: from now on an assigned limit is a change of the policy
 
     def _policy(self, **changed: Any) -> Any:
-        """The settings of the plugin, with ``changed`` ones in place of those of this breaker."""
+        """Return the settings of the plugin, with ``changed`` ones in place of those of this breaker."""
         given = {one.name: getattr(self, one.name) for one in fields(self)} | changed
         others = given.pop("settings")
         del given["name"]
@@ -220,7 +220,7 @@ class ADKCostBreaker:
         return tokens.counts if tokens is not None else []
 
     def _last_trip(self) -> Trip | None:
-        """The trip in force: the latest one, unless ``reset()`` or a clean run came after it."""
+        """Return the trip in force: the latest one, unless ``reset()`` or a clean run came after it."""
         trip = next((trip for trip in reversed(self._plugin.trips) if trip.rule != REFUSED), None)
         if trip is None or trip.id == self._forgiven:
             return None
@@ -228,20 +228,20 @@ class ADKCostBreaker:
         return None if ended_clean else trip
 
     def _current_run(self) -> Run | None:
-        """The run at hand, or the one that started last."""
+        """Return the run at hand, or the one that started last."""
         return self._run_at_hand() or next(self._runs(), None)
 
     def _guards(self) -> list[Guard]:
-        """The guard of the limits in force, and those of limits that were replaced while runs go on under them."""
+        """Return the guard of the limits in force, and those of replaced limits while runs go on under them."""
         generations = self._plugin.generations
         return [plugin.guard for plugin in (generations.plugins if generations is not None else (self._plugin,))]
 
     def _runs(self) -> Iterator[Run]:
-        """The runs in flight, the latest first."""
+        """Return the runs in flight, the latest first."""
         return (run for guard in self._guards() for run in reversed(list(guard.runs.values())))
 
     def _run_of_tool(self) -> Run | None:
-        """The run whose tool this code is a part of."""
+        """Return the run whose tool this code is a part of."""
         frame, guards = HERE.get().tool, self._guards()
         while frame is not None:
             run = frame.invocation.run
@@ -251,7 +251,7 @@ class ADKCostBreaker:
         return None
 
     def _run_at_hand(self) -> Run | None:
-        """The run whose tool this code is a part of, or whose events it reads."""
+        """Return the run whose tool this code is a part of, or whose events it reads."""
         session = HERE.get().session
         return self._run_of_tool() or next((run for run in self._runs() if _key(run.info) == session), None)
 
@@ -260,7 +260,7 @@ class ADKCostBreaker:
         return _key(run.info) if run is not None else HERE.get().session
 
     def _tokens_at_hand(self) -> RecordedTokens | None:
-        """What was recorded for the session at hand; without a session, what was recorded last."""
+        """Return what was recorded for the session at hand; without a session, what was recorded last."""
         session = self._session_at_hand()
         with self._lock:
             return self._tokens.get(session) if session is not None else next(reversed(self._tokens.values()), None)
@@ -324,11 +324,11 @@ class ADKCostBreaker:
     # ---- the callbacks ----------------------------------------------------------------------------------------------
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
-        """What ADK gets from a callback that failed."""
+        """Return what ADK gets from a callback that failed."""
         return self._plugin.instead_of(hook, error, *given)
 
     def _plugin_of(self, ic: InvocationContext) -> RunGuardPlugin:
-        """The plugin with the limits under which a run began."""
+        """Return the plugin with the limits under which a run began."""
         generations = self._plugin.generations
         return self._plugin if generations is None else generations.of(ic.invocation_id)
 

@@ -155,7 +155,7 @@ async def _stops() -> str:
     from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 
     def look(at: str) -> dict[str, int]:
-        """Always return the same answer."""
+        """Give the same answer each time."""
         return {"seen": 1}
 
     def endless() -> tuple[LlmAgent, ScriptedModel]:
@@ -254,7 +254,7 @@ def has_adk() -> bool:
 
 
 def framework_lines() -> list[CheckResult]:
-    """The other frameworks that are installed: one line, or one for each that is too old."""
+    """Return the other frameworks that are installed: one line, or one for each that is too old."""
     installed, lines = _installed_frameworks(), []
     for name, version in installed.items():
         extra, oldest = _OLDEST_FRAMEWORKS[name]
@@ -735,7 +735,7 @@ def model_names(agents: list[FoundAgent]) -> list[str]:
 
 
 def policy_of(agents: list[FoundAgent]) -> Policy | None:
-    """The settings of the first guard."""
+    """Return the settings of the first guard."""
     guards = (agent.guard for agent in agents if agent.guard is not None)
     found: Policy | None = next((guard.guard.policy for guard in guards), None)
     return found
@@ -760,13 +760,13 @@ def _is_end(one: object) -> bool:
 
 
 def kind_of(loaded: object) -> str:
-    """The framework other than ADK whose agent this is, or ""."""
+    """Return the framework whose agent this is, "" for ADK."""
     kind = _kind(loaded)
     return "" if kind == "ADK" else kind
 
 
 def _kind(one: object) -> str:
-    """The framework of an agent, "" for any other object."""
+    """Return the framework of an agent, "" for any other object."""
     if isinstance(one, _class("langgraph.pregel", "Pregel")):
         return "LangChain"
     if isinstance(one, _class("agents", "Agent")):
@@ -812,7 +812,7 @@ def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
 
 
 def _hooks_in(calling: object) -> Iterator[object]:
-    """The middleware around the model of an agent: LangChain nests its hooks in one another, as closures."""
+    """Yield the middleware around the model of an agent: LangChain nests its hooks in one another, as closures."""
     waiting, seen = [calling], set[int]()
     while waiting:
         one = waiting.pop()
@@ -914,7 +914,7 @@ def _model_name(model: Any) -> str:
 
 
 def _class(module: str, name: str) -> Any:
-    """A class, for isinstance. An application that has not imported it has no instance of it."""
+    """Return a class for isinstance. An application that has not imported it has no instance of it."""
     found = getattr(sys.modules.get(module), name, None)
     return found if isinstance(found, type) else ()
 
@@ -1008,7 +1008,7 @@ def _attributes(one: object) -> list[object]:
 
 
 def _named_by(function: FunctionType) -> list[object]:
-    """What a function can use: its closure and defaults; in the user's code also the globals that it names."""
+    """Return what a function can use: its closure and defaults; in the user's code also the globals that it names."""
     home = _home(function.__module__ or "")
     if home == _OUR_PACKAGE:
         return []

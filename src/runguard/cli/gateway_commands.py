@@ -214,7 +214,7 @@ def _user() -> str:
 
 @contextmanager
 def _scripted() -> Iterator[str]:
-    """The model of the demonstration. Gives its address."""
+    """Serve the model of the demonstration. Yield its address."""
     from runguard.gateway.demo import scripted_provider
     from runguard.gateway.serving import listen, served_in_background
 

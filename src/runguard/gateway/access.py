@@ -179,7 +179,7 @@ _VENDORS: Final = ("-session-id", "-session_id", "-conversation-id")
 
 
 def session_of(headers: Headers) -> str:
-    """The session that the client names: Claude Code, Codex, opencode and others do. "" for others."""
+    """Return the session that the client names, as Claude Code, Codex and opencode do. "" for others."""
     for name, value in headers.items():
         if value and (name in _SESSIONS or name.endswith(_VENDORS)):
             return value[:_LONGEST]
@@ -187,12 +187,12 @@ def session_of(headers: Headers) -> str:
 
 
 def agent_of(headers: Headers) -> str:
-    """The name of the program, as it gives it: claude-cli, OpenAI, codex."""
+    """Return the name of the program, as it gives it: claude-cli, OpenAI, codex."""
     return agent_named(headers.get("user-agent", ""))
 
 
 def agent_named(user_agent: str) -> str:
-    """The name at the beginning of a user agent."""
+    """Return the name at the beginning of a user agent."""
     name = user_agent.partition("/")[0].strip()
     kept = "".join(char if char.isalnum() or char in "-_." else "-" for char in name)[:40]
     return kept or "agent"

@@ -69,7 +69,7 @@ class AnswerReader:
         return is_complete
 
     def end(self) -> None:
-        """The body is over."""
+        """Read a body that is no stream: it is complete."""
         if self._is_stream or not self._rest:
             return
         try:

@@ -190,7 +190,7 @@ class Conversations:
         return strand
 
     def give_back(self, strand: Strand, calls: list[str]) -> None:
-        """The call of a strand is over. ``calls``: the ids of the tool calls that its answer asks for."""
+        """End the call of a strand. ``calls``: the ids of the tool calls that its answer asks for."""
         strand.in_flight = False
         conversation = strand.conversation
         conversation.used_at = self._now()
@@ -223,7 +223,7 @@ class Conversations:
     # ---- which strand -----------------------------------------------------------------------------------------------
 
     def _known(self, asked: Asked, newest: Round) -> Strand | None:
-        """The strand whose answer asked for the newest calls."""
+        """Return the strand whose answer asked for the newest calls."""
         for id_, _ in newest.results:
             strand = self._calls.get(_owned(asked.payer, id_)) if id_ else None
             if strand is not None and not strand.conversation.is_over:
@@ -232,7 +232,7 @@ class Conversations:
         return strand if strand is not None and not strand.conversation.is_over and not strand.in_flight else None
 
     def _next_turn(self, asked: Asked) -> Strand | None:
-        """The strand of a request that ends with the user's word. None: it begins a run."""
+        """Return the strand of a request that ends with the user's word. None: it begins a run."""
         strand = self._strands.get(_strand_key(asked))
         session = self._sessions.get(_session_key(asked)) if asked.session else None
         if strand is not None and not strand.conversation.is_over and not strand.in_flight:
@@ -254,7 +254,7 @@ class Conversations:
         return None
 
     async def _elsewhere(self, asked: Asked, newest: Round) -> str:
-        """The name of the run that another worker of the store has begun, or ""."""
+        """Return the name of the run that another worker of the store has begun, or ""."""
         if not self._guard.shares_store:
             return ""
         ids = [id_ for id_, _ in newest.results if id_][:1]
@@ -309,7 +309,7 @@ class Conversations:
 
 
 def _owned(payer: Payer, key: str) -> str:
-    """A key of one payer alone: a client may send the ids of somebody else."""
+    """Return a key of one payer alone: a client may send the ids of somebody else."""
     return digest(f"{payer.key}\0{key}").hex()
 
 
@@ -329,7 +329,7 @@ def _calls_of(reading: Reading) -> list[tuple[str, str, object]]:
 
 
 def _named(calls: Any) -> Iterator[tuple[str, str, object]]:
-    """Number the calls of a provider that gives no ids. Keep a digest of long arguments: a run may wait for hours."""
+    """Yield each call with an id and with a digest in place of long arguments: a run may wait for hours."""
     for number, (id_, tool, args) in enumerate(calls):
         if size_of(args, _ARGUMENTS_KEPT) > _ARGUMENTS_KEPT:
             args = digest(json.dumps(args, default=str)).hex()
@@ -337,7 +337,7 @@ def _named(calls: Any) -> Iterator[tuple[str, str, object]]:
 
 
 def _mark(one: Round) -> bytes:
-    """The identity of a round within its strand."""
+    """Return the identity of a round within its strand."""
     ids = [id_ for id_, _ in one.results if id_] or [id_ for id_, _, _ in one.calls if id_]
     return digest("\0".join(ids) if ids else f"{one.at}\0{one.calls}")
 

@@ -69,7 +69,7 @@ class WireFormat:
         return body.get("messages")
 
     def limit(self, body: Body) -> int | None:
-        """The output limit of one answer."""
+        """Return the output limit of one answer."""
         raise NotImplementedError
 
     def candidates(self, body: Body) -> int:
@@ -77,7 +77,7 @@ class WireFormat:
         return 1
 
     def stored(self, body: Body) -> str:
-        """The name of something that the provider adds to the prompt, such as a conversation that it keeps."""
+        """Return the name of something that the provider adds to the prompt, such as a conversation that it keeps."""
         return ""
 
     def asks_for_data(self, body: Body) -> bool:
@@ -553,7 +553,7 @@ def _calling(body: Body) -> Body:
 
 
 def _words(said: object) -> str:
-    """The text of a message, and the kinds of its other parts."""
+    """Return the text of a message, and the kinds of its other parts."""
     if isinstance(said, str):
         return without_hosts_words(said)
     return "\n".join(word for part in items(said) if (word := _word(part)))

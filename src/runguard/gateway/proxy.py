@@ -120,7 +120,7 @@ class Gateway(Controls):
             _log.warning("runguard.unguarded: requests to %s pass through: what they cost is not known here", path)
 
     def saved_usd(self) -> Decimal | None:
-        """What the refused calls would have cost, at the average of those that were made."""
+        """Return what the refused calls would have cost, at the average of those that were made."""
         usd = self.spend()["usd"]
         return None if usd is None or not self.tally.calls else Decimal(usd) * self.tally.refused / self.tally.calls
 
@@ -343,7 +343,7 @@ class Exchange:
     # ---- the client -------------------------------------------------------------------------------------------------
 
     def _request_headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers for the provider. Of the encodings of the answer, one is kept that can be read here."""
+        """Return the headers for the provider. Of the encodings of the answer, keep those that can be read here."""
         named = {name.strip().lower() for name in self._headers.get("connection", "").split(",")}
         trusted = self._gateway.access.user_header.lower()
         kept = [
@@ -440,7 +440,7 @@ class GuardedCall:
         return None if after is self.body else after
 
     def settle(self, reader: AnswerReader) -> None:
-        """The answer is complete."""
+        """Book the call: its answer is complete."""
         if self._is_over or self._strand is None:
             return
         calls: list[str] = []
@@ -460,7 +460,7 @@ class GuardedCall:
         self._close(calls)
 
     def fail(self, error: BaseException | None, reader: AnswerReader | None = None) -> None:
-        """The call failed, or its answer was cut. What has come of it is booked."""
+        """Book what has come of a call that failed, or whose answer was cut."""
         if self._is_over:
             return
         if reader is not None and reader.is_final:
@@ -473,7 +473,7 @@ class GuardedCall:
         self._close([])
 
     def refused_by_provider(self, response: httpx.Response) -> None:
-        """The provider answered with an error, or with the address of another place."""
+        """Close a call that the provider answered with an error, or with the address of another place."""
         if response.status_code < 400:
             self.permission.release()
         else:
@@ -482,14 +482,14 @@ class GuardedCall:
         self._close([])
 
     def over(self) -> None:
-        """The exchange has ended, however it did."""
+        """Close the call if nothing has: the exchange has ended."""
         if self._strand is not None and not self._is_over:
             if hasattr(self, "permission"):
                 self.permission.fail(None)
             self._close([])
 
     def strand_answered(self) -> None:
-        """The program gets a stop as an answer: its next request is another turn."""
+        """Note that the program gets a stop as an answer: its next request is another turn."""
         if self._strand is not None:
             self._strand.has_answered = True
 
@@ -499,7 +499,7 @@ class GuardedCall:
         return self._guard.policy.on_stop == "raise" or self.wire.asks_for_data(self.body)
 
     def stop_text(self, end: Trip | Ended) -> str:
-        """What the program gets as the answer."""
+        """Return what the program gets as the answer."""
         if not isinstance(end, Trip):
             return end.reason
         text = self._guard.stop_text(end)

@@ -160,7 +160,7 @@ class _Asking:
         return one  # type: ignore[no-any-return]
 
     def _attributes(self, kind: Any) -> dict[str, Any]:
-        """What the class of a guarded model has beside that of its model, whose own fields stay."""
+        """Return what the class of a guarded model has beside that of its model, whose own fields stay."""
         given: dict[str, Any] = {_MARK: self, "controls": self.controls, "guard": self.guard, "bill": self.runs.bill}
         given |= {name: getattr(self.controls, name) for name in _METHODS}
         given["trips"] = property(lambda _: self.controls.trips)
@@ -355,7 +355,7 @@ class _Asking:
             )
 
     def _stopped(self, end: Trip | Ended, kwargs: dict[str, Any]) -> AIMessage:
-        """The last answer of a run. Where an object must come, only the typed error can end it."""
+        """Return the last answer of a run. Where an object must come, raise the typed error."""
         takes_text = "response_format" not in kwargs and kwargs.get("tool_choice") in _CHOICES
         return last_message(self.guard, end, takes_text=takes_text)
 
@@ -372,7 +372,7 @@ def _is_inside(owner: _Owner, name: UUID | None) -> bool:
 
 @contextmanager
 def _making(owner: _Owner, name: UUID | None) -> Iterator[None]:
-    """The model's own method runs in this block."""
+    """Mark this block as the model's own method at work."""
     token = _MAKING.set((*_MAKING.get(), (owner, name)))
     try:
         yield
@@ -382,7 +382,7 @@ def _making(owner: _Owner, name: UUID | None) -> Iterator[None]:
 
 
 def _each(owner: _Owner, name: UUID | None, pieces: Iterator[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
-    """The pieces of a stream, each made inside the call: between two of them, its reader is at work."""
+    """Yield the pieces of a stream, each made inside the call: between two of them, its reader is at work."""
     while True:
         with _making(owner, name):
             piece = next(pieces, None)
@@ -487,7 +487,7 @@ def _settle(
 
 
 def _cut(found: Found, permission: Permission, error: BaseException | None, pieces: list[ChatGenerationChunk]) -> None:
-    """A streamed answer ended early."""
+    """Book a streamed answer that ended early."""
     size = sum(answer_size(piece.message) for piece in pieces)
     if isinstance(error, RunStoppedError) and not pieces:
         permission.release()

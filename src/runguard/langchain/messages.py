@@ -31,7 +31,7 @@ _MODELS: Final = ("model_name", "model", "model_id")
 
 
 def model_name(model: Any) -> str:
-    """The name under which the provider prices the model."""
+    """Return the name under which the provider prices the model."""
     kind: Any = type(model)
     for key in _existing(kind, _MODELS):
         if isinstance(name := getattr(model, key, None), str) and name:
@@ -50,7 +50,7 @@ def _existing(kind: type, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def renamed(model: Any, name: str) -> Any:
-    """The same chat model with the name of another model of its class; None where its class has no field for it."""
+    """Return a copy of the chat model with another model's name. None: its class has no field for it."""
     fields = getattr(type(model), "model_fields", {})
     key = next((key for key in _MODELS if key in fields), None)
     if key is None:
@@ -72,7 +72,7 @@ def has_open_call(messages: Sequence[BaseMessage]) -> bool:
 
 
 def limit_key(model: Any) -> str:
-    """The keyword by which this chat model takes an output limit."""
+    """Return the keyword by which this chat model takes an output limit."""
     fields = getattr(type(model), "model_fields", {})
     return next((key for key in _LIMITS if key in fields), _LIMITS[0])
 
@@ -143,7 +143,7 @@ def _said(message: BaseMessage) -> list[Any]:
 
 
 def usage_of(message: AIMessage) -> Usage | None:
-    """The usage that a message reports, or None."""
+    """Return the usage that a message reports, or None."""
     report = message.usage_metadata
     if not report:
         return None
@@ -166,7 +166,7 @@ def answered_by(*metadata: Mapping[str, Any] | None) -> str:
 
 
 def calls_of(message: AIMessage) -> list[ToolUse]:
-    """The tool calls that a message asks for, those with broken arguments included."""
+    """Return the tool calls that a message asks for, those with broken arguments included."""
     calls = [ToolUse(call["id"] or str(n), call["name"], call["args"]) for n, call in enumerate(message.tool_calls)]
     broken = message.invalid_tool_calls
     return calls + [ToolUse(call["id"] or f"invalid{n}", call["name"] or "", {}) for n, call in enumerate(broken)]
@@ -177,7 +177,7 @@ def answer_size(message: BaseMessage) -> int:
 
 
 def last_message(guard: Guard, end: Trip | Ended, *, takes_text: bool) -> AIMessage:
-    """What an agent ends with: text for the user; the trip, or the reason of a condition, for programs."""
+    """Return what an agent ends with: text for the user; the trip, or the reason of a condition, for programs."""
     words = last_words(guard, end, takes_text=takes_text)
     return AIMessage(content=words, response_metadata={METADATA_KEY: end.to_dict()})
 
@@ -188,7 +188,7 @@ def was_refused(message: BaseMessage) -> bool:
 
 
 def failed(permission: Permission, error: BaseException) -> None:
-    """The call raised. A guard inside of the model may have refused it: then nothing was sent."""
+    """Book a call that raised. Release it if a guard inside of the model refused it: nothing was sent."""
     if isinstance(error, RunStoppedError):
         permission.release()
     else:
@@ -217,7 +217,7 @@ _ARGUMENTS_END: Final = "with error:\n"
 
 
 def newest_answers(messages: Sequence[BaseMessage]) -> Iterator[tuple[str, ToolUse, ToolMessage]]:
-    """The tool messages after the last answer of the model: a name for each, its call, and the message."""
+    """Yield the tool messages after the last answer of the model: a name for each, its call, and the message."""
     answers: list[ToolMessage] = []
     for message in reversed(messages):
         if isinstance(message, AIMessage):

@@ -227,7 +227,7 @@ def _obstacle(model: Any, name: str) -> str:
 
 
 def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest[Any]:
-    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    """Return the request with a notice for the model, and with the output limit that the budget can pay."""
     if permission.model:
         request = request.override(model=renamed(request.model, permission.model))
     if permission.notice:
@@ -267,7 +267,7 @@ def _refused(use: ToolUse, text: str) -> ToolMessage:
 
 
 def _answered(run: AgentRun, use: ToolUse, result: ToolMessage | Command[Any]) -> ToolMessage | Command[Any]:
-    """What the model sees: the result, or a note where it is too large."""
+    """Return what the model sees: the result, or a note where it is too large."""
     if not isinstance(result, ToolMessage):
         run.tools.answered(use, getattr(result, "update", None))
         return result

@@ -60,7 +60,7 @@ class Turn:
     """A root invocation, or a block of ``runguard.run()`` that calls models by hand. Safe to use from many threads."""
 
     def __init__(self, inputs: object = None) -> None:
-        """``inputs``: of the root."""
+        """Begin a turn whose root got ``inputs``."""
         self.inputs = inputs
         self.block = RunContext()  # shares one run of each guard between all agents of the turn
         self.waits = False  # for an answer from outside
@@ -101,7 +101,7 @@ class Turn:
             return len(seen) > known
 
     def leave(self, agent: Scope) -> None:
-        """A graph or a tool inside the turn has ended. The agents that began a run keep it open."""
+        """Leave a graph or a tool that has ended. The agents that began a run keep it open."""
         with self._lock:
             first = {run for run, _ in self._first.values()}
             gone = [key for key, run in self._agents.items() if key[1] is agent and run not in first]
@@ -110,7 +110,7 @@ class Turn:
             run.end()
 
     def end(self, *, failed: bool = False) -> None:
-        """The root has ended. A run in a thread may go on, with a resume or from a static breakpoint."""
+        """End the turn with its root. A run in a thread may go on, with a resume or from a static breakpoint."""
         with self._lock:
             self._is_over = True
             agents, self._agents = list(self._agents.values()), {}
@@ -363,7 +363,7 @@ def _runtime() -> object:
 
 
 def _worker() -> object:
-    """The task or thread of a loop that is written by hand: its model calls follow each other."""
+    """Return the task or thread of a loop that is written by hand: its model calls follow each other."""
     try:
         return asyncio.current_task() or threading.get_ident()
     except RuntimeError:  # no event loop

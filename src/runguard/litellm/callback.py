@@ -127,7 +127,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
     # ---- after a call -----------------------------------------------------------------------------------------------
 
     async def async_post_call_success_hook(self, data: dict[str, Any], user_api_key_dict: Any, response: Any) -> Any:
-        """The answer is complete, and the program has not got it yet."""
+        """Book the call: its answer is complete, and the program has not got it yet."""
         call = self._calls.get(_id_of(data))
         if call is not None:
             reading = read(response)
@@ -161,7 +161,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
     async def async_log_success_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
     ) -> None:
-        """The proxy's own account of the call: it has the usage of streams that did not report it."""
+        """Book or correct the call by the proxy's own account, which has the usage of streams without a report."""
         call = self._calls.pop(_id_of(kwargs), None)
         if call is None:
             return
@@ -174,7 +174,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
     async def async_post_call_failure_hook(
         self, request_data: dict[str, Any], original_exception: Exception, user_api_key_dict: Any, *_: Any, **__: Any
     ) -> None:
-        """The request has failed for good. A failure that the proxy tries again is only in its log."""
+        """Close a request that has failed for good. A failure that the proxy tries again is only in its log."""
         call = self._calls.pop(_id_of(request_data), None)
         if call is not None:
             self._fail(call, original_exception)

@@ -56,7 +56,7 @@ class AgentGuard(Controls):
         runner.install()
 
     def __deepcopy__(self, memo: Any) -> "AgentGuard":
-        """A copy of a guarded agent has the same guard."""
+        """Return the guard itself: a copy of a guarded agent has the same guard."""
         return self
 
     def guarded(self, agent: Agent[TContext]) -> "GuardedAgent[TContext]":
@@ -88,7 +88,7 @@ class AgentGuard(Controls):
         return self._kinds[base, inner]
 
     def missed(self, agent: str) -> None:
-        """A runner that is not RunGuard's runs ``agent``: end the run. In shadow mode, log it once."""
+        """End a run of ``agent`` by a runner that is not RunGuard's. In shadow mode, log it once."""
         mode = self.guard.policy.mode
         if mode == "enforce":
             raise RunGuardError(_NO_TURN % agent)

@@ -133,7 +133,7 @@ class Turn:
             run.tools.saw(use, value, outcome, executed=executed and (self.agent is None or not is_function))
 
     def end(self, result: Any = None, error: BaseException | None = None) -> None:
-        """The call of ``Runner.run`` is over: it has a result, or it failed. A turn that waits for a human is kept."""
+        """End the call of ``Runner.run``, which returned or failed. Keep a turn that waits for a human."""
         pending = [name for item in getattr(result, "interruptions", None) or () if (name := call_id_of(item))]
         for run in reversed(self._runs.values()):
             run.guard.faults.attempt("adapter", self._settle_tools, run, pending, error)

@@ -245,7 +245,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
 
 
 def _key(ctx: RunContext[Any]) -> tuple[str | None, int]:
-    """What all contexts of a run share. Its id alone is not enough: an app can take that from a client."""
+    """Return what all contexts of a run share. Its id alone is not enough: an app can take that from a client."""
     return ctx.run_id, id(ctx.usage)
 
 
@@ -253,7 +253,7 @@ def _key(ctx: RunContext[Any]) -> tuple[str | None, int]:
 
 
 def _unanswered(messages: Sequence[ModelMessage]) -> dict[str, ToolUse]:
-    """The calls of the newest model response that have no answer, by their ids: what a paused turn waits for."""
+    """Return the calls of the newest answer that have no result, by their ids: what a paused turn waits for."""
     answered: set[str] = set()
     for message in reversed(messages):
         if isinstance(message, ModelResponse):
@@ -288,7 +288,7 @@ def _show_unchecked(tools: RunTools, messages: Sequence[ModelMessage], request: 
 
 
 def _why(part: Any) -> Any:
-    """What was wrong, without the arguments that differ each time: a text, or what an older tool gave."""
+    """Return what was wrong, without the arguments that differ each time: a text, or what an older tool gave."""
     if not isinstance(part.content, list):
         return part.content
     faults = [fault for fault in part.content if isinstance(fault, dict) and "msg" in fault]
@@ -325,14 +325,14 @@ def _settle(turn: _Turn, permission: Permission, response: ModelResponse) -> Non
 
 
 def _used(attempt: Any) -> Usage | None:
-    """What a failed attempt took. None: it is not known. An error with a status was not billed."""
+    """Return what a failed attempt took, or None if unknown. An error with a status was not billed."""
     if attempt.usage is not None:
         return _usage_of(attempt.usage)
     return Usage() if "status_code:" in (attempt.error or "") else None
 
 
 def _changed(permission: Permission, request: ModelRequestContext) -> ModelRequestContext:
-    """The request with a notice for the model, and with the output limit that the budget can pay."""
+    """Return the request with a notice for the model, and with the output limit that the budget can pay."""
     if permission.notice:
         notice = ModelRequest(parts=[UserPromptPart(permission.notice)])
         request = replace(request, messages=[*request.messages, notice])
@@ -346,7 +346,7 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
 
 
 def _asked(prompts: GrowingPrompts, request: ModelRequestContext) -> Asked:
-    """What is sent."""
+    """Return what is sent."""
     parameters, messages = request.model_request_parameters, request.messages
     declared, schema = [*parameters.function_tools], parameters.output_object
     if parameters.output_mode not in ("native", "prompted") and parameters.output_tools:
@@ -381,7 +381,7 @@ def _said(message: ModelMessage) -> list[Any]:
 
 
 def _candidates(model: Model) -> list[str]:
-    """The models that may answer: several for a ``FallbackModel``."""
+    """Return the models that may answer: several for a ``FallbackModel``."""
     while isinstance(model, WrapperModel):
         model = model.wrapped
     if isinstance(model, FallbackModel):
