@@ -8,6 +8,7 @@ from typing import Final
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)  # processes that import a framework
 ROOT = Path(__file__).parents[2]
 HARNESSES: Final = {
     "langchain": "from tests.frameworks.langchain_harness import LangChainHarness as Harness",
@@ -16,7 +17,7 @@ HARNESSES: Final = {
 }
 CODE: Final = """
     import asyncio, faulthandler, gc, logging, sys
-    faulthandler.dump_traceback_later(45, exit=True)
+    faulthandler.dump_traceback_later(150, exit=True)
     logging.disable(logging.CRITICAL)
     HARNESS
     from runguard.background import FINALIZED

@@ -20,6 +20,7 @@ from tests.kit.gemini_server import Answer, GeminiServer, call
 from tests.kit.openai_server import OpenAIServer
 from tests.kit.sse_server import Reply
 
+pytestmark = pytest.mark.timeout(180)  # processes that import much
 REPOSITORY = Path(__file__).parents[2]
 PRICES = '[prices."a-model"]\ninput = 1\noutput = 10\n'
 
@@ -36,7 +37,7 @@ def run(*arguments: Any, **environment: str) -> "subprocess.CompletedProcess[str
     paths = os.pathsep.join([str(Path(package.__file__).parents[1]), str(REPOSITORY)])
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHONPATH": paths, **environment}
     command = [*PROGRAM, "run", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=50, check=False, env=env)
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env=env)
 
 
 def looping(server: Any) -> None:
