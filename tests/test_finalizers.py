@@ -37,7 +37,6 @@ CLOSED_SAFELY: Final = {
     "ledger/sqlite.py:_write": "one operation of a store",
     "ledger/sqlite.py:_step": "one operation of a store",
     "ledger/sqlite.py:_transaction": "one operation of a store",
-    "ledger/write_queue.py:in_use": "one operation of a store",
     "openai_agents/runner.py:_as": "resets a variable",
     "agent_framework.py:_at_work": "resets a variable",
     "gateway/launch.py:_forwarding": "a with block of one function, which waits for the program, is its only caller",

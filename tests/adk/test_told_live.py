@@ -74,20 +74,21 @@ def receiver() -> Iterator[Receiving]:
     server.server_close()
 
 
-async def test_a_stop_on_adk_reaches_a_webhook_once_signed_and_without_contents(receiver: Receiving) -> None:
+async def test_a_stop_on_adk_reaches_a_webhook_signed_and_without_contents_and_further_ones_as_a_sum(receiver: Receiving) -> None:
     url = f"http://127.0.0.1:{receiver.server_address[1]}/hook"
     plugin = RunGuardPlugin(alerts={"webhook": {"url": url, "secret": SECRET}})
     for session in ("s1", "s2", "s3"):
         await run(agent(stuck()), plugins=[plugin], session_id=session)
     assert plugin.flush(10)
-    ((headers, body),) = receiver.heard
-    assert verify_signature(SECRET, headers["X-RunGuard-Timestamp"], body, headers["X-RunGuard-Signature"])
-    told = json.loads(body)
-    assert told["facts"]["rule"] == "stall"
-    assert told["facts"]["tool"] == "same"
-    assert CANARY.encode() not in body
-    assert b"result-canary" not in body
-    assert plugin.snapshot()["alerts"]["webhook"]["sent"] == 1
+    for headers, body in receiver.heard:
+        assert verify_signature(SECRET, headers["X-RunGuard-Timestamp"], body, headers["X-RunGuard-Signature"])
+        told = json.loads(body)
+        assert told["facts"]["rule"] == "stall"
+        assert told["facts"]["tool"] == "same"
+        assert CANARY.encode() not in body
+        assert b"result-canary" not in body
+    assert [json.loads(body)["facts"].get("runs") for _, body in receiver.heard] == [None, 2]
+    assert plugin.snapshot()["alerts"]["webhook"]["sent"] == 2
 
 
 async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions() -> None:

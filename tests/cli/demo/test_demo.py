@@ -40,11 +40,13 @@ def test_the_whole_demo_as_a_user_calls_it() -> None:
 
 
 def the_front_page_shows_these_figures(result: dict[str, Any]) -> None:
+    """On older releases ADK's own instructions have other lengths: there, only the calls are as shown."""
+    kept = slice(None) if result["google_adk"].startswith("2.13.") else slice(2)
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [^|]+ \| ([\d,]+) → ([\d,]+) \| ([\d,]+) → ([\d,]+) \|", text, re.MULTILINE)
     shown = [tuple(int(figure.replace(",", "")) for figure in row) for row in rows]
-    assert shown == [
-        tuple(entry[how][what] for what in ("model_calls", "tokens") for how in ("without", "with"))
+    assert [row[kept] for row in shown] == [
+        tuple(entry[how][what] for what in ("model_calls", "tokens") for how in ("without", "with"))[kept]
         for entry in result["stories"]
     ]
 
