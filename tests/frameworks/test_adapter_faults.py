@@ -60,7 +60,7 @@ async def test_on_guard_error_decides_about_a_request_that_cannot_be_read(
     session = harness.session(spec, guard)
     result = await session.turn("go")
     assert (session.model_calls, result.error) == (calls, None)
-    assert guard.guard.guard_errors == 1
+    assert guard.guard.guard_errors == 2  # it is read twice
 
 
 class _Retry(AgentMiddleware[Any, Any, Any]):
