@@ -74,7 +74,7 @@ def receiver() -> Iterator[Receiving]:
     server.server_close()
 
 
-async def test_a_stop_on_adk_reaches_a_webhook_signed_and_without_contents_and_further_ones_as_a_sum(receiver: Receiving) -> None:
+async def test_stops_on_adk_reach_a_webhook_signed_without_contents_and_summed_up(receiver: Receiving) -> None:
     url = f"http://127.0.0.1:{receiver.server_address[1]}/hook"
     plugin = RunGuardPlugin(alerts={"webhook": {"url": url, "secret": SECRET}})
     for session in ("s1", "s2", "s3"):
