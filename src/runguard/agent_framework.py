@@ -194,7 +194,7 @@ class RunGuard(Controls, _Bundle):
             model=response.model or "",
             calls=[_use(one) for one in contents if one.type == "function_call"],
             text=response.text,
-            size=size_of([content.to_dict() for content in contents]),
+            size=lambda: size_of([content.to_dict() for content in contents]),
         )
         if usage is not None and response.conversation_id:
             self._stored[response.conversation_id] = usage.input + usage.output

@@ -5,6 +5,7 @@ Strands calls its hooks and middleware. They ask ``calls/run`` before every mode
 
 import copy
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Final, Unpack
 
@@ -262,7 +263,7 @@ def _settle(permission: Permission, event: ModelStopReason) -> None:
         usage,
         calls=[ToolUse(call["toolUseId"], call["name"], call["input"]) for call in calls],
         text="".join(block.get("text", "") for block in content),
-        size=size_of(content),
+        size=partial(size_of, content),
     )
 
 

@@ -107,13 +107,15 @@ async def test_with_block_a_broken_guard_lets_no_call_through(harness: Harness, 
 
 
 @pytest.mark.parametrize("harness", HARNESSES)
-async def test_a_nested_agent_works_when_its_lane_cannot_be_opened(harness: Harness) -> None:
+async def test_a_nested_agent_works_when_its_lane_cannot_be_opened(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner = AgentSpec(lambda n, _: Reply("inner done"), "helper")
     spec = AgentSpec(
         lambda n, _: Reply(calls=[("helper", {"request": "x"})]) if n == 1 else Reply("done"), agents=[inner]
     )
     guard = harness.guard()
-    guard.guard.open_lane = _broken
+    monkeypatch.setattr(guard.guard, "open_lane", _broken)
     result = await harness.session(spec, guard).turn("go")
     assert (result.text, result.error) == ("done", None)
 

@@ -327,17 +327,18 @@ class Permission:
         model: str = "",
         calls: Sequence[ToolUse] = (),
         text: str = "",
-        size: int = 0,
+        size: int | Callable[[], int] = 0,
         estimated: bool = False,
     ) -> None:
         """Book the usage of a call that the model answered, and show the rules its text and tool calls.
 
-        ``usage`` None: not reported, so ``size`` bytes of answer are booked as an estimate. ``estimated``: a part of
-        the usage was not reported.
+        ``usage`` None: not reported, so the ``size`` of the answer in bytes is booked as an estimate; a function
+        measures it only then. ``estimated``: a part of the usage was not reported.
         """
         run, attempt = self._run, self._run.guard.faults.attempt  # a fault in one step does not prevent the others
         attempt("adapter", run.tools.asked_for, calls)
         usage = checked_usage(usage)
+        size = 0 if usage is not None else size() if callable(size) else size
         self._close_charges(partial(_book, usage=usage, model=model, size=size, estimated=estimated))
         for layer, event in self.charged:
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)

@@ -231,8 +231,7 @@ class AgentRun:
         if not self.layers:
             return Spent("", None, 0, 0)
         guard, run, _ = self.layers[-1]
-        figures = guard.accounts.spending.of_run(run.run_costs)
-        return Spent(run.info.run, run.run_costs.spent_usd, figures["tokens"], figures["calls"])
+        return Spent(run.info.run, run.run_costs.spent_usd, *guard.accounts.spending.used_by(run.run_costs))
 
     @property
     def stopped(self) -> Trip | None:

@@ -85,15 +85,17 @@ class RunContext:
     @property
     def tokens(self) -> int:
         """The tokens of these calls, input and output."""
-        return self._total("tokens")
+        return self._used[0]
 
     @property
     def calls(self) -> int:
         """The model calls that were sent."""
-        return self._total("calls")
+        return self._used[1]
 
-    def _total(self, figure: str) -> int:
-        return sum(guard.accounts.spending.of_run(run.run_costs)[figure] for guard, run in self._runs)
+    @property
+    def _used(self) -> tuple[int, int]:
+        used = [guard.accounts.spending.used_by(run.run_costs) for guard, run in self._runs]
+        return sum(tokens for tokens, _ in used), sum(calls for _, calls in used)
 
     @property
     def trips(self) -> list[Trip]:

@@ -148,6 +148,12 @@ class Spending:
         with self._lock:
             return list(run_costs.recent)
 
+    def used_by(self, run_costs: RunCosts) -> tuple[int, int]:
+        """Return the tokens and the model calls of one run."""
+        with self._lock:
+            entries = [*run_costs.inherited.values(), *run_costs.tally.values()]
+            return sum([one.input + one.output for one in entries]), sum([one.calls for one in entries])
+
     def of_run(self, run_costs: RunCosts) -> dict[str, Any]:
         """Return one run's figures, JSON-ready but for its dollars."""
         with self._lock:

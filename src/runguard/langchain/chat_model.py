@@ -482,7 +482,7 @@ def _settle(
             model=answered_by(message.response_metadata, answer.generation_info, whole) or model_name(model),
             calls=calls_of(message),
             text=str(message.text) if has_tools else "",  # without tools, many texts in a row are a batch and no loop
-            size=answer_size(message),
+            size=partial(answer_size, message),
         )
 
 

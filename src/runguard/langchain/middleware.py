@@ -245,7 +245,7 @@ def _book(permission: Permission, message: AIMessage) -> None:
         model=answered_by(message.response_metadata),
         calls=calls_of(message),
         text=str(message.text),
-        size=answer_size(message),
+        size=partial(answer_size, message),
     )
 
 

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from agents.exceptions import ModelBehaviorError
@@ -91,11 +92,8 @@ class Asked:
             **self.more,
         }
 
-    def learn(self, response: Any) -> None:
+    def learn(self, response: Any, usage: Usage) -> None:
         """Remember how many tokens the provider will add to a request that goes on from this answer."""
-        usage = usage_of(response.usage, response.output)
-        if usage is None:
-            return
         answer = getattr(response, "response_id", None) or getattr(response, "id", None)
         for name in (answer, self.more.get("conversation_id")):
             if isinstance(name, str) and name:
@@ -125,13 +123,15 @@ def settle_answer(permission: Permission, response: Any, asked: Asked) -> None:
     names = {one.tool_name for one in asked.handoffs}
     calls = [use for item in output if (use := call_in(item)) is not None and use.tool not in names]
     texts = _texts(output)
+    usage = usage_of(response.usage, output)
     permission.settle(
-        usage_of(response.usage, output),
+        usage,
         calls=calls,
         text="" if len(calls) < len(output) - len(texts) else "".join(texts),
-        size=size_of(output),
+        size=partial(size_of, output),
     )
-    asked.learn(response)
+    if usage is not None:
+        asked.learn(response, usage)
 
 
 # What the SDK executes in this process, by the type of an item: the name of the tool, and what holds its arguments.

@@ -15,6 +15,7 @@ from runguard.core.money import NANO
 
 UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
 PER_MILLION: Final = 1_000_000
+MOST_TOKENS: Final = 10**12  # of one call; more is a fault of the counter
 _COUNTS: Final = {int}
 
 
@@ -34,10 +35,10 @@ class Usage:
 
     @property
     def is_possible(self) -> bool:
-        """Whether every figure is a count. NaN, a negative number, a bool or a text is none."""
+        """Whether every figure is a count. NaN, a negative or endless number, a bool or a text is none."""
         figures = [self.input, self.output, self.cached, self.cache_write, self.audio, self.cached_audio]
         figures += [self.audio_output, self.thinking, self.searches]
-        return set(map(type, figures)) == _COUNTS and min(figures) >= 0
+        return set(map(type, figures)) == _COUNTS and min(figures) >= 0 and max(figures) <= MOST_TOKENS
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from runguard.core.identity import CHARS_PER_TOKEN
 from runguard.core.money import stated_usd
-from runguard.pricing.rates import Usage
+from runguard.pricing.rates import MOST_TOKENS, Usage
 
 # ---- The usage of one model call: what was reported, and an estimate of what was not.
 
@@ -268,7 +268,6 @@ def _closes_again(before: Usage, report: Any) -> bool:
 _NUMBERS: Final = frozenset({int, float})  # exact types: a bool is not a count, and neither is a mock
 _WRONG: Final = frozenset({float, bool, str})  # meant as a count, but not valid as one
 _COUNTS: Final = _WRONG | {int}
-_MOST: Final = 10**12  # tokens of one call; more is a fault of the counter
 _ENTRIES: Final = 64  # of a list that are looked at
 NO_INPUT: Final = "usage: no input tokens reported"
 
@@ -438,7 +437,7 @@ def _count(get: Any, name: str, problems: list[str]) -> int:
     value = get(name)
     if value is None:
         return 0
-    if type(value) is int and 0 <= value <= _MOST:
+    if type(value) is int and 0 <= value <= MOST_TOKENS:
         return value
     if type(value) in _COUNTS:
         problems.append(f"{name}: not a count of tokens")
@@ -465,9 +464,9 @@ def _chat(given: Any, problems: list[str]) -> Counts | None:
     asked, answered, whole = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
     if not (
         type(asked) is type(answered) is type(whole) is int
-        and 0 <= asked <= _MOST
-        and 0 < answered <= _MOST
-        and 0 <= whole <= _MOST
+        and 0 <= asked <= MOST_TOKENS
+        and 0 < answered <= MOST_TOKENS
+        and 0 <= whole <= MOST_TOKENS
     ):  # something is missing, zero or strange
         before = len(problems)
         asked, answered = _count(get, "prompt_tokens", problems), _count(get, "completion_tokens", problems)
@@ -592,9 +591,9 @@ def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | N
     asked, answered, whole = get(prompt), get(answer), get(total)
     if not (
         type(asked) is type(answered) is type(whole) is int
-        and 0 <= asked <= _MOST
-        and 0 < answered <= _MOST
-        and 0 <= whole <= _MOST
+        and 0 <= asked <= MOST_TOKENS
+        and 0 < answered <= MOST_TOKENS
+        and 0 <= whole <= MOST_TOKENS
     ):
         # something is missing, zero or strange
         asked, answered = _count(get, prompt, problems), _count(get, answer, problems) or _count(get, live, problems)
@@ -640,7 +639,9 @@ def _plain(get: Any, problems: list[str], parts: tuple[str, ...] = ("cached",)) 
 
 def checked_usage(usage: Usage | None) -> Usage | None:
     """Return the usage with only the figures that can be true; None when it reports neither input nor output."""
-    counts = None if usage is None else read_usage(usage, [])
+    if usage is None or (usage.is_possible and usage.cached + usage.cache_write <= usage.input > 0):  # the usual ones
+        return usage
+    counts = read_usage(usage, [])
     return None if counts is None else counts.usage()
 
 

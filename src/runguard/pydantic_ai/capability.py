@@ -320,7 +320,7 @@ def _settle(turn: _Turn, permission: Permission, response: ModelResponse) -> Non
         model=model,
         calls=[_use_of(part) for part in response.parts if isinstance(part, ToolCallPart)],
         text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
-        size=size_of(response.parts),
+        size=partial(size_of, response.parts),
     )
 
 
