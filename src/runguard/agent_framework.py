@@ -182,7 +182,10 @@ class RunGuard(Controls, _Bundle):
         hidden = max(known - measure(fixed)[0] // LIKELY, 0)  # what is sent again is not stored
         model, limit = options.get("model") or getattr(context.client, "model", ""), options.get("max_tokens")
         limit = limit if isinstance(limit, int) else None
-        return ModelRequest.of(str(model or ""), [fixed], limit, hidden=hidden, counts=context, measured=measured)
+        more = {name: value for name, value in options.items() if name not in ("model", "max_tokens")}
+        return ModelRequest.of(
+            str(model or ""), [fixed], limit, hidden=hidden, counts=context, measured=measured, options=more
+        )
 
     def _settle(self, permission: Permission, context: ChatContext) -> None:
         response: Any = context.result

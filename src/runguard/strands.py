@@ -27,6 +27,7 @@ from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
+from runguard.providers.messages import read_options
 from runguard.providers.usage import GrowingPrompts, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
@@ -216,7 +217,7 @@ def _asked(prompts: GrowingPrompts, context: Any) -> ModelRequest:
         counts=context,
         measured=measured,
     )
-    asked.fixed_output = not place
+    asked.fixed_output, asked.candidates = not place, read_options({"body": config.get("params")}).candidates
     return asked
 
 

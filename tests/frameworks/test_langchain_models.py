@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import wrap_model_call
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
@@ -299,3 +300,49 @@ def test_a_call_that_the_guard_of_the_model_refuses_costs_the_agent_nothing(on_s
     assert len(model.trips) == 1
     assert middleware.spend()["usd"] == 0
     assert middleware.spend()["reserved_usd"] == 0
+
+
+class _Echo(_Whole):
+    """Takes any keyword, as the models of providers do. Each answer has a hundred tokens, or as many as it may."""
+
+    def _generate(
+        self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+    ) -> ChatResult:
+        tokens = kwargs.get("n", 1) * min(kwargs.get("max_tokens", 100), 100)
+        usage: Any = {"input_tokens": 0, "output_tokens": tokens, "total_tokens": tokens}
+        metadata = {"model_name": kwargs.get("model", self.model)}
+        message = AIMessage(str(kwargs), usage_metadata=usage, response_metadata=metadata)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+_FIGURES: Any = {
+    "prices": {"scripted-1": {"input": 0, "output": 100}, "dear-1": {"input": 0, "output": 1_000}},
+    "models": {"scripted-1": {"max_output_tokens": 100}, "dear-1": {"max_output_tokens": 100}},
+}
+
+
+@pytest.mark.parametrize(
+    ("given", "usd"), [({}, "0.01"), ({"n": 5}, "0.05"), ({"model": "dear-1"}, "0.1")], ids=["plain", "n", "model"]
+)
+@pytest.mark.parametrize("by", ["keyword", "bind", "middleware"])
+def test_the_keywords_of_a_call_are_passed_on_and_reserved(given: dict[str, Any], usd: str, by: str) -> None:
+    def said(max_usd: str) -> tuple[str, Any]:
+        settings: Any = {"max_usd": max_usd, **_FIGURES}
+        if by == "middleware":
+            guard: Any = RunGuardMiddleware(**settings)
+            agent: Any = create_agent(_Echo(), middleware=[wrap_model_call(_adding(given)), guard])
+            return agent.invoke({"messages": [HumanMessage("go")]})["messages"][-1].content, guard
+        guard = GuardedChatModel(_Echo(), **settings)
+        answer = guard.bind(**given).invoke("go") if by == "bind" else guard.invoke("go", **given)
+        return str(answer.content), guard
+
+    text, guard = said(usd)
+    assert text == str(given)
+    assert guard.spend()["usd"] == Decimal(usd)
+    less = Decimal(usd) * Decimal("0.9")
+    _, guard = said(str(less))
+    assert guard.spend()["usd"] <= less
+
+
+def _adding(settings: dict[str, Any]) -> Any:
+    return lambda request, handler: handler(request.override(model_settings=settings))

@@ -204,6 +204,65 @@ def test_an_output_limit_is_found_wherever_a_chat_model_keeps_it() -> None:
     assert limit(limited, max_completion_tokens=50) == 50
 
 
+# ---- What a framework passes on to the provider as it is ------------------------------------------------------------
+
+
+class _Many(ScriptedChat):
+    n: int = 4
+
+
+def _from_langchain(**settings: Any) -> Asked:
+    script: Any = None
+    return request_of(GrowingPrompts(), ScriptedChat(script, [0]), [HumanMessage("go")], None, settings)
+
+
+def _from_openai(**settings: Any) -> Asked:
+    given: Any = (None, "go", ModelSettings(**settings), [], None, [], None)
+    return OpenAIAsked(MODEL, given, {}).request(GrowingPrompts())
+
+
+def _from_pydantic_ai(**settings: Any) -> Asked:
+    request: Any = SimpleNamespace(
+        messages=[],
+        model=SimpleNamespace(model_name=MODEL),
+        model_settings=settings,
+        model_request_parameters=ModelRequestParameters(),
+    )
+    return _asked(GrowingPrompts(), request)
+
+
+@pytest.mark.parametrize(
+    ("read", "name"),
+    [
+        (_from_langchain, "extra_body"),
+        (_from_langchain, "model_kwargs"),
+        (_from_openai, "extra_body"),
+        (_from_openai, "extra_args"),
+        (_from_pydantic_ai, "extra_body"),
+    ],
+)
+def test_what_a_framework_passes_on_as_it_is_counts(read: Any, name: str) -> None:
+    plain = read(max_tokens=100)
+    assert (plain.candidates, plain.max_output_tokens, plain.fixed_output, plain.model) == (1, 100, False, MODEL)
+    asked = read(max_tokens=100, **{name: {"n": 5, "max_completion_tokens": 900, "model": "dear-1"}})
+    assert (asked.candidates, asked.max_output_tokens, asked.fixed_output) == (5, 900, True)
+    assert asked.model == "dear-1"
+    assert asked.input_tokens == plain.input_tokens or read is _from_langchain
+
+
+def test_the_answers_that_a_chat_model_asks_for_are_counted() -> None:
+    kind: Any = _Many
+    many = kind(None, [0])
+
+    def asked(**settings: Any) -> Asked:
+        return request_of(GrowingPrompts(), many, [HumanMessage("go")], None, settings)
+
+    assert asked().candidates == 4
+    assert asked(n=7).candidates == 7
+    assert asked(model="dear-1").model == "dear-1"
+    assert (asked(max_tokens=50).max_output_tokens, asked(max_tokens=50).fixed_output) == (50, False)
+
+
 # ---- Pydantic AI: parts of a request beside its messages ------------------------------------------------------------
 
 BIG = "word " * 8_000

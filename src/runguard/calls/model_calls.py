@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -24,6 +24,7 @@ from runguard.engine.guard import Guard
 from runguard.engine.money import ASSUMED_OUTPUT
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.errors import was_unbilled
+from runguard.providers.messages import read_options
 from runguard.providers.usage import LIKELY, UPPER, checked_usage, measure, tokens_in
 from runguard.termination.conditions import Ended
 
@@ -60,6 +61,7 @@ class ModelRequest:
     counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
     others: Sequence[str] = ()  # models that may answer, or be paid, in place of ``model``
     hidden: int = 0  # tokens of these that the provider adds by itself, such as a conversation that it stores
+    candidates: int = 1  # answers asked for: each may have ``max_output_tokens``
 
     @classmethod
     def of(
@@ -73,18 +75,26 @@ class ModelRequest:
         counts: object = None,
         others: Sequence[str] = (),
         measured: tuple[int, int] = (0, 0),
+        options: Mapping[str, Any] | None = None,
     ) -> "ModelRequest":
         """Describe a request by the size of its prompt: messages, instructions and tool declarations, data or objects.
 
         ``around``: bytes beside them, such as what separates messages in the request. ``hidden``: tokens that the
         provider adds by itself, such as a conversation that it stores. ``others``: the models that a fallback may
         choose instead. ``measured``: size and audio tokens of what is not in ``prompt``, such as the messages that
-        ``AgentRun.prompts`` has measured.
+        ``AgentRun.prompts`` has measured. ``options``: what the framework passes on to the provider as it is, such as
+        ``extra_body``. It wins over ``model`` and ``max_output_tokens``.
         """
         size, audio = measure(prompt)
         size, audio = size + measured[0] + around, audio + measured[1]
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
-        return cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
+        made = cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
+        if options:
+            said = read_options(options)
+            made.model, made.candidates = said.model or model, said.candidates
+            if said.limit is not None:  # a lower limit beside it would not be heeded
+                made.max_output_tokens, made.fixed_output = said.limit, True
+        return made
 
 
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects

@@ -407,7 +407,7 @@ class AgentRun:
 
         def describe(at: float) -> ModelCall:
             sized = (dearest(guard, request), request.input_tokens, request.audio_tokens, request.max_output_tokens)
-            return ModelCall(run.info.run, lane, self.agent, at, *sized)
+            return ModelCall(run.info.run, lane, self.agent, at, *sized, candidates=request.candidates)
 
         decision, event = await guard.recover("adapter", error, run.info.run, self.agent, describe)
         if event is not None:
@@ -419,7 +419,7 @@ class AgentRun:
         model = dearest(guard, request)
         event = ModelCall(run.info.run, lane, self.agent, guard.clock(), model, request.input_tokens)
         event.audio_tokens, event.max_output_tokens = request.audio_tokens, request.max_output_tokens
-        event.fixed_output = request.fixed_output
+        event.fixed_output, event.candidates = request.fixed_output, request.candidates
         event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
         event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
         event.context_limit = guard.context_limit(model)

@@ -35,7 +35,6 @@ from runguard.langchain.messages import (
     failed,
     last_message,
     limit_key,
-    model_name,
     newest_answers,
     notice_message,
     request_of,
@@ -177,7 +176,7 @@ class _Asking:
 
     def _bind_tools(self, kind: Any) -> Callable[..., Any]:
         @wraps(kind.bind_tools)
-        def bind_tools(model: Any, tools: Sequence[Any], **more: Any) -> Any:
+        def bind_tools(model: Any, /, tools: Sequence[Any], **more: Any) -> Any:
             bound = kind.bind_tools(model, tools, **more)
             if not isinstance(bound, BaseChatModel):  # a binding, which adds the tools to each request
                 return bound
@@ -189,7 +188,7 @@ class _Asking:
 
     def _with_fallbacks(self, kind: Any) -> Callable[..., Any]:
         @wraps(kind.with_fallbacks)
-        def with_fallbacks(model: Any, fallbacks: Sequence[Any], **more: Any) -> Any:
+        def with_fallbacks(model: Any, /, fallbacks: Sequence[Any], **more: Any) -> Any:
             """Fallbacks that are plain models get the same guard."""
             plain = [
                 self.guarded(one) if isinstance(one, BaseChatModel) and not hasattr(type(one), _MARK) else one
@@ -205,7 +204,7 @@ class _Asking:
         own = _lenient(own)
 
         def _generate(
-            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+            model: Any, /, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> ChatResult:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):  # the model itself calls one of its methods through another
@@ -222,7 +221,7 @@ class _Asking:
                 except BaseException as error:
                     failed(permission, error)
                     raise
-                permission.read(partial(_settle_result, model, self._has_tools(kwargs)), result)
+                permission.read(partial(_settle_result, self._has_tools(kwargs)), result)
                 return result
 
         return _generate
@@ -231,7 +230,7 @@ class _Asking:
         own = _lenient(own)
 
         async def _agenerate(
-            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+            model: Any, /, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> ChatResult:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):
@@ -252,7 +251,7 @@ class _Asking:
                     if (trip := permission.interrupted) is not None:
                         return _result(self._stopped(trip, kwargs))
                     raise
-                permission.read(partial(_settle_result, model, self._has_tools(kwargs)), result)
+                permission.read(partial(_settle_result, self._has_tools(kwargs)), result)
                 return result
 
         return _agenerate
@@ -261,7 +260,7 @@ class _Asking:
         own = _lenient(own)
 
         def _stream(
-            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+            model: Any, /, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> Iterator[ChatGenerationChunk]:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):
@@ -286,7 +285,7 @@ class _Asking:
             except BaseException as error:
                 _cut(found, permission, error, whole)
                 raise
-            permission.read(partial(_settle_pieces, model, self._has_tools(kwargs)), whole)
+            permission.read(partial(_settle_pieces, self._has_tools(kwargs)), whole)
             _end(found)
 
         return _stream
@@ -295,7 +294,7 @@ class _Asking:
         own = _lenient(own)
 
         async def _astream(
-            model: Any, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+            model: Any, /, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
         ) -> AsyncIterator[ChatGenerationChunk]:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):
@@ -322,7 +321,7 @@ class _Asking:
             except BaseException as error:
                 _cut(found, permission, error, whole)
                 raise
-            permission.read(partial(_settle_pieces, model, self._has_tools(kwargs)), whole)
+            permission.read(partial(_settle_pieces, self._has_tools(kwargs)), whole)
             _end(found)
 
         return _astream
@@ -418,7 +417,7 @@ def _lenient(own: Callable[..., Any]) -> Callable[..., Any]:
     parameters = inspect.signature(own).parameters
     takes = "run_manager" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
-    def call(model: Any, messages: Any, *, stop: Any, run_manager: Any, **options: Any) -> Any:
+    def call(model: Any, messages: Any, /, *, stop: Any, run_manager: Any, **options: Any) -> Any:
         if run_manager is not None and takes:
             options["run_manager"] = run_manager
         return own(model, messages, stop=stop, **options)
@@ -457,20 +456,18 @@ def _changed(
     return messages, kwargs
 
 
-def _settle_result(model: Any, has_tools: bool, permission: Permission, result: ChatResult) -> None:
-    _settle(model, has_tools, permission, result.generations[0], result.llm_output)
+def _settle_result(has_tools: bool, permission: Permission, result: ChatResult) -> None:
+    _settle(has_tools, permission, result.generations[0], result.llm_output)
 
 
-def _settle_pieces(model: Any, has_tools: bool, permission: Permission, pieces: list[ChatGenerationChunk]) -> None:
+def _settle_pieces(has_tools: bool, permission: Permission, pieces: list[ChatGenerationChunk]) -> None:
     if pieces:
-        _settle(model, has_tools, permission, pieces[0] + pieces[1:], None)
+        _settle(has_tools, permission, pieces[0] + pieces[1:], None)
     else:
         permission.fail(None)
 
 
-def _settle(
-    model: Any, has_tools: bool, permission: Permission, answer: ChatGeneration, whole: dict[str, Any] | None
-) -> None:
+def _settle(has_tools: bool, permission: Permission, answer: ChatGeneration, whole: dict[str, Any] | None) -> None:
     message = answer.message
     if not isinstance(message, AIMessage):
         permission.fail(None)
@@ -479,7 +476,7 @@ def _settle(
     else:
         permission.settle(
             usage_of(message),
-            model=answered_by(message.response_metadata, answer.generation_info, whole) or model_name(model),
+            model=answered_by(message.response_metadata, answer.generation_info, whole),
             calls=calls_of(message),
             text=str(message.text) if has_tools else "",  # without tools, many texts in a row are a batch and no loop
             size=partial(answer_size, message),

@@ -28,6 +28,7 @@ from runguard.termination.conditions import Ended
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")
 _MESSAGE: Final = 4  # bytes around a message
 _MODELS: Final = ("model_name", "model", "model_id")
+_PASSED_ON: Final = ("n", "candidate_count", "model_kwargs", "extra_body")  # fields of chat models
 
 
 def model_name(model: Any) -> str:
@@ -88,6 +89,16 @@ def output_limit(model: Any, settings: Mapping[str, Any]) -> int | None:
     return None
 
 
+def passed_on(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what goes to the provider as it is, without a limit that ``output_limit`` knows."""
+    found = {name: value for name, value in settings.items() if name not in _LIMITS} if settings else {}
+    kind: Any = type(model)
+    for name in _existing(kind, _PASSED_ON):
+        if (value := getattr(model, name, None)) and name not in found:
+            found[name] = value
+    return found
+
+
 _DECLARATIONS_KEPT: Final = 256
 _declarations: Final[OrderedDict[int, tuple[Any, Any]]] = OrderedDict()  # by identity of what is kept alive here
 
@@ -133,7 +144,8 @@ def request_of(
     own counter gets.
     """
     limit, measured = output_limit(model, settings), prompts.measure(messages, _said)
-    return Asked.of(model_name(model), [others], limit, len(messages) * _MESSAGE, counts=counts, measured=measured)
+    around, options = len(messages) * _MESSAGE, passed_on(model, settings)
+    return Asked.of(model_name(model), [others], limit, around, counts=counts, measured=measured, options=options)
 
 
 def _said(message: BaseMessage) -> list[Any]:

@@ -61,7 +61,12 @@ class Asked:
         if (stored := self._stored()) and (known := _KNOWN.get(stored)) is not None:
             hidden = max(known - measure(fixed)[0] // LIKELY, 0)  # what is sent again is not stored
         limit, measured = self.settings.max_tokens, prompts.measure(self.items)
-        return ModelRequest.of(self.model, fixed, limit, hidden=hidden, counts=self._named(), measured=measured)
+        named, options = self._named(), None
+        if self.settings.extra_body or self.settings.extra_args:
+            options = {"extra_body": self.settings.extra_body, "extra_args": self.settings.extra_args}
+        return ModelRequest.of(
+            self.model, fixed, limit, hidden=hidden, counts=named, measured=measured, options=options
+        )
 
     def _fixed(self) -> list[Any]:
         """Return what goes with every request beside the conversation."""

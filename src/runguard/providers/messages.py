@@ -73,7 +73,7 @@ _REQUEST_NAMES: Final[dict[str, _Is]] = {
     **dict.fromkeys(
         (
             *("config", "generation_config", "generationConfig", "request", "llm_request"),
-            *("body", "extra_body", "json", "payload"),
+            *("body", "extra_body", "extra_args", "model_kwargs", "json", "payload"),
         ),
         _BODY,
     ),
@@ -134,15 +134,29 @@ def read_request(
     return request
 
 
-def _take(request: Request, held: Mapping[Any, Any], sizes: Callable[[Any], tuple[int, int]], depth: int) -> None:
-    """Take in every entry of ``held`` that has a known name, and those of a body inside it."""
+def read_options(held: Mapping[str, object]) -> Request:
+    """Return what options ask for that a framework passes on as they are. No prompt is measured."""
+    request = Request()
+    _take(request, held, None, 0)
+    return request
+
+
+_Sizes = Callable[[Any], tuple[int, int]]
+
+
+def _take(request: Request, held: Mapping[Any, Any], sizes: _Sizes | None, depth: int) -> None:
+    """Take in every entry of ``held`` that has a known name, and those of a body inside it.
+
+    ``sizes`` None: without prompts.
+    """
     for name, value in held.items():
         if value is None or type(name) is not str or (what := _REQUEST_NAMES.get(name)) is None:
             continue
         if what is _PROMPT:
-            size, audio = sizes(value) if type(value) is list else measure(value)
-            request.size += size
-            request.audio_tokens += audio
+            if sizes is not None:
+                size, audio = sizes(value) if type(value) is list else measure(value)
+                request.size += size
+                request.audio_tokens += audio
         elif what is _MODEL:
             if not request.model and type(value) is str and len(value) <= LONGEST_ID:
                 request.model = value
@@ -179,7 +193,7 @@ def _take_automatic(request: Request, config: dict[Any, Any]) -> None:
         request.hides_rounds = bool(hidden) and rounds > 1
 
 
-def _take_positional(request: Request, value: Any, sizes: Callable[[Any], tuple[int, int]]) -> None:
+def _take_positional(request: Request, value: Any, sizes: _Sizes) -> None:
     kind = type(value)
     if kind is str:
         if not request.model and len(value) <= LONGEST_ID and _MODEL_NAME.fullmatch(value):

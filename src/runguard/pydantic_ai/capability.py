@@ -361,12 +361,14 @@ def _asked(prompts: GrowingPrompts, request: ModelRequestContext) -> Asked:
         asked = (message for message in reversed(messages) if isinstance(message, ModelRequest))
         if (newest := next(asked, None)) is not None and newest.instructions:
             prompt.append(newest.instructions)
-    limit = (request.model_settings or {}).get("max_tokens")
+    settings = request.model_settings or {}
+    limit, body = settings.get("max_tokens"), settings.get("extra_body")
     around = len(messages) * _MESSAGE
     model, *others = _candidates(request.model)
     limit = limit if isinstance(limit, int) else None
     measured = prompts.measure(messages, _said)
-    return Asked.of(model, prompt, limit, around, counts=request, others=others, measured=measured)
+    options = {"extra_body": body} if body else None
+    return Asked.of(model, prompt, limit, around, counts=request, others=others, measured=measured, options=options)
 
 
 def _said(message: ModelMessage) -> list[Any]:
