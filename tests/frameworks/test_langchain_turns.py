@@ -5,10 +5,12 @@ import gc
 import json
 import logging
 import operator
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
+from uuid import uuid4
 
 import pytest
 from langchain.agents import create_agent
@@ -26,7 +28,7 @@ import runguard
 from runguard import Budget, PolicyError
 from runguard.background import FINALIZED
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
-from runguard.langchain.turns import _scopes
+from runguard.langchain.turns import _Handler
 from runguard.testing.conformance import MODEL, Reply
 from tests.frameworks.langchain_harness import ScriptedChat
 
@@ -95,6 +97,12 @@ async def play(agent: Any, asked: Any, config: Any, is_async: bool) -> Any:
     return await asyncio.to_thread(agent.invoke, asked, config)
 
 
+def scopes() -> list[Any]:
+    """What is kept of the chains, graphs and tools of roots."""
+    handlers: list[Any] = [one for one in gc.get_objects() if isinstance(one, _Handler)]
+    return [one for handler in handlers for one in handler.scopes]
+
+
 KINDS = pytest.mark.parametrize("kind", ["middleware", "graph"])
 WAYS = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
@@ -116,7 +124,7 @@ async def test_a_turn_that_was_approved_many_times_is_one_run(kind: str, is_asyn
     assert [trip.rule for trip in guard.trips] == ["model_calls"]
     assert runguard.trip(result) is not None
     assert not guard.guard.runs
-    assert not _scopes
+    assert not scopes()
 
 
 @WAYS
@@ -352,6 +360,36 @@ def test_a_client_cannot_choose_who_pays() -> None:
     }
 
 
+@KINDS
+def test_turns_at_the_same_time_with_the_same_name_of_their_run_are_apart(kind: str) -> None:
+    """A client may choose ``run_id``, for example as the key of its request."""
+    both = threading.Barrier(2)
+
+    def script(_: int, newest: str) -> Reply:
+        both.wait(10)
+        read = int(newest.removeprefix("page ")) if newest.startswith("page") else 0
+        return Reply(calls=[("read", {"n": read + 1})]) if read < 2 else Reply("done")
+
+    def who(runtime: Any) -> str:
+        return str(runtime.context["account"])
+
+    chat: Any = ScriptedChat(script, [0])
+    settings: Any = {"app": "shop", "user": who, "budgets": [Budget(calls=100, per="user")]}
+    if kind == "graph":
+        guard: Any = GuardedChatModel(chat, **settings)
+        agent: Any = create_agent(guard, [read], context_schema=dict)
+    else:
+        guard = RunGuardMiddleware(**settings)
+        agent = create_agent(chat, [read], middleware=[guard], context_schema=dict)
+    name = uuid4()
+    with ThreadPoolExecutor(2) as pool:
+        turns = [pool.submit(agent.invoke, HI, {"run_id": name}, context={"account": user}) for user in ("ann", "bob")]
+        for turn in turns:
+            turn.result(20)
+    assert {status.scope: status.spent for status in guard.budgets()} == {"user:shop/ann": 3, "user:shop/bob": 3}
+    assert not guard.guard.runs
+
+
 # ---- For whom.
 
 
@@ -532,7 +570,7 @@ def test_a_dropped_stream_ends_its_run(kind: str) -> None:
     assert FINALIZED.flush(10)
     assert made[0] >= 1
     assert not guard.guard.runs
-    assert not _scopes
+    assert not scopes()
 
 
 async def test_a_cancelled_turn_leaves_nothing() -> None:
@@ -548,7 +586,7 @@ async def test_a_cancelled_turn_leaves_nothing() -> None:
     del task
     assert not guard.guard.runs
     assert guard.spend()["reserved_usd"] == 0
-    assert not _scopes
+    assert not scopes()
 
 
 # ---- The bill, and sizes.

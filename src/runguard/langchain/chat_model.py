@@ -42,7 +42,7 @@ from runguard.langchain.messages import (
     usage_of,
     was_refused,
 )
-from runguard.langchain.turns import Found, Runs, Scope, scope_here
+from runguard.langchain.turns import Found, Runs, scope_here
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.termination.conditions import Ended, TerminationCondition
@@ -209,7 +209,7 @@ class _Asking:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):  # the model itself calls one of its methods through another
                 return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
-            found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
+            found = self._prepared(self.runs.of_now(scope_here(run_manager), _AGENT), messages)
             with _EndAlone(found):
                 permission = found.run.ask_now(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
                 if not isinstance(permission, Permission):
@@ -235,7 +235,7 @@ class _Asking:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):
                 return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
-            found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
+            found = self._prepared(await self.runs.of(scope_here(run_manager), _AGENT), messages)
             with _EndAlone(found):
                 permission = await found.run.ask(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
                 if not isinstance(permission, Permission):
@@ -266,7 +266,7 @@ class _Asking:
             if _is_inside((self, type(model)), name):
                 yield from own(model, messages, stop=stop, run_manager=run_manager, **kwargs)
                 return
-            found = self._prepared(self.runs.of_now(_scope(run_manager), _AGENT), messages)
+            found = self._prepared(self.runs.of_now(scope_here(run_manager), _AGENT), messages)
             permission = found.run.ask_now(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
             if not isinstance(permission, Permission):
                 _end(found)
@@ -301,7 +301,7 @@ class _Asking:
                 async for piece in own(model, messages, stop=stop, run_manager=run_manager, **kwargs):
                     yield piece
                 return
-            found = self._prepared(await self.runs.of(_scope(run_manager), _AGENT), messages)
+            found = self._prepared(await self.runs.of(scope_here(run_manager), _AGENT), messages)
             permission = await found.run.ask(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
             if not isinstance(permission, Permission):
                 _end(found)
@@ -435,10 +435,6 @@ def _schema(tool: Any) -> Any:
 
 def _name(run_manager: Any) -> UUID | None:
     return getattr(run_manager, "run_id", None)
-
-
-def _scope(run_manager: Any) -> Scope | None:
-    return scope_here(getattr(run_manager, "parent_run_id", None))
 
 
 def _asked(run: AgentRun, model: Any, messages: list[BaseMessage], kwargs: dict[str, Any]) -> Asked:

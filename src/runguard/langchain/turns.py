@@ -64,7 +64,6 @@ class Turn:
         self.inputs = inputs
         self.block = RunContext()  # shares one run of each guard between all agents of the turn
         self.waits = False  # for an answer from outside
-        self.names: list[UUID] = []  # of its scopes
         self._agents: dict[tuple[Guard, object, object], AgentRun] = {}
         self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
         self._seen: dict[Guard, set[str]] = {}
@@ -128,15 +127,18 @@ class Turn:
         self.block.end()
 
 
-_scopes: Final[dict[UUID, Scope]] = {}
-
-
 class _Handler(BaseCallbackHandler):
-    """Keeps ``_scopes`` for the whole process. It has no state of its own, so copies of a config share it."""
+    """Keeps the scopes of one root invocation, which LangChain hands on to all that runs in it.
+
+    Names of runs tell apart what belongs to one root alone: a client of the app may choose that of a root.
+    """
 
     run_inline = True  # else an async call would wait for a thread
 
     ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(self) -> None:
+        self.scopes: dict[UUID, Scope] = {}
 
     def on_chain_start(
         self,
@@ -148,7 +150,7 @@ class _Handler(BaseCallbackHandler):
         tags: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        scope = _open(run_id, parent_run_id, str(kwargs.get("name") or ""), inputs)
+        scope = self._open(run_id, parent_run_id, str(kwargs.get("name") or ""), inputs)
         if scope.parent is None:
             return
         scope.agent = scope.parent.agent
@@ -158,22 +160,41 @@ class _Handler(BaseCallbackHandler):
     def on_tool_start(
         self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
-        _open(run_id, parent_run_id, "tool", "")
+        self._open(run_id, parent_run_id, "tool", "")
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        _close(run_id, None)
+        self._close(run_id, None)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         if isinstance(error, GeneratorExit):  # a stream is dropped, perhaps by the collector
-            FINALIZED.put(partial(_close, run_id, error))
+            FINALIZED.put(partial(self._close, run_id, error))
         else:
-            _close(run_id, error)
+            self._close(run_id, error)
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        _close(run_id, None)
+        self._close(run_id, None)
 
     def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        _close(run_id, error)
+        self._close(run_id, error)
+
+    def _open(self, run_id: UUID, parent_run_id: UUID | None, name: str, inputs: object) -> Scope:
+        # a parent may be a trace of another library's, so what is around this code counts then
+        parent = (self.scopes.get(parent_run_id) if parent_run_id is not None else None) or scope_here()
+        scope = self.scopes[run_id] = Scope(parent.turn if parent is not None else Turn(inputs), parent, name, inputs)
+        return scope
+
+    def _close(self, run_id: UUID, error: BaseException | None) -> None:
+        scope = self.scopes.pop(run_id, None)
+        if scope is None:
+            return
+        if isinstance(error, GraphInterrupt):
+            scope.turn.waits = True
+        if scope.parent is not None:
+            if scope.agent is scope or scope.is_graph:
+                scope.turn.leave(scope)
+            return
+        self.scopes.clear()  # a task that was cancelled does not report its end
+        scope.turn.end(failed=error is not None)
 
     def __copy__(self) -> "_Handler":
         return self
@@ -181,36 +202,17 @@ class _Handler(BaseCallbackHandler):
     def __deepcopy__(self, memo: Any) -> "_Handler":
         return self
 
-    def __reduce__(self) -> str:
-        return "HANDLER"
+    def __reduce__(self) -> Any:
+        return _Handler, ()
 
 
-def _open(run_id: UUID, parent_run_id: UUID | None, name: str, inputs: object) -> Scope:
-    # a parent may be a trace of another library's, so what is around this code counts then
-    parent = (_scopes.get(parent_run_id) if parent_run_id is not None else None) or scope_here()
-    scope = Scope(parent.turn if parent is not None else Turn(inputs), parent, name, inputs)
-    _scopes[run_id] = scope
-    scope.turn.names.append(run_id)
-    return scope
+class _OneForEachRoot:
+    """For LangChain, a variable that gives a new handler to each root. What runs inside of it has the root's."""
+
+    def get(self) -> _Handler:
+        return _Handler()
 
 
-def _close(run_id: UUID, error: BaseException | None) -> None:
-    scope = _scopes.pop(run_id, None)
-    if scope is None:
-        return
-    if isinstance(error, GraphInterrupt):
-        scope.turn.waits = True
-    if scope.parent is not None:
-        if scope.agent is scope or scope.is_graph:
-            scope.turn.leave(scope)
-        return
-    for name in scope.turn.names:  # a task that was cancelled does not report its end
-        _scopes.pop(name, None)
-    scope.turn.end(failed=error is not None)
-
-
-HANDLER: Final = _Handler()
-_variable: Final[ContextVar[Any]] = ContextVar("runguard_langchain", default=HANDLER)
 _lock: Final = threading.Lock()
 _is_watching = False
 
@@ -222,22 +224,25 @@ def watch() -> None:
     with _lock:
         if not _is_watching:
             _is_watching = True
-            register_configure_hook(_variable, inheritable=True)
+            register_configure_hook(_OneForEachRoot(), inheritable=True, handle_class=_Handler)  # type: ignore[arg-type]
             threads.carry(_ScopeAround())  # type: ignore[arg-type]
 
 
-def scope_here(parent_run_id: UUID | None = None) -> Scope | None:
-    """Return the scope of a known parent, else the one around this code; None outside of everything."""
-    scope = _scopes.get(parent_run_id) if parent_run_id is not None else None
-    if scope is not None:
-        return scope
-    callbacks = (var_child_runnable_config.get() or {}).get("callbacks")
-    parent = getattr(callbacks, "parent_run_id", None)
-    scope = _scopes.get(parent) if parent is not None else None
+def scope_here(manager: Any = None) -> Scope | None:
+    """Return the scope that a run manager is part of, else the one around this code; None outside of everything."""
+    scope = _scope_of(manager) or _scope_of((var_child_runnable_config.get() or {}).get("callbacks"))
     if scope is not None:
         return scope
     carried = _CARRIED.get()
     return carried if carried is not None and not carried.turn.block.ended else None
+
+
+def _scope_of(manager: Any) -> Scope | None:
+    parent = getattr(manager, "parent_run_id", None)
+    if parent is None:
+        return None
+    handler = next((one for one in manager.handlers if isinstance(one, _Handler)), None)
+    return handler.scopes.get(parent) if handler is not None else None
 
 
 # In a thread that LangChain does not follow: the scope that has started it.
