@@ -34,17 +34,15 @@ from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse, current_place
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
-from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.usage import LIKELY, GrowingPrompts, measure, read_usage, size_of
+from runguard.providers.usage import GrowingPrompts, read_usage, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
 
 _RUN: Final[ContextVar[AgentRun | None]] = ContextVar("runguard_agent_framework", default=None)
-_STORED_KEPT: Final = 8_192
 _Next = Callable[[], Awaitable[None]]
 
 with warnings.catch_warnings():  # bundles are announced with the experimental hooks for agents, which are not used here
@@ -81,7 +79,6 @@ class RunGuard(Controls, _Bundle):
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._condition = fitting(termination_condition, "Agent Framework", has_hand_offs=False)
-        self._stored = LruDict[str, int](_STORED_KEPT)  # tokens of the conversations that providers keep
         is_off = self.guard.policy.mode == "off"
         _Bundle.__init__(self, [] if is_off else [self._turn, self._model_call, self._tool_call])
 
@@ -178,14 +175,11 @@ class RunGuard(Controls, _Bundle):
         tools = [one.to_json_schema_spec() for one in _tools(options) if hasattr(one, "to_json_schema_spec")]
         fixed = [options.get("instructions"), tools]
         measured = prompts.measure(context.messages, _said)
-        known = self._stored.get(str(options.get("conversation_id") or ""), 0)
-        hidden = max(known - measure(fixed)[0] // LIKELY, 0)  # what is sent again is not stored
         model, limit = options.get("model") or getattr(context.client, "model", ""), options.get("max_tokens")
         limit = limit if isinstance(limit, int) else None
         more = {name: value for name, value in options.items() if name not in ("model", "max_tokens")}
-        return ModelRequest.of(
-            str(model or ""), [fixed], limit, hidden=hidden, counts=context, measured=measured, options=more
-        )
+        more["previous_response_id"] = options.get("conversation_id")
+        return ModelRequest.of(str(model or ""), [fixed], limit, counts=context, measured=measured, options=more)
 
     def _settle(self, permission: Permission, context: ChatContext) -> None:
         response: Any = context.result
@@ -198,9 +192,8 @@ class RunGuard(Controls, _Bundle):
             calls=[_use(one) for one in contents if one.type == "function_call"],
             text=response.text,
             size=lambda: size_of([content.to_dict() for content in contents]),
+            answer=response.conversation_id or "",
         )
-        if usage is not None and response.conversation_id:
-            self._stored[response.conversation_id] = usage.input + usage.output
 
     def _last(self, end: Trip | Ended, context: ChatContext) -> Any:
         """End the agent with a text. With a response format no text can end it, so the typed error is raised."""

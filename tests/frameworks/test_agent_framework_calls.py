@@ -107,13 +107,13 @@ async def test_tokens_of_a_cache_are_counted_once(reported: Mapping[str, Any], t
 
 
 async def test_a_stored_conversation_is_reserved_for() -> None:
-    client = Recorder({"input_token_count": 90_000, "output_token_count": 10}, conversation="conv_1")
+    client = Recorder({"input_token_count": 90_000, "output_token_count": 10}, conversation="conv_af")
     guard = RunGuard(max_usd="0.15", prices=_PRICES, models={MODEL: {"max_output_tokens": 100}}, on_stop="raise")
     agent = Agent(client, middleware=[guard])
     with runguard.run():
-        await agent.run("Hi", options={"conversation_id": "conv_1"})
+        await agent.run("Hi", options={"conversation_id": "conv_af"})
         with pytest.raises(BudgetExceededError):
-            await agent.run("Go on", options={"conversation_id": "conv_1"})
+            await agent.run("Go on", options={"conversation_id": "conv_af"})
     assert len(client.asked) == 1
 
 

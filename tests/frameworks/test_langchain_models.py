@@ -346,3 +346,30 @@ def test_the_keywords_of_a_call_are_passed_on_and_reserved(given: dict[str, Any]
 
 def _adding(settings: dict[str, Any]) -> Any:
     return lambda request, handler: handler(request.override(model_settings=settings))
+
+
+@pytest.mark.parametrize("kind", ["model", "middleware"])
+def test_what_the_provider_has_stored_is_reserved_after_its_first_answer(kind: str) -> None:
+    held: list[int] = []
+
+    class Stored(_Whole):
+        def _generate(
+            self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **kwargs: Any
+        ) -> ChatResult:
+            held.append(int(guard.spend()["reserved_usd"] * 1_000_000))
+            usage: Any = {"input_tokens": 50_000, "output_tokens": 1_000, "total_tokens": 51_000}
+            message = AIMessage("done", usage_metadata=usage, response_metadata={"id": f"{kind}-answer"})
+            return ChatResult(generations=[ChatGeneration(message=message)])
+
+    figures: Any = {"prices": {"scripted-1": {"input": 1, "output": 0}}, "max_usd": 1}
+    guard: Any = RunGuardMiddleware(**figures) if kind == "middleware" else GuardedChatModel(Stored(), **figures)
+    for name in ("base", "answer", "base"):
+        given = {"previous_response_id": f"{kind}-{name}"}
+        if kind == "model":
+            guard.invoke("go", **given)
+            continue
+        agent: Any = create_agent(Stored(), middleware=[wrap_model_call(_adding(given)), guard])
+        agent.invoke({"messages": [HumanMessage("go")]})
+    assert held[0] < 100, "nothing is known before the first answer"
+    assert 51_000 <= held[1] < 51_100
+    assert 49_900 <= held[2] < 50_100

@@ -270,17 +270,24 @@ async def test_each_part_of_a_request_is_reserved(part: str) -> None:
 
 @pytest.mark.parametrize("by", ["previous_response_id", "conversation_id", "auto_previous_response_id"])
 async def test_a_history_that_the_provider_keeps_is_reserved_after_its_first_answer(by: str) -> None:
-    given: list[Any] = ["resp_unknown", None]
     agent, model = asking(None, 30_000, 30_020, instructions="Be brief.")
     for number in range(2):
         if by == "auto_previous_response_id":
             model.steps = ([*model.steps[0]],)
             more: dict[str, Any] = {"previous_response_id": f"{id(model)}-1"} if number else {by: True}
         else:
-            more = {by: "conv_1" if by == "conversation_id" else given[number] or f"{id(model)}-1"}
+            more = {by: f"{id(model)}-{number if by == 'previous_response_id' else 'all'}"}
         await Runner.run(agent, "go", **more)
     assert model.reserved[0] < 100, "nothing is known before the first answer"
     assert 30_000 <= model.reserved[1] < 30_200, "the history is counted once"
+
+
+async def test_runs_that_go_on_from_one_stored_answer_are_reserved_after_the_first() -> None:
+    agent, model = asking(None, 30_000, 30_000, instructions="Be brief.")
+    for _ in range(2):
+        await Runner.run(agent, "go", previous_response_id=f"{id(model)}-base")
+    assert model.reserved[0] < 200
+    assert 29_900 <= model.reserved[1] < 30_100
 
 
 async def test_a_history_that_the_provider_keeps_is_counted_once_within_a_run() -> None:
@@ -290,7 +297,7 @@ async def test_a_history_that_the_provider_keeps_is_counted_once_within_a_run() 
 
     agent, model = asking(None, 30_000, 30_050, 30_100, tools=[look])
     model.steps = ([call("look", "{}")], [call("look", "{}")], [say("done")])
-    await Runner.run(agent, "go", previous_response_id="resp_unknown")
+    await Runner.run(agent, "go", previous_response_id=f"{id(model)}-0")
     assert model.reserved[0] < 200
     assert all(30_000 <= reserved < 30_400 for reserved in model.reserved[1:])
 

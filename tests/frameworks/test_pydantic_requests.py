@@ -256,3 +256,29 @@ async def test_two_guards_with_one_store_book_each_call_once() -> None:
     await Agent(model_of("cheap"), capabilities=guards).run("x")
     [budget] = guards[0].budgets()
     assert (budget.spent, budget.reserved) == (1, 0)
+
+
+# ---- What the provider has stored.
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_whole"),
+    [("openai_conversation_id", True), ("openai_previous_response_id", True), ("google_cached_content", False)],
+)
+async def test_what_the_provider_has_stored_is_reserved_after_its_first_answer(setting: str, is_whole: bool) -> None:
+    """``is_whole``: the name of the first answer, or of the conversation, brings that answer along."""
+    held: list[int] = []
+
+    def large() -> ModelResponse:
+        held.append(int(guard.spend()["reserved_usd"] * 1_000_000))
+        usage = RequestUsage(input_tokens=50_000, output_tokens=1_000)
+        return ModelResponse([TextPart("done")], usage=usage, provider_response_id=f"{setting}-answer")
+
+    guard = guard_with(prices={"cheap": {"input": 1, "output": 0}})
+    agent = Agent(model_of("cheap", large), capabilities=[guard])
+    for name in ("base", "answer" if setting == "openai_previous_response_id" else "base", "base"):
+        settings: Any = {setting: f"{setting}-{name}"}
+        await agent.run("go", model_settings=settings)
+    assert held[0] < 100, "nothing is known before the first answer"
+    assert (51_000 if is_whole else 49_900) <= held[1] < 51_100
+    assert 49_900 <= held[2] < 51_100

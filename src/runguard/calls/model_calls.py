@@ -7,6 +7,7 @@ and ``adk/model_calls``, settle it.
 import asyncio
 import inspect
 import logging
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 from runguard.calls.tool_calls import Layer, ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import ModelCall, ModelResult
-from runguard.core.identity import words_name
+from runguard.core.identity import LruDict, words_name
 from runguard.core.money import shown
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Guard
@@ -62,6 +63,9 @@ class ModelRequest:
     others: Sequence[str] = ()  # models that may answer, or be paid, in place of ``model``
     hidden: int = 0  # tokens of these that the provider adds by itself, such as a conversation that it stores
     candidates: int = 1  # answers asked for: each may have ``max_output_tokens``
+    sent: int = 0  # likely tokens of the messages, of ``likely_tokens``
+    kept: str = ""  # the name under which the provider keeps what is hidden
+    conversation: str = ""  # the same, where it adds this request and its answer
 
     @classmethod
     def of(
@@ -83,19 +87,32 @@ class ModelRequest:
         provider adds by itself, such as a conversation that it stores. ``others``: the models that a fallback may
         choose instead. ``measured``: size and audio tokens of what is not in ``prompt``, such as the messages that
         ``AgentRun.prompts`` has measured. ``options``: what the framework passes on to the provider as it is, such as
-        ``extra_body``. It wins over ``model`` and ``max_output_tokens``.
+        ``extra_body``. It wins over ``model`` and ``max_output_tokens``, and names what the provider has stored.
         """
         size, audio = measure(prompt)
+        said = read_options(options) if options else None
+        if said is not None and said.kept:  # what is sent again is not stored
+            hidden = max(hidden, _KEPT.get(said.conversation or said.kept, 0) - size // LIKELY)
         size, audio = size + measured[0] + around, audio + measured[1]
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
         made = cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
-        if options:
-            said = read_options(options)
+        if said is not None:
             made.model, made.candidates = said.model or model, said.candidates
+            made.sent, made.kept, made.conversation = measured[0] // LIKELY, said.kept, said.conversation
             if said.limit is not None:  # a lower limit beside it would not be heeded
                 made.max_output_tokens, made.fixed_output = said.limit, True
         return made
 
+    def learn(self, usage: Usage, answer: str) -> None:
+        """Remember what the provider will add to a request that goes on from this one, or from its ``answer``."""
+        whole = usage.input + usage.output
+        known = {self.kept: max(usage.input - self.sent, 0), self.conversation: whole, answer: whole}
+        with _KEEPING:
+            _KEPT.update({name: tokens for name, tokens in known.items() if name})
+
+
+_KEPT: Final = LruDict[str, int](8_192)  # tokens of stored conversations, responses and caches, by name
+_KEEPING: Final = threading.Lock()
 
 _COUNT_S: Final = 5.0  # a slower counter would delay the call that it protects
 _warned: Final[deque[Any]] = deque(maxlen=64)  # counters whose failure is in the log
@@ -339,11 +356,13 @@ class Permission:
         text: str = "",
         size: int | Callable[[], int] = 0,
         estimated: bool = False,
+        answer: str = "",
     ) -> None:
         """Book the usage of a call that the model answered, and show the rules its text and tool calls.
 
         ``usage`` None: not reported, so the ``size`` of the answer in bytes is booked as an estimate; a function
-        measures it only then. ``estimated``: a part of the usage was not reported.
+        measures it only then. ``estimated``: a part of the usage was not reported. ``answer``: the name under which the
+        provider may have stored the answer.
         """
         run, attempt = self._run, self._run.guard.faults.attempt  # a fault in one step does not prevent the others
         attempt("adapter", run.tools.asked_for, calls)
@@ -353,6 +372,8 @@ class Permission:
         for layer, event in self.charged:
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
         attempt("adapter", run.reported, self.measured, usage)
+        if usage is not None and usage.input and (answer or self.measured.kept):
+            attempt("adapter", self.measured.learn, usage, answer)
         if run.ending.all:
             used, _ = _completed(usage, self.request.input_tokens, size)
             attempt("adapter", run.ending.answered, run.agent, used, model or self.request.model, calls, text)

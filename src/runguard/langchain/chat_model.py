@@ -38,6 +38,7 @@ from runguard.langchain.messages import (
     newest_answers,
     notice_message,
     request_of,
+    response_id,
     told,
     usage_of,
     was_refused,
@@ -476,6 +477,7 @@ def _settle(has_tools: bool, permission: Permission, answer: ChatGeneration, who
             calls=calls_of(message),
             text=str(message.text) if has_tools else "",  # without tools, many texts in a row are a batch and no loop
             size=partial(answer_size, message),
+            answer=response_id(message),
         )
 
 

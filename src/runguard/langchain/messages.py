@@ -28,7 +28,7 @@ from runguard.termination.conditions import Ended
 _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "num_predict", "max_new_tokens")
 _MESSAGE: Final = 4  # bytes around a message
 _MODELS: Final = ("model_name", "model", "model_id")
-_PASSED_ON: Final = ("n", "candidate_count", "model_kwargs", "extra_body")  # fields of chat models
+_PASSED_ON: Final = ("n", "candidate_count", "cached_content", "model_kwargs", "extra_body")  # fields of chat models
 
 
 def model_name(model: Any) -> str:
@@ -175,6 +175,12 @@ def answered_by(*metadata: Mapping[str, Any] | None) -> str:
     """Return the model that answered, as the provider names it in the first of these that has a name."""
     known = (one for one in metadata if one)
     return next((name for one in known for key in _MODELS if isinstance(name := one.get(key), str) and name), "")
+
+
+def response_id(message: AIMessage) -> str:
+    """Return the name under which the provider may have stored an answer."""
+    name = message.response_metadata.get("id")
+    return name if isinstance(name, str) else ""
 
 
 def calls_of(message: AIMessage) -> list[ToolUse]:

@@ -39,6 +39,7 @@ from runguard.langchain.messages import (
     notice_message,
     renamed,
     request_of,
+    response_id,
     told,
     usage_of,
     was_refused,
@@ -246,6 +247,7 @@ def _book(permission: Permission, message: AIMessage) -> None:
         calls=calls_of(message),
         text=str(message.text),
         size=partial(answer_size, message),
+        answer=response_id(message),
     )
 
 

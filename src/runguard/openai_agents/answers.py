@@ -1,6 +1,5 @@
 """Requests and answers of the SDK's models: what the guard reads, and the answers that it writes itself."""
 
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,15 +24,11 @@ from openai.types.responses import (
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome
-from runguard.core.identity import LruDict
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
-from runguard.providers.usage import LIKELY, GrowingPrompts, fields, measure, size_of
+from runguard.providers.usage import LIKELY, GrowingPrompts, fields, size_of
 
 # ---- Requests.
-
-_KNOWN: Final = LruDict[str, int](8_192)  # stored conversations and responses, and the tokens that each will bring
-_LOCK: Final = threading.Lock()
 
 
 class Asked:
@@ -56,16 +51,15 @@ class Asked:
 
     def request(self, prompts: GrowingPrompts) -> ModelRequest:
         """Return what the guard reserves for the call."""
-        fixed = self._fixed()
-        hidden = 0
-        if (stored := self._stored()) and (known := _KNOWN.get(stored)) is not None:
-            hidden = max(known - measure(fixed)[0] // LIKELY, 0)  # what is sent again is not stored
-        limit, measured = self.settings.max_tokens, prompts.measure(self.items)
-        named, options = self._named(), None
-        if self.settings.extra_body or self.settings.extra_args:
-            options = {"extra_body": self.settings.extra_body, "extra_args": self.settings.extra_args}
+        settings, measured = self.settings, prompts.measure(self.items)
+        options = {
+            "conversation": self.more.get("conversation_id"),
+            "previous_response_id": self.more.get("previous_response_id"),
+            "extra_body": settings.extra_body,
+            "extra_args": settings.extra_args,
+        }
         return ModelRequest.of(
-            self.model, fixed, limit, hidden=hidden, counts=named, measured=measured, options=options
+            self.model, self._fixed(), settings.max_tokens, counts=self._named(), measured=measured, options=options
         )
 
     def _fixed(self) -> list[Any]:
@@ -82,9 +76,6 @@ class Asked:
             found.append(prompt)
         return found
 
-    def _stored(self) -> str:
-        return self.more.get("conversation_id") or self.more.get("previous_response_id") or ""
-
     def _named(self) -> dict[str, Any]:
         return {
             "model": self.model,
@@ -96,14 +87,6 @@ class Asked:
             "handoffs": self.handoffs,
             **self.more,
         }
-
-    def learn(self, response: Any, usage: Usage) -> None:
-        """Remember how many tokens the provider will add to a request that goes on from this answer."""
-        answer = getattr(response, "response_id", None) or getattr(response, "id", None)
-        for name in (answer, self.more.get("conversation_id")):
-            if isinstance(name, str) and name:
-                with _LOCK:
-                    _KNOWN[name] = usage.input + usage.output
 
     def changed(self, permission: Permission) -> "Asked":
         """Return the request with a notice for the model, and with the output limit that the budget can pay."""
@@ -128,15 +111,13 @@ def settle_answer(permission: Permission, response: Any, asked: Asked) -> None:
     names = {one.tool_name for one in asked.handoffs}
     calls = [use for item in output if (use := call_in(item)) is not None and use.tool not in names]
     texts = _texts(output)
-    usage = usage_of(response.usage, output)
     permission.settle(
-        usage,
+        usage_of(response.usage, output),
         calls=calls,
         text="" if len(calls) < len(output) - len(texts) else "".join(texts),
         size=partial(size_of, output),
+        answer=getattr(response, "response_id", None) or getattr(response, "id", None) or "",
     )
-    if usage is not None:
-        asked.learn(response, usage)
 
 
 # What the SDK executes in this process, by the type of an item: the name of the tool, and what holds its arguments.

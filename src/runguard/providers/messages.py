@@ -101,6 +101,8 @@ class Request:
     candidates: int = 1  # answers asked for: without a limit of its own, each may reach the model's
     # the provider adds a conversation or a cache that it keeps, so the input is larger than what is seen
     unseen: bool = False
+    kept: str = ""  # the name of what the provider adds, where the request says it
+    conversation: str = ""  # the name of a conversation, to which the provider adds each answer
     rounds: int = 1  # requests that it may become: google-genai calls functions by itself and asks again
     answered: int = 0  # rounds of function calling that the contents already end with
     hides_rounds: bool = False  # the answer will not say how many rounds there were
@@ -168,6 +170,10 @@ def _take(request: Request, held: Mapping[Any, Any], sizes: _Sizes | None, depth
                 request.candidates = max(request.candidates, value)
         elif what is _ELSEWHERE:
             request.unseen = True
+            kept = value if type(value) is str else attributes(value).get("id")
+            if type(kept) is str and len(kept) <= LONGEST_ID:
+                request.kept = request.kept or kept
+                request.conversation = kept if name == "conversation" else request.conversation
         elif depth < _REQUEST_DEPTH:
             inner = attributes(value)
             _take(request, inner, sizes, depth + 1)

@@ -321,6 +321,7 @@ def _settle(turn: _Turn, permission: Permission, response: ModelResponse) -> Non
         calls=[_use_of(part) for part in response.parts if isinstance(part, ToolCallPart)],
         text="".join(part.content for part in response.parts if isinstance(part, TextPart)),
         size=partial(size_of, response.parts),
+        answer=response.provider_response_id or "",
     )
 
 
@@ -345,6 +346,14 @@ def _changed(permission: Permission, request: ModelRequestContext) -> ModelReque
     return request
 
 
+_PASSED_ON: Final = {  # settings, and how a request to the provider names them
+    "extra_body": "extra_body",
+    "openai_conversation_id": "conversation",
+    "openai_previous_response_id": "previous_response_id",
+    "google_cached_content": "cached_content",
+}
+
+
 def _asked(prompts: GrowingPrompts, request: ModelRequestContext) -> Asked:
     """Return what is sent."""
     parameters, messages = request.model_request_parameters, request.messages
@@ -362,12 +371,12 @@ def _asked(prompts: GrowingPrompts, request: ModelRequestContext) -> Asked:
         if (newest := next(asked, None)) is not None and newest.instructions:
             prompt.append(newest.instructions)
     settings = request.model_settings or {}
-    limit, body = settings.get("max_tokens"), settings.get("extra_body")
+    limit = settings.get("max_tokens")
+    options = {name: value for key, name in _PASSED_ON.items() if (value := settings.get(key)) and value != "auto"}
     around = len(messages) * _MESSAGE
     model, *others = _candidates(request.model)
     limit = limit if isinstance(limit, int) else None
     measured = prompts.measure(messages, _said)
-    options = {"extra_body": body} if body else None
     return Asked.of(model, prompt, limit, around, counts=request, others=others, measured=measured, options=options)
 
 
