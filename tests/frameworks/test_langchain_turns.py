@@ -188,6 +188,35 @@ def test_a_new_message_begins_a_new_run(kind: str) -> None:
 
 
 @KINDS
+def test_a_caller_may_name_each_invocation_of_a_turn(kind: str) -> None:
+    guard, agent, made = agent_of(kind, InMemorySaver(), {"max_model_calls": 4})
+    result = agent.invoke(HI, {**CONFIG, "run_name": "question"})
+    for number in range(12):
+        if "__interrupt__" not in result:
+            break
+        result = agent.invoke(Command(resume="yes"), {**CONFIG, "run_name": f"approval {number}"})
+    assert made == [4]
+    assert not guard.guard.runs
+
+
+def test_two_graphs_with_one_guard_may_use_threads_of_the_same_name() -> None:
+    guard, made = RunGuardMiddleware(max_model_calls=3), []
+    agents: list[Any] = []
+    for name in ("first", "second"):
+        chat, calls = calling()
+        made.append(calls)
+        agents.append(create_agent(chat, [look], middleware=[guard], checkpointer=InMemorySaver(), name=name))
+    for agent in agents:
+        agent.invoke(HI, CONFIG)
+    for _ in range(6):
+        for agent in agents:
+            if agent.get_state(CONFIG).next:
+                agent.invoke(Command(resume="yes"), CONFIG)
+    assert made == [[3], [3]]
+    assert not guard.guard.runs
+
+
+@KINDS
 def test_another_user_does_not_go_on_with_the_run_of_the_first(kind: str) -> None:
     guard, agent, made = agent_of(kind, InMemorySaver(), {"max_model_calls": 2, "app": "shop"})
     with runguard.run(user="ann") as anns:

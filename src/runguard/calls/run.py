@@ -170,6 +170,7 @@ class AgentRun:
         agent: str,
         keys: Sequence[str],
         *,
+        otherwise: Sequence[str] = (),
         condition: TerminationCondition | None = None,
         around: "AgentRun | None" = None,
         within: RunContext | None = None,
@@ -177,13 +178,13 @@ class AgentRun:
     ) -> "AgentRun":
         """Continue the run that ``pause`` has kept under one of these keys for the same user, or else begin one.
 
-        The run may have paused on another worker of the store.
+        ``otherwise``: keys that are less certain. The run may have paused on another worker of the store.
         """
         run = None
         try:
             known = {layer.guard for layer in (*current_place().layers, *(around.layers if around is not None else ()))}
             if keys and guard not in known.union(*(block.agents for block in _blocks(within)[:1])):
-                run = await _paused_run(guard, keys, RunInfo("", at=guard.clock(), **whom))
+                run = await _paused_run(guard, (keys, otherwise), RunInfo("", at=guard.clock(), **whom))
         except Exception as error:
             guard.faults.note("resume", error)  # the run begins anew
         return cls.start(guard, agent, condition=condition, around=around, run=run, within=within, **whom)
@@ -594,10 +595,11 @@ class Home:
             guard.end(run.info.run)
 
 
-async def _paused_run(guard: Guard, keys: Sequence[str], info: RunInfo) -> Run | None:
+async def _paused_run(guard: Guard, choices: Sequence[Sequence[str]], info: RunInfo) -> Run | None:
     """Return the run that is paused under one of these keys, or None. After an outage, ``on_outage`` decides."""
     try:
-        info.run = await guard.pauses.named(keys, info)
+        for keys in choices:
+            info.run = info.run or await guard.pauses.named(keys, info)
         return await reopen(guard, info, may_be_elsewhere=True) if info.run else None
     except (StoreOutage, StoreError) as error:
         info.run = secrets.token_hex(8)

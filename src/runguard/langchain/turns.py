@@ -299,7 +299,7 @@ class Runs:
         found = self._look(scope, agent)
         if isinstance(found, Found):
             return found
-        run = await AgentRun.resume(self.guard, agent, found.keys, **found.more)
+        run = await AgentRun.resume(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
         return found.turn.add(found.key, run, found.keys, is_new=False)
 
     def of_now(self, scope: Scope | None, agent: str) -> Found:
@@ -307,7 +307,7 @@ class Runs:
         found = self._look(scope, agent)
         if isinstance(found, Found):
             return found
-        run = AgentRun.resume_now(self.guard, agent, found.keys, **found.more)
+        run = AgentRun.resume_now(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
         return found.turn.add(found.key, run, found.keys, is_new=False)
 
     def _look(self, scope: Scope | None, agent: str) -> Found | _Paused:
@@ -329,16 +329,20 @@ class Runs:
             return turn.add(key, AgentRun.start(self.guard, agent, ending=first.ending, **more), keys)
         if scope is not None and scope.outermost.is_resumed and keys:
             return _Paused(turn, key, keys, more)
-        return turn.add(key, AgentRun.start(self.guard, agent, keys=keys, **more), keys)
+        return turn.add(key, AgentRun.start(self.guard, agent, keys=keys[:1], **more), keys)
 
     def _given(self, thread: str) -> dict[str, Any]:
         return {"condition": self._condition, **self._whom.of(self.guard, _runtime(), session=thread)}
 
     def _keys(self, scope: Scope | None, thread: str) -> tuple[str, ...]:
-        """Under what the run is kept between the invocations of a turn: LangGraph resumes a thread of a graph."""
+        """Under what the run is kept between the invocations of a turn: LangGraph resumes a thread of a graph.
+
+        The name tells graphs apart that have one guard and threads of the same name. A caller may give each invocation
+        another one (``run_name``), so the thread alone counts, too.
+        """
         if scope is None or not thread:
             return ()
-        return (f"langchain\0{self._kind}\0{scope.outermost.name}\0{thread}",)
+        return tuple(f"langchain\0{self._kind}\0{name}\0{thread}" for name in (scope.outermost.name, ""))
 
     def bill(self) -> Spent | None:
         """Return what the run around this code has used so far; None where none has begun."""
