@@ -5,11 +5,10 @@ runs first before a call and last after it. Runs of different sessions never aff
 cleanly and then raises a ``RuntimeError`` to the code that iterates over the run.
 """
 
-import hashlib
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from typing import Any, Final, Literal
@@ -32,10 +31,11 @@ from runguard.adk.tool_hooks import error_text
 from runguard.core.breaker import BreakerState
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.errors import InvalidValueError, RunStoppedError
-from runguard.core.events import ModelCall, RunInfo
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.identity import LruDict
 from runguard.core.rules.limits import Growth
 from runguard.engine.guard import Guard
+from runguard.engine.resubmissions import blames_input, input_name
 from runguard.engine.runs import Run
 from runguard.providers.messages import TRANSFER
 
@@ -44,6 +44,8 @@ __all__ = ["ADKCostBreaker"]
 _log: Final = logging.getLogger("runguard")
 _COUNTS_KEPT: Final = 1_000
 _SESSIONS_KEPT: Final = 1_024
+_RUNS_KEPT: Final = 10_000
+REFUSED: Final = "breaker"  # the rule of a refusal
 _NO_SESSION: Final[SessionKey] = ("", "", "")
 
 
@@ -72,9 +74,9 @@ class ADKCostBreaker:
 
     ``state`` and ``trip_reason`` describe the current run and, between runs, the last one. A trip opens the breaker.
     After ``half_open_reset_seconds``, or as soon as another run starts, it is half open. A run that ends without a trip
-    closes it. An open breaker refuses the input that tripped it, submitted again by the same user in a new session;
-    every other run starts with fresh counters. ``reset()``, or setting ``state`` to CLOSED, admits it again at once,
-    after the cause is fixed.
+    closes it. An open breaker refuses the input that tripped it, submitted again by the same user; every other run
+    starts with fresh counters. A short message in the middle of a conversation, such as "continue", is never the same
+    input. ``reset()``, or setting ``state`` to CLOSED, admits it again at once, after the cause is fixed.
 
     It trips where an agent is entered again inside its own chain of delegations. ``max_reentries=None`` allows that, as
     the plugin does.
@@ -126,10 +128,8 @@ class ADKCostBreaker:
         self._forgiven = ""  # the last trip that reset() took back
         self._tokens = LruDict[SessionKey, RecordedTokens](_SESSIONS_KEPT)
         self._lock = threading.Lock()
-        self._resubmissions = Resubmissions()
-        self._last_started = 0.0  # when the latest run started
-        self._last_trips: Sequence[Trip] = ()  # and its trips
-        self._last_info: RunInfo | None = None  # and whose it was
+        self._inputs = LruDict[str, str](_RUNS_KEPT)  # by run; "" where it cannot be known again
+        self._latest: Run | None = None  # the run that started last
         self._plugin = plugin  # last: from now on an assigned limit is a change of the policy
 
     def _policy(self, **changed: Any) -> Any:
@@ -224,8 +224,9 @@ class ADKCostBreaker:
         trip = next((trip for trip in reversed(self._plugin.trips) if trip.rule != REFUSED), None)
         if trip is None or trip.id == self._forgiven:
             return None
-        ended_clean = self._current_run() is None and not self._last_trips and self._last_started > trip.at
-        return None if ended_clean else trip
+        latest = self._latest
+        is_clean = latest is not None and not latest.trips and latest.info.at > trip.at
+        return None if is_clean and self._current_run() is None else trip
 
     def _current_run(self) -> Run | None:
         """Return the run at hand, or the one that started last."""
@@ -273,7 +274,6 @@ class ADKCostBreaker:
         """
         trips = [trip for trip in self._plugin.trips if trip.rule != REFUSED]
         self._forgiven = trips[-1].id if trips else ""
-        self._resubmissions.clear()
         session = self._session_at_hand()
         with self._lock:
             if session is None:
@@ -282,8 +282,8 @@ class ADKCostBreaker:
                 self._tokens.pop(session, None)
         if session is not None:
             self._plugin.guard.growth.forget(_info("", session))
-        elif self._last_info is not None:
-            self._plugin.guard.growth.forget(self._last_info)
+        elif self._latest is not None:
+            self._plugin.guard.growth.forget(self._latest.info)
 
     # ---- attaching --------------------------------------------------------------------------------------------------
 
@@ -352,12 +352,8 @@ class ADKCostBreaker:
             return None
         invocation, guard = await plugin.starter.invocation_of(ic), plugin.guard
         run = invocation.run
-        if run.trips is not self._last_trips and run.stopped is None:
-            now = guard.clock()
-            refused = self._resubmissions.refusal(invocation, ic, guard.trips, now, self.half_open_reset_seconds)
-            if refused is not None:
-                guard.stop(run, ModelCall(run.info.run, agent.name, "", now), refused)
-        self._last_started, self._last_trips, self._last_info = run.info.at, run.trips, run.info
+        if run.info.run not in self._inputs:
+            self._begin(guard, run)
         if isinstance(agent, LlmAgent) and run.stopped is not None:
             self._end_if_unwired(invocation, ic, invocation.lane)
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
@@ -365,6 +361,36 @@ class ADKCostBreaker:
         if skipped is not None:
             self._end_if_unwired(invocation, ic, lane_of(guard, invocation, ic.branch, ic.isolation_scope))
         return skipped
+
+    def _begin(self, guard: Guard, run: Run) -> None:
+        """Refuse a run that begins with an input that tripped the breaker a moment ago: it would trip it again."""
+        name = self._inputs[run.info.run] = input_name(run.info) if run.info.input else ""
+        self._latest, now = run, guard.clock()
+        tripped = self._trip_on(name) if name and run.stopped is None else None
+        wait = tripped.at + self.half_open_reset_seconds - now if tripped is not None else 0.0
+        if tripped is None or wait <= 0:
+            return
+        detail = f"the same input was stopped by {tripped.rule}; it is refused for {wait:.0f} s more, or until reset()"
+        refused = Finding(
+            REFUSED,
+            Action.STOP,
+            round(now - tripped.at, 3),
+            self.half_open_reset_seconds,
+            "seconds since the trip",
+            "run",
+            detail=detail,
+            evidence=({"retry_after": f"{wait:.3f}"},),
+        )
+        guard.stop(run, ModelCall(run.info.run, ROOT_LANE, "", now), refused)
+
+    def _trip_on(self, name: str) -> Trip | None:
+        """Return the latest trip of a run on this input since ``reset()``, or None."""
+        for trip in reversed(self._plugin.trips):
+            if trip.id == self._forgiven:
+                return None
+            if blames_input(trip) and self._inputs.get(trip.run_id) == name:
+                return trip
+        return None
 
     @hook
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
@@ -553,56 +579,3 @@ async def _call(callback: Callable[..., Any], **arguments: Any) -> Any:
     else:
         result = callback(**arguments)  # outside the try: a TypeError of the callback's own must not call it twice
     return await result if inspect.isawaitable(result) else result
-
-
-# ---- The same input again
-
-REFUSED: Final = "breaker"  # the rule of a refusal
-_INPUTS_KEPT: Final = 1_000
-
-
-class Resubmissions:
-    """Refuses an input that tripped a breaker a moment ago: the same document in a new session would trip it again.
-
-    An input is the first message of a session: app, user, root agent and content. A later message is never the same
-    input, because the history before it differs.
-    """
-
-    def __init__(self) -> None:
-        self._runs = LruDict[str, str](_INPUTS_KEPT)  # digest of the input -> id of its latest run
-
-    def refusal(
-        self, invocation: Invocation, ic: InvocationContext, trips: Sequence[Trip], now: float, seconds: float
-    ) -> Finding | None:
-        """Why this run must not start, or None. A refused run is not remembered, so the time counts from the trip."""
-        digest, run = _digest(invocation, ic), invocation.run.info.run
-        previous = self._runs.get(digest, "") if digest else run
-        if previous == run:
-            return None
-        tripped = next((trip for trip in reversed(trips) if trip.run_id == previous), None) if previous else None
-        wait = tripped.at + seconds - now if tripped is not None else 0.0
-        if tripped is None or wait <= 0:
-            self._runs[digest] = run
-            return None
-        detail = f"the same input was stopped by {tripped.rule}; it is refused for {wait:.0f} s more, or until reset()"
-        evidence = ({"retry_after": f"{wait:.3f}"},)
-        return Finding(
-            REFUSED,
-            Action.STOP,
-            round(now - tripped.at, 3),
-            seconds,
-            "seconds since the trip",
-            "run",
-            detail=detail,
-            evidence=evidence,
-        )
-
-    def clear(self) -> None:
-        self._runs.clear()
-
-
-def _digest(invocation: Invocation, ic: InvocationContext) -> str:
-    if ic.user_content is None or sum(event.author == "user" for event in ic.session.events) > 1:
-        return ""
-    parts = (ic.app_name, ic.user_id, invocation.root_agent, ic.user_content.model_dump_json(exclude_none=True))
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from runguard.core.decision import Finding, Rungs
+from runguard.core.decision import Finding, Rungs, Trip
 from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.core.identity import LruDict, answer_text, digest
 from runguard.engine.charges import OUTAGES, Charge
@@ -120,7 +120,7 @@ class Resubmissions:
             self._faults.note("resubmissions", error)
 
     def _read(self, run: Run, store: StoreSession) -> None:
-        name, found = _name(run.info), []
+        name, found = input_name(run.info), []
         for _, text in store.about(_KIND, name, last=_ENDS_KEPT):
             if (end := _parsed(text)) is not None:
                 found.append(end)
@@ -133,7 +133,7 @@ class Resubmissions:
     def _judge(self, run: Run) -> None:
         info = run.info
         with self._lock:
-            ends = [end for end in self._ends.get(_name(info)) or () if 0 <= info.at - end.at < _WITHIN_S]
+            ends = [end for end in self._ends.get(input_name(info)) or () if 0 <= info.at - end.at < _WITHIN_S]
         alike: list[RunEnd] = []
         for end in reversed(ends):
             if not end.is_like(ends[-1]):
@@ -178,7 +178,7 @@ class Resubmissions:
         self.busy.discard(run.info.run)
         if not run.info.input:
             return
-        end, name = _end_of(run, self._clock()), _name(run.info)
+        end, name = _end_of(run, self._clock()), input_name(run.info)
         if end is None:
             return
         with self._lock:
@@ -200,14 +200,19 @@ def _end_of(run: Run, now: float) -> RunEnd | None:
         if failure is None:
             return RunEnd(now)
         return None if failure.is_outage else RunEnd(run.info.at, "", failure.name)
-    is_shared_budget = trip.rule == "budget" and trip.scope != "run"
-    is_outage = trip.unit == OUTAGES or (trip.rule in _FAILING and failure is not None and failure.is_outage)
-    if trip.rule in _OTHER_CAUSES or trip.unit == _AT_ONCE or is_shared_budget or is_outage:
+    is_outage = trip.rule in _FAILING and failure is not None and failure.is_outage
+    if is_outage or trip.unit == _AT_ONCE or not blames_input(trip):
         return None
     return RunEnd(run.info.at, trip.rule, failure.name if failure is not None else "")
 
 
-def _name(info: RunInfo) -> str:
+def blames_input(trip: Trip) -> bool:
+    """Return whether a stop says something about the input of its run: nobody and nothing else was the cause."""
+    is_shared_budget = trip.rule == "budget" and trip.scope != "run"
+    return not (trip.rule in _OTHER_CAUSES or trip.unit == OUTAGES or is_shared_budget)
+
+
+def input_name(info: RunInfo) -> str:
     """Return the name of one input of a user and app: one user's documents refuse nobody else's."""
     return digest(json.dumps([info.app, info.user, info.input.hex()])).hex()
 

@@ -326,6 +326,94 @@ async def test_in_shadow_mode_a_resubmission_is_reported_and_runs() -> None:
     assert "breaker" in [trip.rule for trip in breaker.trips]
 
 
+async def test_the_trip_of_an_equal_input_does_not_stop_a_run_at_work() -> None:
+    breaker, begun, tripped = ADKCostBreaker(), asyncio.Event(), asyncio.Event()
+
+    async def read_page(n: int) -> dict[str, Any]:
+        begun.set()
+        await asyncio.wait_for(tripped.wait(), 5)
+        return {"page": n}
+
+    model = ScriptedModel(lambda n, _: call("read_page", n=n) if n % 2 else text(f"page {n}"))
+    worker = breaker.install_on_agent(LlmAgent(name="extraction_agent", model=model, tools=[read_page]))
+    at_work = LoopAgent(name="document_loop", sub_agents=[worker], max_iterations=4)
+    slow = asyncio.create_task(run(at_work, "document 1", session_id="slow", catch=True))
+    await begun.wait()
+    stuck, _ = submission(breaker)
+    assert type((await run(stuck, "document 1", session_id="s1", catch=True)).error) is runguard.LoopDetectedError
+    tripped.set()
+    assert (await slow).error is None
+    assert model.calls == 8
+
+
+async def test_a_trip_refuses_its_input_though_an_equal_one_has_begun_since() -> None:
+    breaker, begun, other_begun = ADKCostBreaker(), asyncio.Event(), asyncio.Event()
+
+    async def parse(hint: str) -> dict[str, Any]:
+        begun.set()
+        await asyncio.wait_for(other_begun.wait(), 5)
+        return {"status": "partial_parse_error"}
+
+    def submit(model: ScriptedModel, session: str) -> Any:
+        agent = LlmAgent(name="extraction_agent", model=model, tools=[parse])
+        breaker.install_on_agent(agent)
+        return run(agent, "document 1", session_id=session, catch=True)
+
+    stuck = asyncio.create_task(submit(ScriptedModel(lambda n, _: call("parse", hint=str(n))), "s1"))
+    await begun.wait()
+    assert (await submit(ScriptedModel([text("parsed")]), "s2")).texts == ["parsed"]
+    other_begun.set()
+    assert type((await stuck).error) is runguard.LoopDetectedError
+    assert type((await submit(ScriptedModel([text("parsed")]), "s3")).error) is runguard.CircuitOpenError
+
+
+async def test_a_run_that_trips_after_a_reset_has_its_input_refused() -> None:
+    breaker, model = ADKCostBreaker(), stuck_model()
+
+    def reset(tool: Any, args: Any, tool_context: Any, tool_response: Any) -> None:
+        if model.calls < 3:  # as another session that ends in the middle of this run
+            breaker.reset()
+
+    worker = LlmAgent(name="w", model=model, tools=[parse_document_fragment], after_tool_callback=reset)
+    breaker.install_on_agent(worker)
+    pipeline = LoopAgent(name="l", sub_agents=[worker], max_iterations=8)
+    for session in ("s1", "s2"):
+        await run(pipeline, session_id=session, catch=True)
+    assert [trip.rule for trip in breaker.trips] == ["stall", "breaker"]
+
+
+async def test_limits_that_are_replaced_keep_an_input_refused() -> None:
+    breaker = ADKCostBreaker()
+    pipeline, model = submission(breaker)
+    await run(pipeline, "document 1", session_id="s1", catch=True)
+    breaker.max_concurrent_agents = 10
+    refused = await run(pipeline, "document 1", session_id="s2", catch=True)
+    assert (type(refused.error), model.calls) == (runguard.CircuitOpenError, 5)
+    breaker.half_open_reset_seconds = 0.001
+    await asyncio.sleep(0.002)
+    await run(pipeline, "document 1", session_id="s3", catch=True)
+    assert model.calls == 11
+
+
+@pytest.mark.parametrize("stopped_by", ["an operator", "a budget of the user"])
+async def test_an_input_is_not_refused_for_a_stop_with_another_cause(stopped_by: str) -> None:
+    calls_allowed = 99 if stopped_by == "an operator" else 2
+    breaker = ADKCostBreaker(budgets=[{"calls": calls_allowed, "per": "user"}])
+
+    def read_page(n: int) -> dict[str, Any]:
+        if n == 2:
+            breaker._plugin.stop("all", actor="ops")
+        return {"page": n}
+
+    model = ScriptedModel(lambda n, _: call("read_page", n=n) if n < 4 else text("done"))
+    agent = breaker.install_on_agent(LlmAgent(name="a", model=model, tools=[read_page]))
+    first = await run(agent, "document 1", session_id="s1", catch=True)
+    assert isinstance(first.error, runguard.RunStoppedError)
+    breaker._plugin.resume("all")
+    breaker._plugin.extend("user:app/u1", calls=9)
+    assert (await run(agent, "document 1", session_id="s2", catch=True)).texts == ["done"]
+
+
 async def test_runs_that_take_turns_are_not_taken_for_their_own_resubmission() -> None:
     breaker = ADKCostBreaker(mode="shadow")
 
