@@ -1,6 +1,9 @@
 """The same input again, after runs on it that were stopped or ended in the same failure."""
 
+import asyncio
 import logging
+from itertools import count
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,12 @@ import pytest
 
 from runguard.core.decision import Action, Decision
 from runguard.core.errors import CircuitOpenError, RunStoppedError
-from runguard.core.events import ModelCall, Outcome
+from runguard.core.events import ModelCall, Outcome, RunInfo
 from runguard.core.identity import input_fingerprint
+from runguard.engine.resubmissions import input_name
+from runguard.engine.resume import reopen
 from runguard.policy import Policy
+from runguard.pricing.rates import Usage
 from tests.kit.driver import Driver
 
 DOCUMENT = input_fingerprint("pipeline", "the invoice")
@@ -20,9 +26,10 @@ FAILED = {"status": "partial_parse_error"}
 class Submissions(Driver):
     """Runs on inputs, each with the tools that a pipeline calls."""
 
+    numbers = count(1)  # runs of different workers have different names
+
     def __init__(self, **policy: Any) -> None:
         self.heard: list[Decision] = []
-        self.number = 0
         super().__init__(on_decision=self.heard.append, **policy)
 
     def submit(self, document: bytes = DOCUMENT, *, fails: bool = True, stop: bool = True, **info: Any) -> str:
@@ -30,8 +37,7 @@ class Submissions(Driver):
 
         Returns what was said at its start: "allow", "warn" or "stop".
         """
-        self.number += 1
-        name = f"submission {self.number}"
+        name = f"submission {next(self.numbers)}"
         self.start(name, **{"app": "app", "user": "ann", "input": document, **info})
         said = self.said()
         if said != "stop":
@@ -62,7 +68,7 @@ def test_the_third_submission_after_the_same_failure_warns() -> None:
     assert [d.submit(stop=False) for _ in range(3)] == ["allow", "allow", "warn"]
 
 
-@pytest.mark.parametrize("allowed", [0, 1, 4])
+@pytest.mark.parametrize("allowed", [0, 1, 4, 30])
 def test_max_resubmissions_allows_exactly_that_many(allowed: int) -> None:
     d = Submissions(max_resubmissions=allowed)
     said = [d.submit() for _ in range(allowed + 3)]
@@ -211,7 +217,10 @@ async def asked(d: Submissions, run: str) -> Action:
     decision = d.guard.check(event)
     assert decision.action is Action.ALLOW
     assert not d.guard.reserve_now(event)
-    return (await d.guard.reserve(event, slot=False)).action
+    action = (await d.guard.reserve(event, slot=False)).action
+    if event.charge is not None:
+        d.guard.settle(event.charge, Usage(10, 10))
+    return action
 
 
 async def test_another_worker_refuses_what_this_one_has_seen_fail(store: str) -> None:
@@ -251,6 +260,55 @@ def test_a_success_of_another_worker_starts_anew(store: str) -> None:
     third = Submissions(store=store)
     third.now = one.now
     assert third.submit() == "allow"
+
+
+async def test_parallel_branches_wait_for_what_the_store_knows(store: str) -> None:
+    one = Submissions(store=store, max_resubmissions=0)
+    assert one.submit() == "allow"
+    one.guard.flush(2)
+    other = Submissions(store=store, max_resubmissions=0)
+    other.now = one.now
+    other.start("again", app="app", user="ann", input=DOCUMENT)
+    branches = [other.lane(f"branch {n}", run="again") for n in range(8)]
+    events = [ModelCall("again", lane, lane, other.now, "model-1") for lane in branches]
+    assert {other.guard.check(event).action for event in events} == {Action.ALLOW}
+    said = await asyncio.gather(*(other.guard.reserve(event) for event in events))
+    assert [one.action for one in said] == [Action.STOP] * 8
+    assert [trip.rule for trip in other.guard.trips] == ["resubmission"]
+
+
+async def test_a_run_that_another_worker_resumes_is_not_judged_by_its_own_end(store: str) -> None:
+    budgets = [{"calls": 1, "per": "run"}]
+    one, other = (Submissions(store=store, max_resubmissions=0, budgets=budgets) for _ in range(2))
+    info = RunInfo("invocation", "app", "ann", at=one.now, input=DOCUMENT)
+    one.guard.start(info)
+    assert await asked(one, "invocation") is Action.ALLOW
+    assert await asked(one, "invocation") is Action.STOP
+    one.guard.pauses.keep("invocation", waits=False)
+    one.guard.flush(2)
+    other.now += 60
+    other.guard.accounts.extend("run:invocation", calls=5)
+    again = RunInfo("invocation", "app", "ann", at=other.now, input=DOCUMENT)
+    assert await reopen(other.guard, again, may_be_elsewhere=True) is not None
+    assert await asked(other, "invocation") is Action.ALLOW
+
+
+async def test_a_record_that_cannot_be_read_stops_nothing(store: str) -> None:
+    one = Submissions(store=store, max_resubmissions=0)
+    assert one.submit() == "allow"
+    name = input_name(RunInfo("", "app", "ann", input=DOCUMENT))
+    for text in ("[1" + "0" * 400 + ', "stall", "", "r"]', "[]", "no JSON", '[1, "stall"]'):
+        one.guard.accounts.ledger.tell(methodcaller("append", "resubmission", name, text))
+    one.guard.flush(2)
+    other = Submissions(store=store, max_resubmissions=0)
+    other.now = one.now
+    other.start("again", app="app", user="ann", input=DOCUMENT)
+    assert await asked(other, "again") is Action.STOP
+    assert other.guard.guard_errors == 0
+
+
+def test_guards_of_one_store_in_memory_know_the_same_inputs() -> None:
+    assert [Submissions(store="memory://inputs", max_resubmissions=0).submit() for _ in range(2)] == ["allow", "stop"]
 
 
 def test_inputs_are_compared_whole() -> None:

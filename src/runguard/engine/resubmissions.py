@@ -1,10 +1,11 @@
 """The same input again: runs on one input that were stopped, or ended in the same failure, within the last hour.
 
-Setting: ``max_resubmissions``. Where it may refuse, the first model call of a run waits for what a shared store knows.
+Setting: ``max_resubmissions``. Where it may refuse, the first model calls of a run wait for what a shared store knows.
 An adapter only names the input: ``RunInfo.input``, made with
 ``input_fingerprint`` of ``core/identity``.
 """
 
+import contextlib
 import json
 import re
 import threading
@@ -23,7 +24,7 @@ RULE: Final = "resubmission"
 _KIND: Final = "resubmission"  # of the records in the store
 _WITHIN_S: Final = 3_600.0
 _INPUTS_KEPT: Final = 10_000
-_ENDS_KEPT: Final = 16  # of one input
+_ENDS_KEPT: Final = 16  # of one input, or as many as the limit needs
 # Stops that say nothing about the input: it was refused itself, or somebody or something else was the cause.
 _OTHER_CAUSES: Final = frozenset(
     {RULE, "breaker", "kill_switch", "guard_error", "policy_error", "unpriced", "remote_stop"}
@@ -50,6 +51,7 @@ class RunEnd(NamedTuple):
     at: float  # when the run started, so that an hourly job is free; of a success, when it ended
     rule: str = ""
     failure: str = ""
+    run: str = ""
 
     def is_like(self, other: "RunEnd") -> bool:
         return (self.rule != "" and self.rule == other.rule) or (self.failure != "" and self.failure == other.failure)
@@ -67,10 +69,11 @@ class Resubmissions:
         rungs = context.policy.rungs(RULE)
         self._rungs = rungs if rungs is not None and context.policy.mode != "off" else Rungs()
         self.refuses = self._rungs.stop is not None
-        self.busy: set[str] = set()  # runs for which the store is asked before their first model call
+        self._ends_kept = int(max(_ENDS_KEPT, self._rungs.stop or 0, self._rungs.warn or 0))
+        self.busy: set[str] = set()  # runs for which the store is asked before their first model calls
         self._ledger, self._clock = context.accounts.ledger, context.clock
         self._deciding, self._faults = context.deciding, context.faults
-        context.keep(self)
+        context.keep(self, for_store=True)
         self._ends = LruDict[str, list[RunEnd]](_INPUTS_KEPT)  # by input, the earliest first
         self._lock = threading.Lock()
         if self._rungs == Rungs():
@@ -97,43 +100,42 @@ class Resubmissions:
         if self.refuses:
             self.busy.add(run.info.run)
         else:
-            self._ledger.tell(lambda store: self._read_late(run, store))
+            self._ledger.tell(lambda store: self._read(run, store))
 
     async def enter(self, run: Run, event: ModelCall, stopped: Callable[[], bool]) -> None:
-        """Judge a run by what the store knows, before its first model call."""
+        """Judge a run by what the store knows, before its first model calls: parallel branches make several."""
         if run.info.run in self.busy:
-            self.busy.discard(run.info.run)
-            try:
+            with contextlib.suppress(StoreOutage, StoreError):  # the accounts report an outage
                 await self._ledger.ask(lambda store: self._read(run, store), again=True)
-            except (StoreOutage, StoreError):
-                return  # the accounts report an outage
+            self.busy.discard(run.info.run)
 
     def leave(self, event: ModelCall, charge: Charge | None) -> None:
         """Judge only once, whether or not the call is made."""
 
-    def _read_late(self, run: Run, store: StoreSession) -> None:
+    def _read(self, run: Run, store: StoreSession) -> None:
         try:
-            self._read(run, store)
+            name = input_name(run.info)
+            found = [end for _, text in store.about(_KIND, name, last=self._ends_kept) if (end := _parsed(text))]
+            self._learn(name, *found)
+            if run.stopped is None:
+                self._judge(run)
         except (StoreOutage, StoreError):
             raise  # the ledger reports an outage and tries again
         except Exception as error:
             self._faults.note("resubmissions", error)
 
-    def _read(self, run: Run, store: StoreSession) -> None:
-        name, found = input_name(run.info), []
-        for _, text in store.about(_KIND, name, last=_ENDS_KEPT):
-            if (end := _parsed(text)) is not None:
-                found.append(end)
+    def _learn(self, name: str, *ends: RunEnd) -> None:
+        """Add to the ends of an input. Of a run that was resumed, the last end counts."""
         with self._lock:
-            known = self._ends.get(name) or []
-            self._ends[name] = sorted({*known, *found})[-_ENDS_KEPT:]
-        if run.stopped is None:
-            self._judge(run)
+            known = sorted([*self._ends.get(name, ()), *ends], key=lambda end: end.at)
+            latest = {end.run: end for end in known}
+            self._ends[name] = [end for end in known if end is latest[end.run]][-self._ends_kept :]
 
     def _judge(self, run: Run) -> None:
         info = run.info
         with self._lock:
-            ends = [end for end in self._ends.get(input_name(info)) or () if 0 <= info.at - end.at < _WITHIN_S]
+            known = self._ends.get(input_name(info), ())
+        ends = [end for end in known if 0 <= info.at - end.at < _WITHIN_S and end.run != info.run]
         alike: list[RunEnd] = []
         for end in reversed(ends):
             if not end.is_like(ends[-1]):
@@ -181,11 +183,10 @@ class Resubmissions:
         end, name = _end_of(run, self._clock()), input_name(run.info)
         if end is None:
             return
-        with self._lock:
-            known = self._ends.get(name) or []
-            if end in known or not (end.rule or end.failure or known):
-                return  # a stopped run that was resumed; or a success, and inputs whose runs end well are not kept
-            self._ends[name] = [*known, end][-_ENDS_KEPT:]
+        known = self._ends.get(name, ())
+        if end in known or not (end.rule or end.failure or known):
+            return  # a stopped run that was resumed; or a success, and inputs whose runs end well are not kept
+        self._learn(name, end)
         if self._ledger.is_shared:
             text = json.dumps(end)
             self._ledger.tell(lambda store: store.append(_KIND, name, text))
@@ -198,12 +199,12 @@ def _end_of(run: Run, now: float) -> RunEnd | None:
     trip = run.stopped or next((one for one in run.trips if not one.enforced and one.scope == "run"), None)
     if trip is None:
         if failure is None:
-            return RunEnd(now)
-        return None if failure.is_outage else RunEnd(run.info.at, "", failure.name)
+            return RunEnd(now, run=run.info.run)
+        return None if failure.is_outage else RunEnd(run.info.at, "", failure.name, run.info.run)
     is_outage = trip.rule in _FAILING and failure is not None and failure.is_outage
     if is_outage or trip.unit == _AT_ONCE or not blames_input(trip):
         return None
-    return RunEnd(run.info.at, trip.rule, failure.name if failure is not None else "")
+    return RunEnd(run.info.at, trip.rule, failure.name if failure is not None else "", run.info.run)
 
 
 def blames_input(trip: Trip) -> bool:
@@ -219,7 +220,7 @@ def input_name(info: RunInfo) -> str:
 
 def _parsed(text: str) -> RunEnd | None:
     try:
-        at, rule, failure = json.loads(text)
-        return RunEnd(float(at), str(rule), str(failure))
-    except (ValueError, TypeError, RecursionError):
+        at, rule, failure, run = json.loads(text)
+        return RunEnd(float(at), str(rule), str(failure), str(run))
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
