@@ -5,6 +5,7 @@ runs first before a call and last after it. Runs of different sessions never aff
 cleanly and then raises a ``RuntimeError`` to the code that iterates over the run.
 """
 
+import asyncio
 import inspect
 import logging
 import threading
@@ -34,6 +35,7 @@ from runguard.core.errors import InvalidValueError, RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.identity import LruDict
 from runguard.core.rules.limits import Growth
+from runguard.engine.calls import surplus
 from runguard.engine.guard import Guard
 from runguard.engine.resubmissions import blames_input, input_name
 from runguard.engine.runs import Run
@@ -85,7 +87,8 @@ class ADKCostBreaker:
     and fresh counters. ``settings`` holds all other keywords, which are those of ``RunGuardPlugin``.
 
     Attach with ``install_on_agent`` where you can: it sets eight callbacks. Of an agent that has only the four around
-    tools and agents, the callback that sees a trip ends the run at once, with calls that run beside it.
+    tools and agents, the callback that sees a trip ends the run at once, with calls that run beside it. Such an agent
+    counts for ``max_concurrent_agents`` as long as it works.
 
     For alerts without stops, use ``mode="shadow"`` with ``on_trip=``; ``growth_ratio`` is the figure to log.
     """
@@ -332,15 +335,18 @@ class ADKCostBreaker:
         generations = self._plugin.generations
         return self._plugin if generations is None else generations.of(ic.invocation_id)
 
+    def _is_wired(self, agent: LlmAgent) -> bool:
+        """Return whether our model callback sees the agent's model calls."""
+        return any(getattr(one, "__self__", None) is self for one in agent.canonical_before_model_callbacks)
+
     def _end_if_unwired(self, invocation: Invocation, ic: InvocationContext, lane: str) -> None:
         """End a stopped run here, where the agent has no model callback of ours that would end it."""
         plugin, agent = self._plugin_of(ic), ic.agent
         trip = invocation.stop_in(lane)
         if trip is None or not isinstance(agent, LlmAgent) or plugin.guard.policy.mode != "enforce":
             return
-        wired = any(getattr(one, "__self__", None) is self for one in agent.canonical_before_model_callbacks)
         # a function around our callback cannot be seen, but it has announced the agent's model call
-        if not wired and all(flight.agent != agent.name for flight in invocation.flights.values()):
+        if not self._is_wired(agent) and all(flight.agent != agent.name for flight in invocation.flights.values()):
             announce(trip, plugin.invocations)
             raise patching.halt(ic.invocation_id, trip, plugin.guard.stop_text(trip))
 
@@ -357,6 +363,8 @@ class ADKCostBreaker:
         if isinstance(agent, LlmAgent) and run.stopped is not None:
             self._end_if_unwired(invocation, ic, invocation.lane)
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
+        if isinstance(agent, LlmAgent) and not self._is_wired(agent):
+            self._take_place(guard, invocation, ic, agent.name)
         skipped = await plugin.before_agent_callback(agent=agent, callback_context=callback_context)
         if skipped is not None:
             self._end_if_unwired(invocation, ic, lane_of(guard, invocation, ic.branch, ic.isolation_scope))
@@ -392,9 +400,23 @@ class ADKCostBreaker:
                 return trip
         return None
 
+    def _take_place(self, guard: Guard, invocation: Invocation, ic: InvocationContext, agent: str) -> None:
+        """Count an agent whose model calls are not seen as one call in flight, until it leaves or its task ends."""
+        task, slots = asyncio.current_task(), invocation.run.slots
+        if task is None or guard.policy.queues or slots.take(task):
+            return
+        lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
+        event = ModelCall(invocation.run.info.run, lane, agent, guard.clock())
+        guard.found(event, surplus(event, len(slots) + 1, slots.limit))
+        self._end_if_unwired(invocation, ic, lane)
+
     @hook
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
-        return None  # nothing counts enters and leaves: ADK does not report every leave
+        """Free the place of an agent whose model calls are not seen. ADK does not report each agent that leaves."""
+        ic = callback_context._invocation_context
+        if isinstance(ic.agent, LlmAgent) and not self._is_wired(ic.agent):
+            self._plugin_of(ic).guard.free_slot((await self._plugin_of(ic).starter.invocation_of(ic)).run.info.run)
+        return None
 
     @hook
     async def before_model_callback(

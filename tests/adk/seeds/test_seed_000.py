@@ -433,6 +433,26 @@ async def test_four_callbacks_wired_by_hand_end_a_back_delegation() -> None:
     assert (recording.error.trip.rule, model.calls) == ("reentry", 2)
 
 
+async def test_four_callbacks_wired_by_hand_end_an_over_spawn() -> None:
+    breaker, model = ADKCostBreaker(max_concurrent_agents=20), ScriptedModel([text("x")], latency_s=0.05)
+    leaves = [wired_by_hand(breaker, LlmAgent(name=f"item_{n}", model=model)) for n in range(400)]
+    recording = await run(ParallelAgent(name="all", sub_agents=leaves), catch=True)
+    assert isinstance(recording.error, runguard.LimitExceededError)
+    assert (recording.error.trip.rule, recording.error.trip.observed, model.calls) == ("fan_out", 21, 20)
+
+
+async def test_four_callbacks_wired_by_hand_leave_as_many_agents_as_are_allowed_alone() -> None:
+    breaker = ADKCostBreaker(max_concurrent_agents=4)
+    model = ScriptedModel(lambda n, _: text(f"page {n}"), latency_s=0.01)
+    for turn in range(3):
+        leaves = [wired_by_hand(breaker, LlmAgent(name=f"item_{n}", model=model)) for n in range(4)]
+        then = [wired_by_hand(breaker, LlmAgent(name=f"then_{n}", model=model)) for n in range(6)]
+        pipeline = SequentialAgent(name="one", sub_agents=[ParallelAgent(name="all", sub_agents=leaves), *then])
+        loop = LoopAgent(name="loop", sub_agents=[pipeline], max_iterations=2)
+        await run(loop, f"task {turn}", session_id=f"s{turn}")
+    assert (breaker.trips, model.calls) == ([], 60)
+
+
 async def test_in_shadow_mode_four_callbacks_wired_by_hand_end_nothing() -> None:
     breaker = ADKCostBreaker(mode="shadow")
     agent, model = stuck_agent()
