@@ -37,7 +37,7 @@ from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.usage import GrowingPrompts, read_usage, size_of
+from runguard.providers.usage import GrowingPrompts, name_of_tool, read_usage, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
@@ -172,14 +172,16 @@ class RunGuard(Controls, _Bundle):
 
     def _asked(self, prompts: GrowingPrompts, context: ChatContext) -> ModelRequest:
         options = context.options or {}
-        tools = [one.to_json_schema_spec() for one in _tools(options) if hasattr(one, "to_json_schema_spec")]
-        fixed = [options.get("instructions"), tools]
+        offered = _tools(options)
+        declared = [one.to_json_schema_spec() for one in offered if hasattr(one, "to_json_schema_spec")]
+        fixed = [options.get("instructions"), declared]
         measured = prompts.measure(context.messages, _said)
         model, limit = options.get("model") or getattr(context.client, "model", ""), options.get("max_tokens")
         limit = limit if isinstance(limit, int) else None
         more = {name: value for name, value in options.items() if name not in ("model", "max_tokens")}
         more["previous_response_id"] = options.get("conversation_id")
-        return ModelRequest.of(str(model or ""), [fixed], limit, counts=context, measured=measured, options=more)
+        tools, model = [name_of_tool(one) for one in offered], str(model or "")
+        return ModelRequest.of(model, [fixed], limit, counts=context, measured=measured, options=more, tools=tools)
 
     def _settle(self, permission: Permission, context: ChatContext) -> None:
         response: Any = context.result
@@ -304,8 +306,10 @@ def _use(call: Any) -> ToolUse:
 
 
 def _change(permission: Permission, context: ChatContext) -> ChatContext:
-    """Add a notice for the model, the output limit that the budget can pay, and for a last answer take the tools."""
+    """Add a notice for the model and the output limit that the budget can pay. Take withheld tools, or all tools."""
     options = dict(context.options or {})
+    if permission.withheld:
+        options["tools"] = permission.left(_tools(options), name_of_tool, options.get("tool_choice"))
     if permission.last_after is not None:
         options.pop("tools", None)
         options["tool_choice"] = "none"

@@ -28,7 +28,7 @@ from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import read_options
-from runguard.providers.usage import GrowingPrompts, size_of
+from runguard.providers.usage import GrowingPrompts, name_of_tool, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
@@ -216,6 +216,7 @@ def _asked(prompts: GrowingPrompts, context: Any) -> ModelRequest:
         limit if isinstance(limit, int) else None,
         counts=context,
         measured=measured,
+        tools=[name_of_tool(spec) for spec in context.tool_specs or ()],
     )
     asked.fixed_output, asked.candidates = not place, read_options({"body": config.get("params")}).candidates
     return asked
@@ -229,11 +230,15 @@ def _limit_place(model: Any) -> tuple[str, ...]:
 
 
 def _changed(permission: Permission, context: Any) -> Any:
-    """Return the request with a notice for the model, and with the output limit that the budget can pay."""
+    """Return the request with a notice, without withheld tools, and with the output limit that a budget can pay."""
     if permission.notice:  # roles alternate: the notice joins the last message of the user
         *before, last = context.messages
         context = context.replace(
             messages=[*before, {**last, "content": [*last["content"], {"text": permission.notice}]}]
+        )
+    if permission.withheld:
+        context = context.replace(
+            tool_specs=permission.left(context.tool_specs or (), name_of_tool, context.tool_choice)
         )
     if permission.last_after is not None:
         context = context.replace(tool_specs=[], tool_choice=None)

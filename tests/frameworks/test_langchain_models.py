@@ -373,3 +373,29 @@ def test_what_the_provider_has_stored_is_reserved_after_its_first_answer(kind: s
     assert held[0] < 100, "nothing is known before the first answer"
     assert 51_000 <= held[1] < 51_100
     assert 49_900 <= held[2] < 50_100
+
+
+class _Parses(_Whole):
+    """Calls ``parse`` for as long as it is offered."""
+
+    offered: list[list[str]] = Field(default_factory=list)
+
+    def _generate(self, messages: list[BaseMessage], stop: Any = None, run_manager: Any = None, **more: Any) -> Any:
+        self.offered.append([one["name"] for one in more["tools"]])
+        calls = [{"name": "parse", "args": {"part": f"part {len(messages)}"}, "id": f"c{len(messages)}"}]
+        is_left = "parse" in self.offered[-1] and len(self.offered) < 9
+        message = AIMessage(str(messages[-1].content), tool_calls=calls if is_left else [])
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+@tool
+def parse(part: str) -> str:
+    """Parse it."""
+    return '{"status": "partial_parse_error"}'
+
+
+def test_a_tool_that_keeps_failing_is_left_out_of_the_next_request() -> None:
+    model: Any = GuardedChatModel(_Parses(), rules={"stall": {"withhold": 4}})
+    result = create_agent(model, [parse, look]).invoke({"messages": [HumanMessage("go")]})
+    assert model.offered == [["parse", "look"]] * 4 + [["look"]]
+    assert result["messages"][-1].content.endswith("This tool is not offered any more in this turn.")

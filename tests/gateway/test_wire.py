@@ -433,3 +433,27 @@ def test_shadow_mode_stops_nothing_and_off_reads_nothing(upstream: RawUpstream) 
         with served(gateway) as url:
             assert httpx.post(f"{url}{CHAT}", json=asked()).json() == chat_answer()
             assert len(gateway.trips) == trips
+
+
+def test_a_tool_that_keeps_failing_is_left_out_of_the_next_request(upstream: RawUpstream) -> None:
+    tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("parse", "look")]
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+
+    def answer(request: Any) -> JSONResponse:
+        function = {"name": "parse", "arguments": json.dumps({"n": len(messages)})}
+        call = {"id": f"c-{len(upstream.arrived)}", "type": "function", "function": function}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12}
+        return JSONResponse({"model": MODEL, "choices": [choice], "usage": usage})
+
+    upstream.answer = answer
+    with served(a_gateway(upstream.url, rules={"stall": {"withhold": 4}})) as url:
+        for _ in range(5):
+            body = {"model": MODEL, "messages": messages, "tools": tools}
+            message = httpx.post(f"{url}{CHAT}", json=body).json()["choices"][0]["message"]
+            result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Error: no grammar"}
+            messages += [message, result]
+    sent = [[tool["function"]["name"] for tool in request.json["tools"]] for request in upstream.arrived]
+    assert sent == [["parse", "look"]] * 4 + [["look"]]
+    assert "Use 'look'" in upstream.arrived[3].json["messages"][-1]["content"]

@@ -9,7 +9,17 @@ import inspect
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
@@ -61,6 +71,7 @@ class ModelRequest:
     fixed_output: bool = False  # the adapter cannot send a lower output limit
     counts: object = None  # the framework's request, which the user's own ``tokens=`` counts
     others: Sequence[str] = ()  # models that may answer, or be paid, in place of ``model``
+    tools: Sequence[str] = ()  # names of those that the model is offered, where the adapter can leave some of them out
     hidden: int = 0  # tokens of these that the provider adds by itself, such as a conversation that it stores
     candidates: int = 1  # answers asked for: each may have ``max_output_tokens``
     sent: int = 0  # likely tokens of the messages, of ``likely_tokens``
@@ -80,6 +91,7 @@ class ModelRequest:
         others: Sequence[str] = (),
         measured: tuple[int, int] = (0, 0),
         options: Mapping[str, Any] | None = None,
+        tools: Sequence[str] = (),
     ) -> "ModelRequest":
         """Describe a request by the size of its prompt: messages, instructions and tool declarations, data or objects.
 
@@ -95,7 +107,9 @@ class ModelRequest:
             hidden = max(hidden, _KEPT.get(said.conversation or said.kept, 0) - size // LIKELY)
         size, audio = size + measured[0] + around, audio + measured[1]
         upper, likely = -(-size // UPPER) + hidden, -(-size // LIKELY) + hidden
-        made = cls(model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden)
+        made = cls(
+            model, upper, likely, max_output_tokens, audio, counts=counts, others=others, hidden=hidden, tools=tools
+        )
         if said is not None:
             made.model, made.candidates = said.model or model, said.candidates
             made.sent, made.kept, made.conversation = measured[0] // LIKELY, said.kept, said.conversation
@@ -224,6 +238,25 @@ class Permission:
         return ""
 
     @property
+    def withheld(self) -> frozenset[str]:
+        """The tools that the request must not offer."""
+        found = frozenset[str]()
+        for (_, run, lane), _ in self.charged:
+            if lane in run.lanes and run.lanes[lane].withheld:
+                found = found.union(run.lanes[lane].withheld)
+        return found
+
+    def left(self, tools: Sequence[_T], name: Callable[[_T], str], choice: object = None) -> list[_T]:
+        """Return the tools that the request may offer.
+
+        These are all of them where no other is left, since some providers reject a history of calls without tools, and
+        where ``choice`` demands one that is withheld.
+        """
+        withheld = self.withheld
+        others = [tool for tool in tools if name(tool) not in withheld]
+        return others if others and not _mentions(choice, withheld) else [*tools]
+
+    @property
     def stopped(self) -> Trip | Ended | None:
         """A stop or an end since the call began, such as the kill switch: end the stream."""
         end: Trip | Ended | None = self._run.guard.faults.attempt("adapter", self._stopped)
@@ -335,12 +368,12 @@ class Permission:
             self.fail(None)
 
     def changed(self, change: Callable[["Permission", _T], _T], request: _T) -> _T:
-        """Return the request with this permission's notice, output limit and model, by the adapter's ``change``.
+        """Return the request with this permission's notice, output limit, model and tools, by the adapter's ``change``.
 
         A fault in ``change`` leaves the request as it is.
         """
         try:
-            is_plain = not self.notice and self.max_output_tokens is None and not self.model
+            is_plain = not self.notice and self.max_output_tokens is None and not self.model and not self.withheld
             return request if is_plain else change(self, request)
         except Exception as error:
             self._run.fault(error)
@@ -428,6 +461,15 @@ class Permission:
         for layer, event in self.charged:
             if event.charge is not None and not event.charge.over:
                 write_off(layer.guard, event.charge, "adapter", fault)
+
+
+def _mentions(choice: Any, names: Collection[str]) -> bool:
+    """Return whether a choice of tools names one of these: a name, or mappings and lists around it."""
+    if isinstance(choice, Mapping):
+        choice = list(choice.values())
+    if isinstance(choice, list | tuple):
+        return any(_mentions(one, names) for one in choice)
+    return isinstance(choice, str) and choice in names
 
 
 def dearest(guard: Guard, request: ModelRequest) -> str:

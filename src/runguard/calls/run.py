@@ -318,6 +318,9 @@ class AgentRun:
                     return trip
             request = ModelRequest()
         permission.request = request
+        for _, run, lane in self.layers:
+            if lane in run.lanes:
+                run.lanes[lane].offered = request.tools
         try:
             notices: list[str] = self.guard.faults.attempt("adapter", self._report_answers) or []
             if (trip := self.stopped) is not None:

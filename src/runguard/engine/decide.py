@@ -302,9 +302,9 @@ class Deciding:
         """Return whether the tool is left out of the next requests.
 
         A rule's own count decides, not one beside it, such as that of failures between other work. Where the adapter
-        does not say what is offered, or nothing else is, the tool stays.
+        does not say that the tool is offered, or nothing else is, it stays.
         """
-        if finding.unit not in WITHHOLDING or not finding.tool or finding.tool in lane.withheld:
+        if finding.unit not in WITHHOLDING or finding.tool in lane.withheld or finding.tool not in lane.offered:
             return False
         if not lane.others(finding.tool):
             return False

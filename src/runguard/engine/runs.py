@@ -183,7 +183,7 @@ class Lane(Stoppable):
     def others(self, tool: str) -> list[str]:
         """Return the tools that an agent could use instead of this one."""
         out = (tool, *self.withheld)
-        return [name for name in self.offered if name not in out and name not in FRAMEWORK_TOOLS]
+        return [name for name in self.offered if name and name not in out and name not in FRAMEWORK_TOOLS]
 
     def follow_chain(self) -> None:
         """Go on with the chain of delegations in which this lane begins."""

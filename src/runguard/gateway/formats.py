@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.core.identity import digest
 from runguard.providers.messages import Round, rounds_of_turn
-from runguard.providers.usage import items
+from runguard.providers.usage import fields, items, name_of_tool
 
 Body = dict[str, Any]
 
@@ -87,12 +87,17 @@ class WireFormat:
     def has_tools(self, body: Body) -> bool:
         return bool(items(body.get("tools")))
 
+    def offered(self, body: Body) -> list[Any]:
+        """Return the tools that the model is offered."""
+        return [*items(body.get("tools"))]
+
     def request(self, body: Body, path: str, hidden: int = 0) -> ModelRequest:
         """Return what the core needs to know of a request. ``hidden``: tokens that the provider adds by itself."""
         limit = self.limit(body)
         if limit is not None:
             limit *= self.candidates(body)
-        return ModelRequest.of(self.model(body, path), body, limit, hidden=hidden, counts=body)
+        tools = [name_of_tool(tool) for tool in self.offered(body)]
+        return ModelRequest.of(self.model(body, path), body, limit, hidden=hidden, counts=body, tools=tools)
 
     def rounds(self, body: Body) -> Iterator[Round]:
         """Yield the model's answers with tool calls since the user's last word, and their results, the newest first."""
@@ -126,9 +131,15 @@ class WireFormat:
         """Let the model answer without tools. Their declarations stay, so that no cached prefix changes."""
         body["tool_choice"] = "none"
 
+    def leave_out(self, body: Body, permission: Permission) -> None:
+        """Take the withheld tools out."""
+        body["tools"] = permission.left(self.offered(body), name_of_tool, body.get("tool_choice"))
+
     def changed(self, permission: Permission, body: Body) -> Body:
-        """Return a request with what a permission says: a notice, a lower limit, no tools."""
+        """Return a request with what a permission says: a notice, a lower limit, fewer or no tools."""
         body = dict(body)  # the methods below write to nothing inside it
+        if permission.withheld and self.offered(body):
+            self.leave_out(body, permission)
         if permission.last_after is not None:
             self.forbid_tools(body)
         if permission.notice:
@@ -471,6 +482,17 @@ class Gemini(WireFormat):
         config = {key: value for key, value in _config(body).items() if key != "max_output_tokens"}
         body[name] = {**config, "maxOutputTokens": max(limit // self.candidates(body), 1)}
 
+    def offered(self, body: Body) -> list[Any]:
+        return [one for tool in items(body.get("tools")) for name in _DECLARED for one in items(fields(tool).get(name))]
+
+    def leave_out(self, body: Body, permission: Permission) -> None:
+        left = permission.left(self.offered(body), name_of_tool, _calling(body))
+        tools = [
+            {name: [one for one in held if one in left] if name in _DECLARED else held for name, held in tool.items()}
+            for tool in items(body.get("tools"))
+        ]
+        body["tools"] = [tool for tool in tools if any(held or name not in _DECLARED for name, held in tool.items())]
+
     def forbid_tools(self, body: Body) -> None:
         name = "tool_config" if "tool_config" in body else "toolConfig"
         body[name] = {"functionCallingConfig": {"mode": "NONE"}}
@@ -539,6 +561,9 @@ def _text(value: object) -> str:
 
 def _count(*given: object) -> int | None:
     return next((one for one in given if type(one) is int and one >= 0), None)
+
+
+_DECLARED: Final = ("functionDeclarations", "function_declarations")
 
 
 def _config(body: Body) -> Body:

@@ -6,7 +6,7 @@ It is a model of the same class: a subclass of its own, made for one guard, whos
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from copy import copy
@@ -46,6 +46,7 @@ from runguard.langchain.messages import (
 from runguard.langchain.turns import Found, Runs, scope_here
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
+from runguard.providers.usage import name_of_tool
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
@@ -212,7 +213,7 @@ class _Asking:
                 return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(self.runs.of_now(scope_here(run_manager), _AGENT), messages)
             with _EndAlone(found):
-                permission = found.run.ask_now(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
+                permission = found.run.ask_now(partial(_asked, found.run, model, messages, self._bound, kwargs))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
@@ -238,7 +239,7 @@ class _Asking:
                 return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
             found = self._prepared(await self.runs.of(scope_here(run_manager), _AGENT), messages)
             with _EndAlone(found):
-                permission = await found.run.ask(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
+                permission = await found.run.ask(partial(_asked, found.run, model, messages, self._bound, kwargs))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
@@ -268,7 +269,7 @@ class _Asking:
                 yield from own(model, messages, stop=stop, run_manager=run_manager, **kwargs)
                 return
             found = self._prepared(self.runs.of_now(scope_here(run_manager), _AGENT), messages)
-            permission = found.run.ask_now(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
+            permission = found.run.ask_now(partial(_asked, found.run, model, messages, self._bound, kwargs))
             if not isinstance(permission, Permission):
                 _end(found)
                 yield _chunk(self._stopped(permission, kwargs))
@@ -303,7 +304,7 @@ class _Asking:
                     yield piece
                 return
             found = self._prepared(await self.runs.of(scope_here(run_manager), _AGENT), messages)
-            permission = await found.run.ask(partial(_asked, found.run, model, messages, {**self._bound, **kwargs}))
+            permission = await found.run.ask(partial(_asked, found.run, model, messages, self._bound, kwargs))
             if not isinstance(permission, Permission):
                 _end(found)
                 yield _chunk(self._stopped(permission, kwargs))
@@ -438,8 +439,14 @@ def _name(run_manager: Any) -> UUID | None:
     return getattr(run_manager, "run_id", None)
 
 
-def _asked(run: AgentRun, model: Any, messages: list[BaseMessage], kwargs: dict[str, Any]) -> Asked:
-    return request_of(run.prompts, model, messages, kwargs, kwargs, {"messages": messages, **kwargs})
+def _asked(
+    run: AgentRun, model: Any, messages: list[BaseMessage], bound: Mapping[str, Any], given: Mapping[str, Any]
+) -> Asked:
+    """Return what is known of a request. Tools that the model itself has bound cannot be left out."""
+    kwargs = {**bound, **given}
+    asked = request_of(run.prompts, model, messages, kwargs, kwargs, {"messages": messages, **kwargs})
+    asked.tools = [name_of_tool(tool) for tool in given.get("tools") or ()]
+    return asked
 
 
 def _changed(
@@ -448,6 +455,8 @@ def _changed(
     messages, kwargs = request
     if permission.notice:
         messages = [*messages, notice_message(permission.notice)]
+    if permission.withheld and kwargs.get("tools"):
+        kwargs = {**kwargs, "tools": permission.left(kwargs["tools"], name_of_tool, kwargs.get("tool_choice"))}
     if (limit := permission.max_output_tokens) is not None:
         kwargs = {**kwargs, limit_key(model): limit}
     return messages, kwargs

@@ -47,7 +47,7 @@ from runguard.langchain.messages import (
 from runguard.langchain.turns import Found, Runs, scope_here
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.usage import GrowingPrompts
+from runguard.providers.usage import GrowingPrompts, name_of_tool
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _UNNAMED: Final = "agent"
@@ -218,6 +218,7 @@ def _asked(prompts: GrowingPrompts, request: ModelRequest[Any], switches: bool) 
     system = request.system_message.content if request.system_message is not None else ""
     others = [system, tools, declared_output(request.response_format), request.model_settings]
     asked = request_of(prompts, request.model, request.messages, others, request.model_settings, request)
+    asked.tools = [name_of_tool(tool) for tool in request.tools]
     if switches:
         asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))
     return asked
@@ -228,11 +229,13 @@ def _obstacle(model: Any, name: str) -> str:
 
 
 def _changed(permission: Permission, request: ModelRequest[Any]) -> ModelRequest[Any]:
-    """Return the request with a notice for the model, and with the output limit that the budget can pay."""
+    """Return the request with a notice, without withheld tools, and with the output limit that a budget can pay."""
     if permission.model:
         request = request.override(model=renamed(request.model, permission.model))
     if permission.notice:
         request = request.override(messages=[*request.messages, notice_message(permission.notice)])
+    if permission.withheld:
+        request = request.override(tools=permission.left(request.tools, name_of_tool, request.tool_choice))
     if permission.last_after is not None:
         request = request.override(tools=[], tool_choice=None)
     if (limit := permission.max_output_tokens) is not None:

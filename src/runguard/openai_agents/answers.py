@@ -26,7 +26,7 @@ from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import arguments, is_search
-from runguard.providers.usage import LIKELY, GrowingPrompts, fields, size_of
+from runguard.providers.usage import LIKELY, GrowingPrompts, fields, name_of_tool, size_of
 
 # ---- Requests.
 
@@ -59,7 +59,11 @@ class Asked:
             "extra_args": settings.extra_args,
         }
         return ModelRequest.of(
-            self.model, self._fixed(), settings.max_tokens, counts=self._named(), measured=measured, options=options
+            *(self.model, self._fixed(), settings.max_tokens),
+            counts=self._named(),
+            measured=measured,
+            options=options,
+            tools=[name_of_tool(tool) for tool in self.tools],
         )
 
     def _fixed(self) -> list[Any]:
@@ -68,7 +72,7 @@ class Asked:
         for tool in self.tools:
             hosted = getattr(tool, "tool_config", None)
             schema = getattr(tool, "params_json_schema", None)
-            found.append([getattr(tool, "name", ""), getattr(tool, "description", ""), schema, hosted])
+            found.append([name_of_tool(tool), getattr(tool, "description", ""), schema, hosted])
         found += [[one.tool_name, one.tool_description, one.input_json_schema] for one in self.handoffs]
         if self.is_structured:
             found.append(self.schema.json_schema())
@@ -89,13 +93,15 @@ class Asked:
         }
 
     def changed(self, permission: Permission) -> "Asked":
-        """Return the request with a notice for the model, and with the output limit that the budget can pay."""
+        """Return the request with a notice, without withheld tools, and with the output limit that a budget can pay."""
         made = Asked(self.model, self.given, self.more)
         if permission.notice:
             made.items = [*([{"role": "user", "content": self.items}] if isinstance(self.items, str) else self.items)]
             made.items.append({"role": "user", "content": permission.notice})
         if (limit := permission.max_output_tokens) is not None:
             made.settings = replace(made.settings, max_tokens=limit)
+        if permission.withheld:
+            made.tools = permission.left(made.tools, name_of_tool, made.settings.tool_choice)
         if permission.last_after is not None:
             made.settings = replace(made.settings, tool_choice=None, parallel_tool_calls=None)
             made.tools, made.handoffs = [], []

@@ -1137,3 +1137,10 @@ def items(value: Any) -> Any:
     """
     kind = type(value)
     return value if kind is list or kind is tuple or issubclass(kind, (list, tuple)) else ()
+
+
+def name_of_tool(tool: Any) -> str:
+    """Return the name of a tool that a request declares; "" where it has none, as those that providers execute."""
+    of = fields(tool).get
+    name = of("name") or fields(of("function")).get("name")
+    return name if type(name) is str else ""

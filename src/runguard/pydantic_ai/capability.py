@@ -47,7 +47,7 @@ from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
-from runguard.providers.usage import GrowingPrompts, size_of, tokens_in
+from runguard.providers.usage import GrowingPrompts, name_of_tool, size_of, tokens_in
 from runguard.termination.conditions import Ended, TerminationCondition
 
 _MESSAGE: Final = 4  # bytes around a message
@@ -333,12 +333,17 @@ def _used(attempt: Any) -> Usage | None:
 
 
 def _changed(permission: Permission, request: ModelRequestContext) -> ModelRequestContext:
-    """Return the request with a notice for the model, and with the output limit that the budget can pay."""
+    """Return the request with a notice, without withheld tools, and with the output limit that a budget can pay."""
     if permission.notice:
         notice = ModelRequest(parts=[UserPromptPart(permission.notice)])
         request = replace(request, messages=[*request.messages, notice])
-    if permission.last_after is not None:
-        parameters = replace(request.model_request_parameters, function_tools=[])
+    if permission.last_after is not None or permission.withheld:
+        tools: list[ToolDefinition] = []
+        if permission.last_after is None:
+            choice: Any = (request.model_settings or {}).get("tool_choice")
+            offered = request.model_request_parameters.function_tools
+            tools = permission.left(offered, name_of_tool, getattr(choice, "function_tools", choice))
+        parameters = replace(request.model_request_parameters, function_tools=tools)
         request = replace(request, model_request_parameters=parameters)
     if (limit := permission.max_output_tokens) is not None:
         settings: Any = {**(request.model_settings or {}), "max_tokens": limit}
@@ -377,7 +382,15 @@ def _asked(prompts: GrowingPrompts, request: ModelRequestContext) -> Asked:
     model, *others = _candidates(request.model)
     limit = limit if isinstance(limit, int) else None
     measured = prompts.measure(messages, _said)
-    return Asked.of(model, prompt, limit, around, counts=request, others=others, measured=measured, options=options)
+    tools = [tool.name for tool in parameters.function_tools]
+    return Asked.of(
+        *(model, prompt, limit, around),
+        counts=request,
+        others=others,
+        measured=measured,
+        options=options,
+        tools=tools,
+    )
 
 
 def _said(message: ModelMessage) -> list[Any]:
