@@ -67,7 +67,11 @@ async def test_a_stop_raises_the_typed_error_on_request(harness: Harness) -> Non
     assert (result.error.trip.rule, session.model_calls) == ("stall", 6)
 
 
-@pytest.mark.parametrize("drops", [AdkHarness(), LangChainHarness(), StrandsHarness()], ids=lambda drops: drops.name)
+@pytest.mark.parametrize(
+    "drops",
+    [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), StrandsHarness()],
+    ids=lambda drops: drops.name,
+)
 async def test_an_argument_that_the_tool_never_receives_makes_no_other_call(drops: Harness) -> None:
     asked: list[str] = []
 

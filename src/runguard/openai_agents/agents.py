@@ -18,10 +18,11 @@ from runguard.core.errors import PolicyError, RunGuardError
 from runguard.engine.guard import Controls, Guard
 from runguard.openai_agents import runner
 from runguard.openai_agents.models import guarded_model
-from runguard.openai_agents.tools import guarded_tools
+from runguard.openai_agents.tools import guarded_tools, received_by
 from runguard.openai_agents.turns import TURN, Bill
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
+from runguard.providers.usage import name_of_tool
 from runguard.termination.conditions import TerminationCondition
 
 _log: Final = logging.getLogger("runguard")
@@ -128,7 +129,7 @@ class GuardedAgent(Agent[TContext]):
             self.handoffs = self.handoffs  # some may have been appended
         tools = guarded_tools(await super().get_all_tools(run_context), turn)
         if turn is not None:
-            turn.offered = frozenset(str(getattr(tool, "name", "")) for tool in tools)
+            turn.offered = {name_of_tool(tool): received_by(tool) for tool in tools}
         return tools
 
     async def get_system_prompt(self, run_context: Any) -> str | None:

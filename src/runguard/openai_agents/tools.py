@@ -4,6 +4,7 @@ A guardrail refuses with a text and leaves approvals alone. ``agents`` puts them
 """
 
 import copy
+from functools import update_wrapper
 from operator import is_not
 from typing import Any, Final
 
@@ -65,8 +66,7 @@ def _noting(invoke: Any) -> Any:
                 turn.errors[context.tool_call_id] = error
             raise
 
-    vars(noting).update(vars(invoke) if hasattr(invoke, "__dict__") else {})
-    return noting
+    return update_wrapper(noting, invoke)
 
 
 async def _run_of(data: ToolInputGuardrailData) -> tuple[Turn, AgentRun] | None:
@@ -79,9 +79,20 @@ async def _run_of(data: ToolInputGuardrailData) -> tuple[Turn, AgentRun] | None:
     return None if turn.run is None else (turn, turn.run)
 
 
-def _use(data: ToolInputGuardrailData) -> ToolUse:
+def _use(data: ToolInputGuardrailData, turn: Turn) -> ToolUse:
     context = data.context
-    return ToolUse(context.tool_call_id, context.tool_name, arguments(context.tool_arguments))
+    received = turn.offered.get(context.tool_name)
+    return ToolUse(context.tool_call_id, context.tool_name, arguments(context.tool_arguments), received)
+
+
+def received_by(tool: Any) -> frozenset[str] | None:
+    """Return the names of the arguments that the SDK passes on to a function; None for other tools, which get all."""
+    invoke = getattr(tool, "on_invoke_tool", None)
+    made_by = getattr(getattr(invoke, _RAISES, invoke), "__qualname__", "")
+    return frozenset(tool.params_json_schema.get("properties", ())) if made_by.startswith(_OF_A_FUNCTION) else None
+
+
+_OF_A_FUNCTION: Final = "function_tool.<locals>"  # where the SDK makes what calls a function
 
 
 async def _before(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
@@ -90,7 +101,7 @@ async def _before(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
     if found is None:
         return ToolGuardrailFunctionOutput.allow()
     turn, run = found
-    use = _use(data)
+    use = _use(data, turn)
     refusal = await run.tools.check(use)
     if refusal is not None:
         return ToolGuardrailFunctionOutput.reject_content(refusal)
@@ -105,7 +116,7 @@ async def _after(data: ToolOutputGuardrailData) -> ToolGuardrailFunctionOutput:
     if found is None:
         return ToolGuardrailFunctionOutput.allow()
     turn, run = found
-    use, raised = _use(data), turn.errors.pop(data.context.tool_call_id, None)
+    use, raised = _use(data, turn), turn.errors.pop(data.context.tool_call_id, None)
     error = as_failure(raised, data.output) if raised is not None else None
     if error is not None:
         run.tools.raised(use, error)

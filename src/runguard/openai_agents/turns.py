@@ -48,7 +48,8 @@ class Turn:
         self._place = SURROUNDINGS.get().place
         self._runs: dict[tuple[AgentGuard, ...], AgentRun] = {}
         self._lock = asyncio.Lock()
-        self.offered: frozenset[str] = frozenset()  # names of the tools of the agent at work
+        # the tools of the agent at work, each with the arguments that its function receives; None: any
+        self.offered: dict[str, frozenset[str] | None] = {}
         self.bill = Bill()
 
     @property
