@@ -30,7 +30,7 @@ from agent_framework import (
 from agent_framework.exceptions import UserInputRequiredException
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
+from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse, current_place
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
@@ -105,7 +105,7 @@ class RunGuard(Controls, _Bundle):
         waiting = [one.function_call.call_id for one in contents if one.function_call is not None]
         if not waiting:
             goes_on = session is not None and bool(session.state or session.service_session_id)
-            whom["input"] = input_of(self.guard, name, [one.text for one in contents], goes_on=goes_on)
+            whom |= asked_of(self.guard, name, [one.text for one in contents], goes_on=goes_on)
         keys = [call_id for call_id in waiting if call_id]
         return await AgentRun.resume(self.guard, name, keys, condition=self._condition, around=_around(), **whom)
 

@@ -19,7 +19,7 @@ from strands.tools.decorator import DecoratedFunctionTool
 from strands.types.events import ModelStopReason, ToolResultEvent
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
+from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
@@ -93,7 +93,7 @@ class RunGuard(Controls, Plugin):
         waiting = _waiting_calls(event.agent)
         if not waiting:
             asked = [block.get("text") for message in event.messages or () for block in message["content"]]
-            whom["input"] = input_of(self.guard, event.agent.name, asked, goes_on=bool(event.agent.messages))
+            whom |= asked_of(self.guard, event.agent.name, asked, goes_on=bool(event.agent.messages))
         run = await AgentRun.resume(self.guard, event.agent.name, waiting, condition=self._condition, **whom)
         event.invocation_state.setdefault(_RUNS, {})[id(event.agent)] = run
         if (trip := run.enter()) is not None:

@@ -36,7 +36,7 @@ from runguard.calls.threads import carry
 from runguard.calls.whom import check_whom
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
-from runguard.core.money import BudgetStatus
+from runguard.core.money import BudgetStatus, shown
 from runguard.engine.charges import OWNERS
 from runguard.ledger.ledger import Stop
 from runguard.policy.keywords import FunctionSettings
@@ -181,6 +181,7 @@ def run(
     session: str = "",
     app: str = "",
     labels: Mapping[str, str] | None = None,
+    automatic: bool = False,
     **limits: Unpack[FunctionSettings],
 ) -> Iterator[RunContext]:
     """Begin a run: every guarded call in the block belongs to it.
@@ -189,14 +190,20 @@ def run(
     Agents and Pydantic AI that start in the block belong to it, too; ADK's Runner names its own user and session.
     ``budget=`` and the other limits of ``guard`` apply to all guarded calls in the block together. ``usd``, ``tokens``,
     ``calls`` and ``trips`` of the block are its bill, also after its end. Works the same in async code.
+
+    ``automatic``: a program has written the message, so a loop of agents goes on where the last run of the session has
+    left it. A person's message starts every count anew.
     """
     check_whom(user=user, session=session, app=app)
     if labels is not None and not (
         isinstance(labels, Mapping) and all(isinstance(text, str) for pair in labels.items() for text in pair)
     ):
         raise PolicyError("labels: give a mapping of texts to texts, such as {'team': 'search'}")
-    _check_names({**limits}, ("user", "session", "app", "labels"))
-    here = RunContext(app, user, session, labels, _caller(app or "run", {**limits}) if limits else None)
+    if not isinstance(automatic, bool):
+        raise PolicyError(f"automatic = {shown(automatic)}: give True for a message that no person wrote")
+    _check_names({**limits}, ("user", "session", "app", "labels", "automatic"))
+    caller = _caller(app or "run", {**limits}) if limits else None
+    here = RunContext(app, user, session, labels, caller, automatic=automatic)
     around = SURROUNDINGS.get()
     here.outer = around.run
     if here.caller is not None:

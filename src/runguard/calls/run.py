@@ -53,7 +53,7 @@ from runguard.calls.tool_calls import (
     in_event_loop,
     notice_kept,
 )
-from runguard.calls.whom import Whom, check_named, check_whom, input_of, live_blocks
+from runguard.calls.whom import Whom, asked_of, check_named, check_whom, live_blocks
 from runguard.core.decision import ALLOW, Action, Decision, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolResults
@@ -66,7 +66,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import GrowingPrompts
 from runguard.termination.conditions import TerminationCondition
 
-__all__ = ["AgentRun", "Spent", "Whom", "check_whom", "error_of", "fitting", "input_of", "last_words"]
+__all__ = ["AgentRun", "Spent", "Whom", "asked_of", "check_whom", "error_of", "fitting", "last_words"]
 
 
 class AgentRun:
@@ -118,7 +118,7 @@ class AgentRun:
     ) -> "AgentRun":
         """Begin a run, or join the run around this code: of a tool call, or of a block of ``runguard.run()``.
 
-        ``whom``: what ``Whom.of`` gives, and ``input``, which ``input_of`` gives. ``condition`` ends a run that
+        ``whom``: what ``Whom.of`` and ``asked_of`` give. ``condition`` ends a run that
         begins here. ``keys``: a run that was paused under one of them cannot be resumed any more. ``around``:
         an agent of another guard that hands over to this one. ``within``: a block of the adapter's own, where
         no ``runguard.run()`` is around. ``ending``: the conditions of another agent of the same turn. ``run``:

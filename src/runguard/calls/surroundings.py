@@ -38,8 +38,10 @@ class RunContext:
         session: str = "",
         labels: Mapping[str, str] | None = None,
         caller: "Caller | None" = None,
+        *,
+        automatic: bool = False,
     ) -> None:
-        self.id = secrets.token_hex(8)
+        self.id, self.automatic = secrets.token_hex(8), automatic
         self.app, self.user, self.session, self.labels, self.caller = app, user, session, labels, caller
         self.outer: RunContext | None = None
         self.states: dict[Caller, RunState] = {}

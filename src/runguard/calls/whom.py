@@ -63,6 +63,8 @@ class Whom:
         for block in reversed(blocks):
             labels |= block.labels or {}
         found["labels"] = labels or None
+        if any(block.automatic for block in blocks):
+            found["is_automatic"] = True
         return found
 
     def _told(self, guard: Guard, name: str, given: object) -> str:
@@ -83,6 +85,29 @@ class Whom:
 
 
 _LONG_ENOUGH: Final = 40  # characters of a message that says by itself what is asked
+
+
+def asked_of(guard: Guard, agent: str, asked: object, *, goes_on: bool) -> dict[str, Any]:
+    """Return what a user asks of an agent, for the ``RunInfo``: its ``input``, and its words as the ``message``.
+
+    By its words a message is known that a program has written. ``goes_on``: as for ``input_of``.
+    """
+    words = guard.faults.attempt("adapter", _words_in, asked) or ""
+    return {"input": input_of(guard, agent, asked, goes_on=goes_on), "message": words}
+
+
+def _words_in(asked: object, depth: int = 4) -> str:
+    """Return the texts in a message, or in its parts."""
+    if isinstance(asked, str):
+        return asked
+    if depth and isinstance(asked, Mapping):
+        return _words_in(asked.get("text") or asked.get("content"), depth - 1)
+    if depth and isinstance(asked, list | tuple):
+        return " ".join(filter(None, [_words_in(part, depth - 1) for part in asked[:_PARTS_READ]]))
+    return ""
+
+
+_PARTS_READ: Final = 64
 
 
 def input_of(guard: Guard, agent: str, asked: object, *, goes_on: bool) -> bytes:

@@ -21,7 +21,7 @@ from langgraph.types import Command
 
 from runguard.background import FINALIZED
 from runguard.calls import threads
-from runguard.calls.run import AgentRun, Spent, Whom, input_of
+from runguard.calls.run import AgentRun, Spent, Whom, asked_of
 from runguard.calls.surroundings import RunContext
 from runguard.calls.whom import live_blocks
 from runguard.engine.guard import Guard
@@ -324,7 +324,7 @@ class Runs:
         more["within"] = turn.block if scope is not None else None
         keys = self._keys(scope, thread)
         if first is None:
-            more["input"] = input_of(self.guard, agent, asked_in(turn.inputs), goes_on=bool(thread))
+            more |= asked_of(self.guard, agent, asked_in(turn.inputs), goes_on=bool(thread))
         if first is not None:
             return turn.add(key, AgentRun.start(self.guard, agent, ending=first.ending, **more), keys)
         if scope is not None and scope.outermost.is_resumed and keys:

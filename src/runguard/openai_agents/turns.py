@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from agents import Agent, RunContextWrapper
 from agents.exceptions import ModelBehaviorError
 
-from runguard.calls.run import AgentRun, Spent, input_of
+from runguard.calls.run import AgentRun, Spent, asked_of
 from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome
@@ -89,8 +89,8 @@ class Turn:
         for number, guard in enumerate(guards, 1):
             known = self._runs.get(tuple(guards[:number]))
             if known is None:
-                asked = input_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
-                known = AgentRun.start(guard.guard, agent, input=asked, **self._whom(guard, run))
+                asked = asked_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
+                known = AgentRun.start(guard.guard, agent, **asked, **self._whom(guard, run))
                 self._add(guards[:number], known)
             run = known
         return run

@@ -38,7 +38,7 @@ from pydantic_ai.usage import RequestUsage
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, Whom, fitting, input_of, last_words
+from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.errors import RunGuardError, RunStoppedError
@@ -143,7 +143,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         whom = self._whom.of(self.guard, ctx)
         waiting = self.guard.faults.attempt("adapter", _unanswered, ctx.messages) or {}
         if not waiting:
-            whom["input"] = input_of(self.guard, name, ctx.prompt, goes_on=bool(ctx.messages))
+            whom |= asked_of(self.guard, name, ctx.prompt, goes_on=bool(ctx.messages))
         run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
         run.tools.asked_for(list(waiting.values()))
         turn = self._turns[_key(ctx)] = _Turn(run)

@@ -1,0 +1,68 @@
+"""A loop whose turns are started by a program goes on from turn to turn, on every adapter."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+import runguard
+from runguard import PolicyError
+from runguard.testing.conformance import AgentSpec, Harness, Reply
+from tests.frameworks.agent_framework_harness import AgentFrameworkHarness
+from tests.frameworks.langchain_harness import LangChainHarness
+from tests.frameworks.openai_harness import OpenAIAgentsHarness
+from tests.frameworks.pydantic_harness import PydanticAIHarness
+from tests.frameworks.strands_harness import StrandsHarness
+
+HARNESSES = [LangChainHarness, PydanticAIHarness, OpenAIAgentsHarness, StrandsHarness, AgentFrameworkHarness]
+
+
+@pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)
+def harness(request: pytest.FixtureRequest) -> Harness:
+    found: Harness = request.param()
+    return found
+
+
+async def stops(harness: Harness, message: Any, *, stream: bool = False, named: bool = True, **block: Any) -> set[str]:
+    """Which rules stop an agent that calls a failing tool once in each of nine turns."""
+
+    def parse(part: str) -> str:
+        return '{"status": "partial_parse_error"}'
+
+    def script(n: int, _: str) -> Reply:
+        return Reply(calls=[("parse", {"part": f"part {n}"})]) if n % 2 else Reply("Shall I go on?")
+
+    guard = harness.guard()
+    session = harness.session(AgentSpec(script, "worker", {"parse": parse}), guard)
+    for number in range(9):
+        with runguard.run(user="ann", session="chat-7", **block) if named else nullcontext():
+            assert (await session.turn(message(number), stream=stream)).error is None
+    return {trip.rule for trip in guard.trips}
+
+
+async def test_please_proceed_starts_no_count_anew(harness: Harness) -> None:
+    assert await stops(harness, lambda n: "Please proceed to the next step.") == {"stall"}
+
+
+async def test_the_same_holds_for_streams(harness: Harness) -> None:
+    assert await stops(harness, lambda n: f"Continue with step {n}.", stream=True) == {"stall"}
+
+
+async def test_the_messages_of_a_person_do(harness: Harness) -> None:
+    assert await stops(harness, lambda n: "any news?") == set()
+
+
+@pytest.mark.parametrize("automatic", [True, False])
+async def test_an_app_marks_its_own_messages(harness: Harness, automatic: bool) -> None:
+    found = await stops(harness, lambda n: f"text about {'abcdefghi'[n] * 4}", automatic=automatic)
+    assert found == ({"stall"} if automatic else set())
+
+
+async def test_a_thread_of_langchain_needs_no_name() -> None:
+    assert await stops(LangChainHarness(), lambda n: "Please proceed to the next step.", named=False) == {"stall"}
+
+
+def test_what_is_no_yes_or_no_is_rejected() -> None:
+    wrong: Any = "yes"
+    with pytest.raises(PolicyError, match="automatic = 'yes': give True"), runguard.run(automatic=wrong):
+        pass
