@@ -76,7 +76,20 @@ def faults_of(error: ValidationError, model: type[SettingsModel]) -> list[str]:
         if given in lines and right != lines[given]:  # none of several allowed types
             right = f"{lines[given]} or {right.removeprefix('input should be ')}"
         lines[given] = right if separator else ""
-    return [f"{given}: {right}" if right else given for given, right in lines.items()]
+    told = (f"{given}: {right}" if right else given for given, right in lines.items())
+    return [_misplaced(line, model) or line for line in told]
+
+
+def _misplaced(line: str, model: type[SettingsModel]) -> str:
+    """Return the fault of a setting that stands inside another one; nothing where it is another fault.
+
+    In TOML every line below a heading belongs to that heading.
+    """
+    path = re.split(r": no such setting| = ", line, maxsplit=1)[0]
+    group, _, name = path.rpartition(".")
+    if name not in model.model_fields or not (group == "rules" or (group and ": no such setting" in line)):
+        return ""
+    return f"{path}: '{name}' is no part of {group}; in a file, write it above the first [heading]"
 
 
 def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
@@ -103,19 +116,24 @@ def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
         return f"{named}: {message}" if path and not message.startswith(path) else message
     if fault["type"] == "missing":
         return f"{path}: missing"
-    if fault["type"] in _OTHER_SHAPES and place[0] in model.shapes:
-        return f"{path} = {shown}: {model.shapes[place[0]]}"
-    if place[0] == "rules" and fault["type"] in ("bool_type", "dict_type"):
+    parts = _parts(fault)
+    if place[0] == "rules" and len(parts) > 1 and fault["type"] in ("bool_type", "dict_type"):
         return (
             None
             if isinstance(given, dict)
             else f"{path} = {shown}: give rungs such as {{'stop': 5}}, or false to switch the rule off"
         )
+    if fault["type"] in _OTHER_SHAPES and place[0] in model.shapes and len(parts) <= 2:
+        return f"{path} = {shown}: {model.shapes[place[0]]}"
     return f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
 
 
 def _path(fault: Any) -> str:
-    return ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part))
+    return ".".join(_parts(fault))
+
+
+def _parts(fault: Any) -> list[str]:
+    return [str(part) for part in fault["loc"] if part not in _UNION_TAGS and "[" not in str(part)]
 
 
 def summary(lines: Sequence[str], source: str) -> str:

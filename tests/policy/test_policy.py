@@ -318,6 +318,26 @@ def test_a_misplaced_heading_is_answered_with_the_right_one(folder: Path, text: 
     assert "[tool.runguard.budgets]: write [[tool.runguard.budgets]]" in refused()
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[[budgets]]\nusd = 5\nmax_model_calls = 60\n", "'max_model_calls' is no part of budgets.0"),
+        ('[tools.x]\npolling = true\nstore = "memory"\n', "tools.x.store: 'store' is no part of tools.x; in a file"),
+        ('[rules]\nstall = false\nmode = "shadow"\n', "rules.mode: 'mode' is no part of rules; in a file, write it"),
+        ("[alerts]\nlog = true\nmax_usd = 3\n", "alerts.max_usd: 'max_usd' is no part of alerts; in a file, write it"),
+        ('[remote_agents."a.b"]\nmode = "off"\n', "remote_agents.a.b.mode: 'mode' is no part of remote_agents.a.b"),
+        ("[[thresholds]]\npercent = 0.5\n", "thresholds: no such setting; use budgets=[Budget("),
+        ('tools = ["search"]\n', "tools = a list: give {'tool-name': {'polling': True}}, in a file [tools.tool-name]"),
+        ("[tools]\npolling = true\n", "tools.polling = True: give {'tool-name': {'polling': True}}"),
+        ("[[rules]]\nstall = false\n", "rules = a list: give {'stall': {'stop': 5}}, in a file [rules]"),
+        ("[rules]\nstall = 3\n", "rules.stall = 3: give rungs such as"),
+    ],
+)
+def test_a_setting_below_the_wrong_heading_is_answered_with_its_place(folder: Path, text: str, message: str) -> None:
+    (folder / "runguard.toml").write_text(text)
+    assert message in refused()
+
+
 def test_a_file_with_a_byte_order_mark_is_read(folder: Path) -> None:
     (folder / "runguard.toml").write_bytes(b"\xef\xbb\xbfmax_model_calls = 7\n")
     assert Policy.build().max_model_calls == 7

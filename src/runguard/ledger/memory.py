@@ -42,6 +42,9 @@ _log: Final = logging.getLogger("runguard")
 # ---- From a store's URL to its ledger.
 
 _KNOWN_STORES: Final = "memory, memory://name, sqlite:///path, redis://host:6379/0, postgresql://user@host/database"
+_REDIS: Final = ("redis", "rediss", "unix", "valkey", "valkeys")
+_POSTGRES: Final = ("postgresql", "postgres")
+_SERVERS: Final = (*_REDIS, *_POSTGRES)
 _NAMED: Final = "memory://"
 _NAMES: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -84,17 +87,19 @@ def store_of(url: str) -> Store:
 
 
 def _store_of(url: str) -> Store:
-    scheme = url.partition(":")[0]
+    scheme, _, rest = url.partition(":")
     if scheme == "sqlite":
         from runguard.ledger.sqlite import SqliteStore
 
         return SqliteStore(url)
-    if scheme in ("redis", "rediss", "unix", "valkey", "valkeys"):
+    if scheme in _SERVERS and not rest.startswith("//"):
+        raise PolicyError(f"store = '{scheme}:…': write {scheme}:// with two slashes; known: {_KNOWN_STORES}")
+    if scheme in _REDIS:
         from runguard.ledger.redis import RedisStore
 
         _need("redis", "redis", scheme)
         return RedisStore(url)
-    if scheme in ("postgresql", "postgres"):
+    if scheme in _POSTGRES:
         from runguard.ledger.postgres import PostgresStore
 
         _need("psycopg", "postgres", scheme)

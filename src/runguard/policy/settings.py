@@ -278,8 +278,14 @@ _MEANT: Final = {
     **dict.fromkeys(("app", "user", "session"), "your framework's own names, or a block 'with runguard.run(user=…)'"),
     **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
     **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
+    **dict.fromkeys(
+        ("per", "window", "thresholds", "on_exhausted", "burn_alert"),
+        "budgets=[Budget(usd=5, per='user', window='1d', …)], in a file [[budgets]]",
+    ),
 }
 _SHAPES: Final[dict[str | int, str]] = {
+    "tools": "give {'tool-name': {'polling': True}}, in a file [tools.tool-name]",
+    "rules": "give {'stall': {'stop': 5}}, in a file [rules] and stall = {stop = 5}",
     "prices": "give {'model-id': {'input': 3, 'output': 15}} in USD per million tokens",
     "models": "give {'model-id': {'context_window': 200_000, 'max_output_tokens': 8_192}}",
     "on_unpriced": "give 'refuse', 'tokens', or a price such as {'input': 3, 'output': 15}",

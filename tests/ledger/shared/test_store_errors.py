@@ -41,6 +41,8 @@ from tests.kit.stores import Place
         ("hunter2", "no such store"),
         ("sqlite://root:hunter2@db/x.db", "sqlite:///"),
         ("sqlite:", "sqlite:///"),
+        ("redis:/:hunter2@host/0", "write redis:// with two slashes"),
+        ("postgres:u:hunter2@host/db", "write postgres:// with two slashes"),
         ("redis://:hunter2@host:port/0", "cannot be read"),
         ("redis://u:hunter2@host/0?pool=1", "pool"),
         ("rediss://u:hunter2@host/zero", "number"),
