@@ -83,7 +83,7 @@ def test_without_the_package_the_command_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "genai_prices.data_snapshot", None)
     ran = runguard("prices", "--update")
     assert ran.exit_code == 2
-    assert ran.stderr.strip().endswith("genai-prices is not installed: pip install 'runguard-agents[prices]'")
+    assert ran.stderr.strip().endswith("genai-prices is not installed: pip install genai-prices")
     assert not own_place.exists()
 
 
@@ -137,7 +137,7 @@ def test_doctor_shows_the_date_and_warns_after_90_days(days: int, state: str, mo
     found = line()
     age = f"table of {made}, {days} {'day' if days == 1 else 'days'} old"
     assert (found["state"], age in found["found"]) == (state, True)
-    assert found["do"] == ("pip install -U 'runguard-agents[prices]'" if days > 90 else "")
+    assert found["do"] == ("pip install -U genai-prices" if days > 90 else "")
 
 
 def test_doctor_reports_a_damaged_table(own_place: Path) -> None:

@@ -296,7 +296,7 @@ def test_without_genai_prices_the_users_prices_still_work(monkeypatch: pytest.Mo
     preload("genai-prices")
     book = Pricing({"mine": Price(input=1, output=1)}, source="genai-prices")
     assert per_mtok("mine", book) == (Decimal(1), Decimal(1))
-    assert "pip install 'runguard-agents[prices]'" in unpriced("gemini-2.5-flash", book).reason
+    assert "pip install genai-prices" in unpriced("gemini-2.5-flash", book).reason
     assert book.limits("gpt-4") == (None, None)
 
 

@@ -447,8 +447,8 @@ def list_line(policy: Policy) -> CheckResult:
     found = f"{used['source']}, {used['days_old']} {'day' if used['days_old'] == 1 else 'days'} old"
     if not used["old"]:
         return CheckResult("price list", "ok", found)
-    do = REFRESH if policy.prices_source == "table" else "pip install -U genai-prices"
-    return CheckResult("price list", "warning", f"{found}: prices may have changed (the limit is {OLD_DAYS} days)", do)
+    told = f"{found}: prices may have changed (the limit is {OLD_DAYS} days)"
+    return CheckResult("price list", "warning", told, REFRESH)
 
 
 # ---- the user's app: whether it and the agents it calls are guarded, the order of its plugins, its models

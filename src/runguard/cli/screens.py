@@ -594,7 +594,7 @@ def report_page(data: dict[str, Any]) -> str:
 # ---- ``runguard prices``: dollars per million tokens, and the price table that they come from
 
 OLD_DAYS: Final = 90  # providers change prices several times a year
-REFRESH: Final = "pip install -U 'runguard-agents[prices]'"
+REFRESH: Final = "pip install -U genai-prices"
 _KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
 _SOURCES: Final = {"prices": "this policy, prices", "on_unpriced": "this policy, on_unpriced"}
 _SAME_AS: Final = {

@@ -367,7 +367,7 @@ def _dated_price(price: dict[str, Any]) -> DatedPrice:
 
 # ---- The price facts of the installed genai-prices package, as a price table.
 
-MISSING: Final = "genai-prices is not installed: pip install 'runguard-agents[prices]'"
+MISSING: Final = "genai-prices is not installed: pip install genai-prices"
 _TEXT_CLAUSES: Final = ("equals", "starts_with", "ends_with", "contains")
 _converted: "tuple[DataSnapshot, PriceTable] | None" = None
 
