@@ -55,6 +55,26 @@ def test_status_for_people(filled: str) -> None:
     assert "user:docs/alice" not in runguard("status", "--store", filled, "--scope", "app:").stdout
 
 
+@pytest.mark.parametrize(
+    ("scope", "calls", "filtered"),
+    [
+        ("user:docs/alice", 4, True),
+        ("user:docs/", 16, True),
+        ("user:docs/nobody", 0, True),
+        ("app:docs", 16, True),
+        ("app:other", 0, True),
+        ("model:gemini-2.5-flash", 16, True),
+        ("tool:", 0, True),
+        ("session:docs/", 16, False),
+    ],
+)
+def test_status_of_a_scope_tells_what_was_spent_in_it(filled: str, scope: str, calls: int, filtered: bool) -> None:
+    spend = told("status", "--store", filled, "--scope", scope)["spend"]
+    assert (spend["total"]["calls"], spend["scope"]) == (calls, scope if filtered else "")
+    said = runguard("status", "--store", filled, "--scope", scope).stdout
+    assert (f"spent in {scope} since" in said) is filtered
+
+
 def test_trips_are_listed_newest_first_and_shadow_ones_are_marked(filled: str) -> None:
     ran = told("trips", "--store", filled)
     assert [(trip["rule"], trip["user_id"], trip["shadow"]) for trip in ran["trips"]] == [

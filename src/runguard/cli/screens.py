@@ -298,8 +298,8 @@ def _budgets(out: Console, state: dict[str, Any], rows: int | None, scope: str) 
 
 
 def _spend(out: Console, spend: Spend) -> None:
-    since = f"since {moment(spend.since)}"
-    out.print(Text.assemble("\n", heading(f"spent {since}: {_figures(spend.total)}")))
+    where = f"in {spend.scope} " if spend.scope else ""
+    out.print(Text.assemble("\n", heading(f"spent {where}since {moment(spend.since)}: {_figures(spend.total)}")))
     if spend.total.calls or spend.total.tool_calls:
         shown = table(spend.by, "cost", "tokens", "model calls", "", right=("cost", "tokens", "model calls"))
         for row in spend.totals[:_NAMES]:

@@ -42,7 +42,7 @@ _ROWS: Final = 25
     "--scope",
     metavar="PREFIX",
     default="",
-    help="Only budgets and runs whose scope starts with this: user:, user:docs/alice.",
+    help="Only budgets, runs and spending whose scope starts with this: user:, user:docs/alice.",
 )
 @click.option(
     "--by",
@@ -91,6 +91,7 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
             "total": spend.total,
             "totals": spend.totals,
             "capped_at": spend.capped_at,
+            "scope": spend.scope,
         }
         print_json(
             plain(
@@ -119,7 +120,7 @@ def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, A
         "stops": view.stops(),
         "running": [row for row in view.running() if begins_with(row, scope)],
         "budgets": budgets,
-        "spend": view.spend(since, now, by),
+        "spend": view.spend(since, now, by, scope),
         "breakers": view.breakers(),
         "unreadable": view.unreadable.total,
     }

@@ -46,7 +46,7 @@ from runguard.ledger.ledger import (
 from runguard.ledger.memory import in_memory
 from runguard.policy.settings import Policy
 from runguard.reporting.alerts import Alert, AlertKind, AlertSettings, Fact
-from runguard.reporting.delivery import Alerts, RepeatedStops
+from runguard.reporting.delivery import SHOWN, Alerts, RepeatedStops
 from runguard.reporting.telemetry import Telemetry
 
 if TYPE_CHECKING:
@@ -661,7 +661,7 @@ class Alarms:
             key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
             repeated = None
         if not in_memory(self._ledger.name):  # else no other process can show it
-            text += f". Details: runguard trips show {trip.id}"
+            text += f". Details: {SHOWN}{trip.id}"
         facts: dict[str, Fact] = {
             "rule": trip.rule,
             "scope": trip.scope_id,

@@ -95,6 +95,9 @@ class Alerts:
         return {queue.receiver.name: dict(queue.counts) for queue in self._queues}
 
 
+SHOWN: Final = "runguard trips show "  # what explains a stop, where another process can read it
+
+
 @dataclass(slots=True)
 class _Repeats:
     """Stops after the one that was sent, for the next alert with its key."""
@@ -110,6 +113,8 @@ class _Repeats:
         tool = f" of tool {facts['tool']}" if facts.get("tool") else ""
         listed = ", ".join(self.listed) + (f" and {more} more" if more else "")
         text = f"RunGuard {verb} {runs} of {facts.get('agent')}: {facts.get('rule')}{tool}: {listed}"
+        if SHOWN in last.text:
+            text += f". The last one: {SHOWN}{facts['trip']}"
         shared = {name: facts[name] for name in ("rule", "app", "agent", "tool", "limit", "unit", "enforced")}
         return replace(last, text=text, facts={**shared, "runs": self.count, "last_trip": facts["trip"]})
 
@@ -350,7 +355,9 @@ def slack(parcel: Parcel) -> dict[str, Any]:
     blocks: list[dict[str, Any]] = [{"type": "section", "text": _slack_text(f"*{title}*\n{_slack_escape(alert.text)}")}]
     if alert.facts:
         facts = "\n".join(
-            f"{_slack_escape(name)}: {_slack_escape(_plain(value))}" for name, value in alert.facts.items()
+            f"{_slack_escape(name)}: {_slack_escape(_plain(value))}"
+            for name, value in alert.facts.items()
+            if value not in (None, "")
         )
         blocks.append({"type": "context", "elements": [_slack_text(facts)]})
     return {"text": _fit(f"{title}: {_slack_escape(alert.text)}"), "blocks": blocks}

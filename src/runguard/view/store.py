@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from runguard.core.errors import PolicyError, nearest
-from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, to_usd
+from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, scope_part, to_usd
 from runguard.core.trends import budget_forecast
 from runguard.ledger.ledger import (
     COUNTS,
@@ -185,14 +185,18 @@ class StoreView:
         found.sort(key=lambda entry: entry[:3])
         return [_budget(balance, unit, now) for _, _, unit, balance in found[:limit]]
 
-    def spend(self, since: float, until: float | None = None, by: str = "app") -> Spend:
-        """Return the spending between two times of the store's clock (until now), by app, agent, model or user."""
+    def spend(self, since: float, until: float | None = None, by: str = "app", scope: str = "") -> Spend:
+        """Return the spending between two times of the store's clock (until now), by app, agent, model or user.
+
+        ``scope``: only calls that have a scope which starts with this, as user:docs/alice. Calls tell their run, app,
+        user, agent, model and tool; any other kind of scope filters nothing.
+        """
         if by not in BY:
             raise ValueError(f"by = {by!r}: one of {', '.join(BY)}")
 
         def read(session: StoreSession) -> Spend:
             self._log.refresh(session, self.unreadable)
-            return spend_of(self._log, since, session.now() if until is None else until, by)
+            return spend_of(self._log, since, session.now() if until is None else until, by, scope)
 
         return self._ask(read)
 
@@ -521,6 +525,19 @@ class CallLog:
 
         return owner
 
+    def names_of(self, kind: str) -> Callable[[Call], Sequence[str]] | None:
+        """Return what reads the names in a call's scope of this kind; None for a kind that calls do not tell."""
+        app, user = self.property_of("app"), self.property_of("user")
+        readers: dict[str, Callable[[Call], Sequence[str]]] = {
+            "run": lambda call: (call.run,),
+            "app": lambda call: (app(call),),
+            "user": lambda call: (app(call), user(call)),
+            "agent": lambda call: (app(call), call.agent),
+            "tool": lambda call: (app(call), call.tool) if call.is_tool else (),
+            "model": lambda call: () if call.is_tool else (call.model,),
+        }
+        return readers.get(kind)
+
 
 def _end_of(rows: Sequence[tuple[float, str, str]], last: Sequence[tuple[float, str, str]]) -> int | None:
     """Return the position after the last known records, or None if they are not in ``rows``."""
@@ -532,13 +549,17 @@ def _end_of(rows: Sequence[tuple[float, str, str]], last: Sequence[tuple[float, 
     return None
 
 
-def spend_of(log: CallLog, since: float, until: float, by: str) -> Spend:
-    """Sum up the calls of a period in buckets that begin at multiples of the step."""
+def spend_of(log: CallLog, since: float, until: float, by: str, scope: str = "") -> Spend:
+    """Sum up the calls of a period, and of a scope, in buckets that begin at multiples of the step."""
     until = max(until, since + 1.0)
     step = next((step for step in _STEPS if (until - since) / step <= _BUCKETS), (until - since) / _BUCKETS)
     first = since // step * step
     begins = tuple(first + step * number for number in range(int((until - first) // step) + 1))
     calls = [call for call in latest(log.calls) if since <= call.at <= until]
+    kind = scope.partition(":")[0]
+    if (names_of := log.names_of(kind)) is not None:
+        keyed = ((call, f"{kind}:{'/'.join(map(scope_part, names))}") for call in calls if (names := names_of(call)))
+        calls = [call for call, key in keyed if key.startswith(scope)]
     property_of = log.property_of(by)
     named: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
@@ -571,6 +592,7 @@ def spend_of(log: CallLog, since: float, until: float, by: str) -> Spend:
         tuple(totals),
         _figures("", calls),
         None if reaches_back else len(log.calls),
+        "" if names_of is None else scope,
     )
 
 

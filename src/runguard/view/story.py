@@ -121,6 +121,7 @@ class Spend:
     totals: tuple[Figures, ...]
     total: Figures
     capped_at: int | None  # number of records read, if they do not reach back to ``since``
+    scope: str = ""  # only calls with a scope that starts with this
 
 
 @dataclass(frozen=True, slots=True)
