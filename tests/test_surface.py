@@ -92,6 +92,27 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = runguard.no_such_name
 
 
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("RunGuardMiddleware", "runguard.langchain"),
+        ("GuardedChatModel", "runguard.langchain"),
+        ("guarded", "runguard.openai_agents"),
+        ("AgentGuard", "runguard.openai_agents"),
+        ("RunGuard", "runguard.pydantic_ai, runguard.strands or runguard.agent_framework"),
+        ("RunGuardInterceptor", "runguard.agent_hooks"),
+        ("RunGuardGateway", "runguard.litellm"),
+    ],
+)
+def test_the_guard_of_another_framework_is_told_with_its_module(name: str, module: str) -> None:
+    for statement in (f"from runguard import {name}", f"import runguard; runguard.{name}"):
+        with pytest.raises(ImportError, match=f"^import {name} from {module}$"):
+            exec(statement)
+    for each in module.replace(" or ", ", ").split(", "):
+        (file,) = (*SOURCE.glob(f"{each.partition('.')[2]}.py"), *SOURCE.glob(f"{each.partition('.')[2]}/__init__.py"))
+        assert f'"{name}"' in file.read_text()
+
+
 def test_dir_shows_the_public_names() -> None:
     assert set(dir(runguard)) == {*runguard.__all__, "__version__"}
 

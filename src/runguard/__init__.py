@@ -194,9 +194,22 @@ __all__ = [
 ]
 
 
+_ADAPTERS = {  # what the guards of other frameworks are called, and where they are
+    "GuardedChatModel": "runguard.langchain",
+    "RunGuardMiddleware": "runguard.langchain",
+    "AgentGuard": "runguard.openai_agents",
+    "guarded": "runguard.openai_agents",
+    "RunGuard": "runguard.pydantic_ai, runguard.strands or runguard.agent_framework",
+    "RunGuardInterceptor": "runguard.agent_hooks",
+    "RunGuardGateway": "runguard.litellm",
+}
+
+
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
+        if name in _ADAPTERS:  # with an AttributeError, `from runguard import …` would not tell the place
+            raise ImportError(f"import {name} from {_ADAPTERS[name]}")
         raise AttributeError(f"module 'runguard' has no attribute '{name}'")
     try:
         return getattr(import_module(home), name)

@@ -583,6 +583,8 @@ def test_a_relative_store_in_a_file_counts_from_the_files_folder(
         ("loop", "cycle_repeats="),
         ("context", "max_context_tokens="),
         ("max_cost", "max_usd="),
+        ("policy", "a runguard.toml, found upward from the working directory"),
+        ("config_file", "a runguard.toml, found upward from the working directory"),
         ("max_dollars", "max_usd="),
         ("max_total_tokens", "max_tokens="),
         ("max_llm_calls", "max_model_calls="),

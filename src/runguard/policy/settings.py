@@ -275,6 +275,10 @@ _MEANT: Final = {
         ("max_calls", "max_llm_calls", "max_iterations", "max_turns", "max_steps", "max_iter", "recursion_limit"),
         "max_model_calls=",
     ),
+    **dict.fromkeys(
+        ("policy", "config", "file", "path", "policy_file", "config_file", "policy_path", "config_path"),
+        "a runguard.toml, found upward from the working directory, or the variable RUNGUARD_POLICY",
+    ),
     **dict.fromkeys(("app", "user", "session"), "your framework's own names, or a block 'with runguard.run(user=…)'"),
     **dict.fromkeys(("timeout", "timeout_seconds", "max_execution_time", "deadline"), "max_seconds="),
     **dict.fromkeys(("slack_webhook", "pagerduty_key", "webhook"), "alerts={'slack_webhook': 'env:SLACK_URL'}"),
