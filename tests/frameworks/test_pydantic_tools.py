@@ -206,3 +206,35 @@ async def test_agents_in_the_threads_of_a_tool_spend_the_budget_of_its_run(start
     assert guard.spend()["usd"] < Decimal("0.12")
     assert len({trip.run_id for trip in guard.trips}) == 1
     assert not guard.guard.runs
+
+
+# ---- Agents that a tool calls.
+
+
+@pytest.mark.parametrize("on_stop", ["stop", "raise"])
+async def test_an_agent_that_starts_after_the_stop_ends_as_the_others_do(on_stop: Any) -> None:
+    guard = RunGuard(max_model_calls=4, on_stop=on_stop)
+    made = [0]
+
+    def looks(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        made[0] += 1
+        return ModelResponse([ToolCallPart("look", {"n": made[0]})])
+
+    inner = Agent(FunctionModel(looks), capabilities=[guard])
+    outer = Agent(FunctionModel(lambda messages, info: ModelResponse([ToolCallPart("ask", {})])), capabilities=[guard])
+
+    @inner.tool_plain
+    def look(n: int) -> str:
+        return f"page {n}"
+
+    @outer.tool_plain
+    async def ask() -> str:
+        return "".join([(await inner.run("go")).output for _ in range(2)])
+
+    if on_stop == "raise":
+        with pytest.raises(RunStoppedError):
+            await outer.run("go")
+    else:
+        assert (await outer.run("go")).output == guard.guard.stop_text(guard.trips[0])
+    assert made == [3]
+    assert [trip.rule for trip in guard.trips] == ["model_calls"]

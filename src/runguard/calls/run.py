@@ -64,7 +64,7 @@ from runguard.engine.runs import Run
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import GrowingPrompts
-from runguard.termination.conditions import TerminationCondition
+from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["AgentRun", "Spent", "Whom", "asked_of", "check_whom", "error_of", "fitting", "last_words"]
 
@@ -94,6 +94,7 @@ class AgentRun:
         self.ending = ending or EndingConditions()
         self.tools = RunTools(guard, layers, agent, depth, self.ending, refused is not None)
         self._lock, self._ended = self.tools.lock, False
+        self._refusal = ""  # what an agent that is nested too deep answers in place of its model
         self.prompts = GrowingPrompts()  # the messages of the last request, so that the next one measures what is new
         self._sizes: dict[str, tuple[ModelRequest, int]] = {}  # by agent: the last request, and its reported size
         # Where a framework calls no hook after an error, the run ends soon after the last reference to it is gone.
@@ -248,7 +249,10 @@ class AgentRun:
         return None
 
     def enter(self) -> Trip | None:
-        """Report that the agent begins to work. Return the trip if it is nested too deep or was started too often."""
+        """Report that the agent begins to work. Return the trip if it was started too often.
+
+        One that is nested too deep ends at its first model call, and its caller goes on.
+        """
         make = partial(AgentEntered, depth=self.depth)
         trip: Trip | None = self.guard.faults.attempt("adapter", self._tell, make)
         return trip or self._refused
@@ -268,7 +272,10 @@ class AgentRun:
         trip = None
         for layer in self.layers:
             try:
-                trip = trip or self.stop_of(self._decide(layer, layer.guard.check, make))
+                decision = self._decide(layer, layer.guard.check, make)
+                trip = trip or self.stop_of(decision)
+                if decision.action is Action.BLOCK and decision.enforced:
+                    self._refusal = self._refusal or decision.for_model
             except Exception as error:
                 trip = trip or self.guard.give_up("adapter", error, self.id, self.agent)
         return trip
@@ -325,6 +332,8 @@ class AgentRun:
             notices: list[str] = self.guard.faults.attempt("adapter", self._report_answers) or []
             if (trip := self.stopped) is not None:
                 return await self._last(request, trip, task)
+            if self._refusal:
+                return Ended(self._refusal, "max_delegation_depth")
             if self.ending.all and (ended := await self.ending.ask()) is not None:
                 return ended
             if self.guard.model_choice is not None:

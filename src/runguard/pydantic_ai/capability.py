@@ -41,7 +41,7 @@ from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.core.errors import RunGuardError, RunStoppedError
+from runguard.core.errors import RunGuardError
 from runguard.core.events import Outcome
 from runguard.engine.guard import Controls, Guard
 from runguard.policy.keywords import PolicySettings
@@ -148,8 +148,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         run.tools.asked_for(list(waiting.values()))
         turn = self._turns[_key(ctx)] = _Turn(run)
         try:
-            if (trip := run.enter()) is not None:
-                raise RunStoppedError.of(trip)
+            run.enter()  # a stop is in force from now on: the first model request meets it
             result = await handler()
             if isinstance(result.output, DeferredToolRequests):
                 run.pause([call.tool_call_id for call in (*result.output.approvals, *result.output.calls)])

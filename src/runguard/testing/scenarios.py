@@ -227,6 +227,23 @@ async def nested_agent(harness: Stage) -> None:
     assert session.model_calls == 12, f"{session.model_calls} calls on a limit of 12 for the whole tree"
 
 
+async def deep_delegation(harness: Stage) -> None:
+    """An agent that is nested too deep is refused, and its caller goes on."""
+    last = AgentSpec(lambda n, _: Reply("deep"), "last")
+    middle = AgentSpec(
+        lambda n, _: Reply(calls=[("last", {"request": "x"})]) if n == 1 else Reply("middle"), "middle", agents=[last]
+    )
+    outer = AgentSpec(
+        lambda n, _: Reply(calls=[("middle", {"request": "x"})]) if n == 1 else Reply("done"), "outer", agents=[middle]
+    )
+    for limit, calls in ((1, 4), (2, 5)):
+        guard = harness.guard(max_delegation_depth=limit)
+        session = harness.session(outer, guard)
+        result = await session.turn("go")
+        assert (result.text, result.error) == ("done", None), f"the turn ended with '{result.text}', {result.error!r}"
+        assert session.model_calls == calls, f"{session.model_calls} calls at a depth of {limit}, not {calls}"
+
+
 async def paid_agent(harness: Stage) -> None:
     """An agent in a paid tool belongs to the same run, and does not wait for what is held for the tool."""
     inner = AgentSpec(_script(lambda n: Reply(calls=[("look", {"n": n})])), "inner", {"look": lambda n: f"page {n}"})
@@ -615,6 +632,7 @@ SCENARIOS: Final[dict[str, Callable[[Stage], Awaitable[None]]]] = {
         tool_exception,
         structured_output,
         nested_agent,
+        deep_delegation,
         paid_agent,
         hand_off_cycle,
         next_turn,
