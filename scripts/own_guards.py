@@ -67,6 +67,8 @@ def _openai_agents(guarded: bool) -> None:
     from agents.run import AgentRunner
 
     from runguard.openai_agents import AgentGuard
+    from runguard.openai_agents.runner import GuardedRunner
+    from runguard.openai_agents.sharing import sharing
 
     guard = AgentGuard(**GENEROUS)
 
@@ -75,8 +77,12 @@ def _openai_agents(guarded: bool) -> None:
 
         @wraps(run)
         def start(self: Any, starting_agent: Any, *args: Any, **kwargs: Any) -> Any:
-            agent = guard.guarded(starting_agent) if guarded else starting_agent.clone()
-            return run(self, agent, *args, **kwargs)
+            if not guarded:
+                return run(self, starting_agent.clone(), *args, **kwargs)
+            if isinstance(self, GuardedRunner):
+                return run(self, guard.guarded(starting_agent), *args, **kwargs)
+            runner = sharing(GuardedRunner, self)  # the SDK's tests set a runner of their own
+            return getattr(runner, name)(starting_agent, *args, **kwargs)
 
         setattr(AgentRunner, name, start)
 

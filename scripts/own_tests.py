@@ -71,6 +71,7 @@ SUITES: Final[Mapping[str, Suite]] = {
         "tests",
         (
             *_PYTEST,
+            "httpx",
             "inline-snapshot",
             "rich",
             "websockets",

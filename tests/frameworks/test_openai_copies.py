@@ -61,6 +61,38 @@ def test_agents_that_are_dropped_are_released() -> None:
     assert sum(one() is not None for one in alive) == 0
 
 
+def test_a_copy_is_equal_to_its_agent_alone() -> None:
+    guard, first, second = AgentGuard(), worker([0]), worker([0])
+    first.handoffs = [second]
+    made = guard.guarded(first)
+    [target] = made.handoffs
+    assert (made, target) == (first, second)
+    assert (first, second) == (made, target)
+    assert (made == second, made == target) == (False, False)
+    assert made in [second, first]
+    assert made == guard.guarded(first)
+
+
+async def test_a_copy_follows_what_its_agent_is_given_later() -> None:
+    """A handler may guard one agent for each request, and change it in between."""
+    calls = [0]
+    guard, plain = AgentGuard(max_model_calls=2), worker(calls, instructions="Be brief.")
+    made = guard.guarded(plain)
+    made.tools = []
+    plain.instructions, plain.handoffs = "Be long.", [Agent(name="other")]
+    again = guard.guarded(plain)
+    assert again is made
+    assert (made.instructions, [type(one).__name__ for one in made.handoffs]) == ("Be long.", ["GuardedAgent"])
+    assert made.tools == [], "what was not changed in the original stays"
+    plain.handoffs.append(Agent(name="third"))
+    plain.tools, plain.model = [look], worker(calls).model
+    guard.guarded(plain)
+    names: list[Any] = made.handoffs
+    assert [one.name for one in names] == ["other", "third"]
+    await Runner.run(made, "go")
+    assert calls == [2]
+
+
 def test_an_agent_never_gets_the_copy_of_another_one() -> None:
     """Agents that are dropped pass their identity on to new ones."""
     guard = AgentGuard()

@@ -6,6 +6,7 @@ Users call it. ``runner`` begins a turn, and the SDK then asks the copy for its 
 import copy
 import logging
 import weakref
+from operator import is_not
 from typing import Any, Final, Unpack
 
 from agents import Agent, Handoff
@@ -69,11 +70,12 @@ class AgentGuard(Controls):
             return agent
         known = self._copies.get(id(agent))
         if known is not None and known.runguard_original() is agent:  # another agent may have had the same id
+            _follow(known, agent)
             return known
         kind = self._kind(agent)
         made: Any = kind.__new__(kind)
         vars(made).update(vars(agent))
-        made.runguard_original = weakref.ref(agent)
+        made.runguard_original, made.runguard_seen = weakref.ref(agent), _Seen(agent)
         self._copies[id(agent)] = made
         made.model, made.handoffs, made.tools = made.model, made.handoffs, made.tools
         copied: GuardedAgent[TContext] = made
@@ -111,6 +113,7 @@ class GuardedAgent(Agent[TContext]):
     runguard_all: tuple[AgentGuard, ...]  # of which ``runguard`` is the outermost
     runguard_base: type
     runguard_original: Any = staticmethod(lambda: None)  # a weak reference to the agent that this is a copy of
+    runguard_seen: "_Seen | None" = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Guard a model or hand-offs that are assigned."""
@@ -121,6 +124,15 @@ class GuardedAgent(Agent[TContext]):
         elif name == "tools" and isinstance(value, list):
             value = self._tools(value)
         super().__setattr__(name, value)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether the other is what this is a copy of, or equal to that: programs look for their own agents."""
+        original = self.runguard_original()
+        if original is None or isinstance(other, GuardedAgent):
+            return super().__eq__(other)
+        return other is original or bool(original == other)
+
+    __hash__ = Agent.__hash__
 
     async def get_all_tools(self, run_context: Any) -> list[Any]:
         """Return the guarded tools. The SDK asks for them before each model call."""
@@ -188,6 +200,35 @@ class GuardedAgent(Agent[TContext]):
             made.runguard_target = _by(guards, agent)
             made._agent_ref = weakref.ref(made.runguard_target)
         return made
+
+
+class _Seen:
+    """What an agent had when its guarded copy was last brought up to date. Copies of the copy share it."""
+
+    __slots__ = ("held", "lists")
+
+    def __init__(self, agent: Agent[Any]) -> None:
+        self.held = dict(vars(agent))
+        self.lists = {name: list(value) for name, value in self.held.items() if isinstance(value, list)}
+
+    def __deepcopy__(self, memo: Any) -> "_Seen":
+        return self
+
+    def changed(self, name: str, value: object) -> bool:
+        if name not in self.held or self.held[name] is not value:
+            return True
+        before, now = self.lists.get(name), value if isinstance(value, list) else []
+        return before is not None and (len(before) != len(now) or any(map(is_not, before, now)))
+
+
+def _follow(copied: GuardedAgent[Any], agent: Agent[Any]) -> None:
+    """Let a guarded copy have what its original was given since then."""
+    seen = copied.runguard_seen
+    changes = {name: value for name, value in vars(agent).items() if seen is not None and seen.changed(name, value)}
+    for name, value in changes.items():
+        setattr(copied, name, value)
+    if changes:
+        vars(copied)["runguard_seen"] = _Seen(agent)
 
 
 def _by(guards: tuple[AgentGuard, ...], agent: Any) -> Any:
