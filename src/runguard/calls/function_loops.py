@@ -5,6 +5,7 @@
 
 import logging
 import re
+from enum import Enum
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -124,7 +125,18 @@ _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
 # Why a model stopped, as OpenAI, Anthropic and Gemini say it. As a signature it says nothing about the step.
 _STOP_REASONS: Final = frozenset(
     {
-        *("stop", "end_turn", "completed", "stop_sequence", "pause_turn", "eos", "eos_token", "refusal", "safety"),
+        *(
+            "stop",
+            "end_turn",
+            "complete",
+            "completed",
+            "stop_sequence",
+            "pause_turn",
+            "eos",
+            "eos_token",
+            "refusal",
+            "safety",
+        ),
         *("length", "max_tokens", "max_output_tokens", "incomplete", "content_filter"),
         *("tool_use", "tool_calls", "function_call"),
     }
@@ -171,10 +183,14 @@ def _signature(caller: "Caller", reading: Reading, result: Any) -> tuple[Any, bo
             return None, False
         if signature is None:
             return None, False
-    is_reason = type(signature) is str and signature.lower() in _STOP_REASONS
-    if is_reason and all(name != signature for name, _ in reading.calls):  # a tool may have this name
+    if _is_stop_reason(signature) and all(name != signature for name, _ in reading.calls):  # a tool may have this name
         return None, True
     return signature, True
+
+
+def _is_stop_reason(signature: Any) -> bool:
+    reason = signature.value if isinstance(signature, Enum) else signature
+    return isinstance(reason, str) and reason.lower().removeprefix("finishreason.") in _STOP_REASONS  # str() of an enum
 
 
 def _answers(call: "GuardedCall", reading: Reading, signature: Any) -> list[Answer]:
