@@ -149,6 +149,8 @@ class ADKCostBreaker:
                 patching.watch_agents(plugin.invocations)
                 object.__setattr__(self, "_plugin", plugin)
             self._plugin.name = value if name == "name" else self.name
+        elif "_plugin" in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name):
+            raise AttributeError(f"{name} = {value!r}: no such field; other settings are set with settings={{...}}")
         object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -156,8 +158,12 @@ class ADKCostBreaker:
         shown = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.name != "settings"]
         return f"ADKCostBreaker({', '.join(shown)}, state={self.state!r}, trip_reason={self.trip_reason!r})"
 
+    def __copy__(self) -> "ADKCostBreaker":
+        """Return a breaker with the same limits and fresh counters."""
+        return replace(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "ADKCostBreaker":
-        """Return a breaker with the same limits, for copied agents: they share it as the originals share this one."""
+        """Return one copy for all copied agents: they share it as the originals share this one."""
         made = memo[id(self)] = replace(self)
         return made
 

@@ -683,6 +683,20 @@ async def test_a_copied_agent_has_a_breaker_of_its_own_with_the_same_limits() ->
     assert (breaker.trips, breaker.state) == ([], BreakerState.CLOSED)
 
 
+async def test_limits_of_a_shallow_copy_leave_the_original_alone() -> None:
+    breaker = ADKCostBreaker()
+    other = copy.copy(breaker)
+    other.max_identical_tool_results = 5
+    assert (await stuck_run(other, "copy"), await stuck_run(breaker, "original")) == (9, 5)
+    assert (len(other.trips), len(breaker.trips)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["max_identical_tool_result", "max_model_calls"])
+def test_a_field_that_does_not_exist_cannot_be_assigned(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"{name} = 4: no such field; other settings are set with settings="):
+        setattr(ADKCostBreaker(), name, 4)
+
+
 @pytest.mark.parametrize(("field", "value"), [("state", BreakerState.CLOSED), ("trip_reason", None)])
 async def test_state_can_be_set_to_reset_it(field: str, value: Any) -> None:
     breaker = ADKCostBreaker()
