@@ -216,6 +216,8 @@ OTHER_WORDS = {
     "the same page of hits": lambda n: {"hits": ["a", "b", "c"], "page": 1},
     "a text": lambda n: "See the manual.",
     "an empty list": lambda n: [],
+    "hits with a status": lambda n: {"status": "ok", "hits": [{"id": 17}, {"id": 4}]},
+    "no hits with a status": lambda n: {"status": "ok", "hits": []},
     "times differ": lambda n: {"verdict": "unclear", "at": f"2026-01-01T10:{n:02}:00Z"},
 }
 
@@ -252,6 +254,7 @@ ACKNOWLEDGED = [
     True,
     {"result": {"status": "done", "error": None}},
     {"content": [{"type": "text", "text": '{"status": "ok"}'}], "isError": False},
+    [{"ok": True}, {"ok": True}],
 ]
 
 

@@ -314,21 +314,24 @@ def is_acknowledgement(answer: object) -> bool:
     return (words > 0 or counts == 1) and next(leaves, None) is None
 
 
-def _leaves(value: object, levels: int) -> Iterator[object]:
-    """Yield the values inside of a dict, of a list with one entry, and of a short text that is JSON."""
+def _leaves(value: object, levels: int, *, counts: bool = True) -> Iterator[object]:
+    """Yield the values inside of a dict, of a list, and of a short text that is JSON.
+
+    ``counts``: a number may be a count. Among several entries of a list it is yielded as a text.
+    """
     if type(value) is str and len(value) <= _LONGEST and value.strip()[:1] == "{":
         with suppress(ValueError):
             value = json.loads(value)
     inner: Iterable[object] | None = None
     if type(value) is dict:
         inner = (entry for key, entry in value.items() if type(key) is not str or key not in _ABOUT_A_TEXT)
-    elif type(value) is list and len(value) == 1:
-        inner = value
+    elif type(value) is list and value:
+        inner, counts = value, counts and len(value) == 1
     if inner is None or not levels:
-        yield value
+        yield value if counts or type(value) is not int else str(value)
         return
     for entry in inner:
-        yield from _leaves(entry, levels - 1)
+        yield from _leaves(entry, levels - 1, counts=counts)
 
 
 class EmptyAnswers:
