@@ -394,7 +394,7 @@ class RunStarter:
             message=" ".join([part.text for part in _parts(ic.user_content) if part.text]),
             is_automatic=not wrong and given is not None and given.get("automatic") is True,
             ceiling=ceiling,
-            input=_input_of(ic),
+            input=input_of(ic),
         )
         return info, wrong or sent_wrong
 
@@ -403,7 +403,7 @@ def _parts(content: types.Content | None) -> list[types.Part]:
     return (content.parts or []) if content is not None else []
 
 
-def _input_of(ic: InvocationContext) -> bytes:
+def input_of(ic: InvocationContext) -> bytes:
     """Return the identity of the user's message to the root agent; empty for a short one inside a conversation.
 
     The meaning of a short message, such as "continue", depends on what was said before.

@@ -22,7 +22,7 @@ from google.genai import types
 from pydantic import PrivateAttr
 
 from runguard.adk import patching
-from runguard.adk.events import history_of, run_of
+from runguard.adk.events import history_of, input_of, run_of
 from runguard.adk.runs import HERE, Invocation, ModelLayer, RunnerStream
 from runguard.adk.stops import stop_response
 from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
@@ -219,7 +219,8 @@ class GuardedLlm(Controls, BaseLlm):
 
     def _info(self, name: str, root: RunnerStream | None = None) -> RunInfo:
         app, user, session = (root.app, root.user, root.session) if root is not None else ("", "", "")
-        return RunInfo(name, app, user, session, at=self._guard.clock())
+        asked = input_of(root.context) if root is not None and root.context is not None else b""
+        return RunInfo(name, app, user, session, at=self._guard.clock(), input=asked)
 
     def _is_mine(self, stop: Trip) -> bool:
         return any(own.id == stop.id for own in self._guard.trips)

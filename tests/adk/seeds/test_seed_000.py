@@ -24,7 +24,7 @@ from google.genai import types as genai_types
 
 import runguard
 from runguard import ADKCostBreaker, BreakerState
-from runguard.adk import RunGuardPlugin
+from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, run, text, transfer
 from tests.kit.contents import parts
 
@@ -849,6 +849,18 @@ async def test_the_parent_that_submits_its_document_fourteen_times_is_refused(gu
     assert {trip.rule for trip in plugin.trips} == {"stall", "resubmission"}
     other = await run(failing_pipeline(parsed), "another invoice", session_id="other", plugins=plugins, catch=True)
     assert type(other.error) is runguard.LoopDetectedError
+
+
+async def test_a_guarded_model_refuses_the_document_too() -> None:
+    model, parsed = ScriptedModel(lambda n, _: call("parse_document_fragment", hint=f"hint {n}")), list[str]()
+    agent = failing_pipeline(parsed)
+    agent.model = GuardedLlm(model, max_identical_tool_results=3, max_resubmissions=1)
+    for attempt in range(4):
+        recording = await run(agent, "the invoice", session_id=f"s{attempt}", catch=True)
+    assert type(recording.error) is runguard.CircuitOpenError
+    assert (model.calls, len(parsed)) == (6, 6)
+    await run(agent, "another invoice", session_id="other", catch=True)
+    assert model.calls == 9
 
 
 async def test_by_default_the_third_submission_only_warns() -> None:
