@@ -121,6 +121,20 @@ def near_equal_scripts_without_their_container() -> Steps:
 
 
 @LOOPS.of("hidden failures")
+def pages_of_complaints_about_one_missing_program() -> Steps:
+    for n in range(12):
+        said = "find: 'gzip': No such file or directory\n" * (200 + n)
+        yield from turn(("bash", {"command": f"find . -mtime +{n} -exec gzip -9 {{}} \\;"}, said))
+
+
+@LOOPS.of("hidden failures")
+def complaints_about_every_file_of_a_list() -> Steps:
+    for n in range(12):
+        said = "".join(f"grep: part-{k}.d/part-{k}.txt: No such file or directory\n" for k in range(n, n + 20))
+        yield from turn(("bash", {"command": f"ls -R | xargs grep -l {WORDS[n]}"}, said))
+
+
+@LOOPS.of("hidden failures")
 def package_manager_that_reports_its_errors() -> Steps:
     for n in range(12):
         said = "npm ERR! code ERESOLVE\nnpm ERR! ERESOLVE unable to resolve dependency tree"
@@ -248,6 +262,24 @@ def one_container_looked_for_until_it_is_there() -> Steps:
         there = "Error: No such container: web" if n < 5 else "web is up"
         yield from turn(("compose", {"step": n}, f"step {n} was done"))
         yield from turn(("inspect", {"name": "web"}, there))
+
+
+def _denied(places: int) -> str:
+    return "".join(f"find: '/proc/{40 + k}/task': Permission denied\n" for k in range(places))
+
+
+@HEALTHY.of("answers that look like failures")
+def disk_searched_that_may_not_be_read_everywhere() -> Steps:
+    for n in range(11):
+        yield from turn(("bash", {"command": f"find / -name {WORDS[n]}.conf"}, _denied(3 + 4 * n)))
+    yield from turn(("bash", {"command": f"find / -name {WORDS[11]}.conf"}, _denied(9) + f"/etc/{WORDS[11]}.conf\n"))
+
+
+@HEALTHY.of("answers that look like failures")
+def searches_that_find_one_file_between_complaints() -> Steps:
+    for n in range(15):
+        said = f"{_denied(30)}/srv/{WORDS[n]}.conf\n{_denied(30)}"
+        yield from turn(("bash", {"command": f"find / -name {WORDS[n]}.conf"}, said))
 
 
 @HEALTHY.of("hidden failures")

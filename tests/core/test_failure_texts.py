@@ -168,3 +168,66 @@ def test_the_last_line_is_found_before_closing_tags_and_fences() -> None:
 )
 def test_hostile_texts_are_read_in_bounded_time(text: str) -> None:
     assert cpu_seconds(lambda: classify(text)) < GENEROUS_S
+
+
+GZIP = "find: 'gzip': No such file or directory\n"
+DENIED = "find: '/root': Permission denied\nfind: '/proc/1/fd': Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GZIP * 20,
+        GZIP * 8_000,
+        "".join(f"grep: part-{n}: No such file or directory\n" for n in range(40)),
+        "\n" + "tar: a: Cannot open: Permission denied\n" * 30,
+    ],
+)
+def test_a_page_of_complaints_is_a_failure(text: str) -> None:
+    assert classify(text)[0] is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{GZIP * 20}./a.txt\n{GZIP * 20}",
+        f"{GZIP * 8_000}./a.txt\n",
+        f"{LOG}\n{GZIP}" * 3,
+        f"{DENIED * 20}/etc/a.conf\n{DENIED * 20}",
+    ],
+)
+def test_output_between_complaints_is_a_result(text: str) -> None:
+    assert classify(text)[0] is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        DENIED,
+        DENIED * 20,
+        {"output": DENIED, "returncode": 1},
+        {"stdout": "", "stderr": DENIED, "exit_code": 1},
+        {"error": DENIED},
+    ],
+)
+def test_a_search_past_places_that_it_may_not_read_has_found_nothing(answer: Any) -> None:
+    assert classify(answer)[0] is Outcome.EMPTY
+
+
+@pytest.mark.parametrize("errors", [DENIED, "find: '/root': Permission denied\n"])
+def test_what_such_a_search_finds_is_its_result(errors: str) -> None:
+    assert classify({"stdout": "/etc/a.conf\n", "stderr": errors, "exit_code": 1})[0] is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "find: '/root': Permission denied\n",  # all that was to be searched
+        {"stdout": "", "stderr": "find: '/root': Permission denied\n", "exit_code": 1},
+        "cat: /root/a: Permission denied\ncat: /root/b: Permission denied\n",
+        f"{DENIED}find: '/nowhere': No such file or directory\n",
+        {"stdout": "half a page", "stderr": "sed: a: Permission denied\n", "exit_code": 1},
+    ],
+)
+def test_what_cannot_be_read_at_all_is_a_failure(answer: Any) -> None:
+    assert classify(answer)[0] is Outcome.FAILED

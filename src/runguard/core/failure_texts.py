@@ -276,7 +276,7 @@ def reports_failure(text: str) -> bool:
         return True
     if "<" in head[:80] and _ERROR_PAGE.search(head):
         return True
-    return len(text) <= HEAD and (_SERVER_ERROR.match(head) is not None or _is_complaint(head))
+    return (len(text) <= HEAD and _SERVER_ERROR.match(head) is not None) or _is_complaint(text)
 
 
 def says_error(text: str) -> bool:
@@ -338,12 +338,41 @@ _COMPLAINT: Final = re.compile(
 )
 
 
+# one of these is in each complaint: asking for them first spares most long answers the expression
+_COMPLAINING: Final = (
+    *("directory", "denied", "not found", "not permitted", "missing", "error", "failed to", "cannot", "option"),
+    *("argument", "operand", "recogni", "for more information", " line "),
+)
+
+
 def _is_complaint(text: str) -> bool:
-    """Return whether every line is a command's complaint: a line of output beside it would be a result."""
+    """Return whether every line is a command's complaint: a line of output beside it would be a result.
+
+    A text that is longer than ``_MOST_CHARS`` must consist of one complaint, again and again.
+    """
     if ": " not in text[:80]:
         return False
+    if len(text) > HEAD:
+        first = text[:HEAD].lstrip().partition("\n")[0]
+        said = first.lower()
+        if not any(word in said for word in _COMPLAINING) or _COMPLAINT.match(first) is None:
+            return False
+        text = text.strip()
+    if len(text) > _MOST_CHARS:
+        return text.endswith(first) and text.count(f"{first}\n") == text.count("\n")
+    return all(_COMPLAINT.match(line) is not None for line in text.splitlines() if line.strip())
+
+
+# what a search of a whole tree says of each place that it may not read; what it has found stands beside it
+_UNREADABLE: Final = re.compile(r"(?:find|[efz]?grep|rg|ag|fd|du|tree|ls): [^\n]{0,300}: Permission denied\s*$")
+
+
+def unreadable_places(text: str) -> int:
+    """Return how many places a search may not read; 0 where it says anything else."""
+    if "Permission denied" not in text or len(text) > _MOST_CHARS:
+        return 0
     lines = [line for line in text.splitlines() if line.strip()]
-    return all(_COMPLAINT.match(line) is not None for line in lines)
+    return len(lines) if all(_UNREADABLE.match(line) is not None for line in lines) else 0
 
 
 # ---- Texts that contain JSON, as some servers send it, with or without a note, a code fence or a reminder around it.

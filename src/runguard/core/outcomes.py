@@ -22,6 +22,7 @@ from runguard.core.failure_texts import (
     is_list_of_errors,
     reports_failure,
     says_error,
+    unreadable_places,
 )
 from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 
@@ -253,6 +254,8 @@ def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome,
     errors, printed = answer.get("stderr"), answer.get("stdout", answer.get("output"))
     if code == 1 and (errors is None or (type(errors) is str and not errors.strip())):
         return classify(printed, depth - 1) if printed is None or type(printed) is str else (_OK, "")
+    if type(errors) is str and type(printed) is str and unreadable_places(errors) > (not printed.strip()):
+        return classify(printed, depth - 1)  # a search has gone on past places that it may not read
     return _failed(_said(answer), answer)
 
 
@@ -314,7 +317,7 @@ def _failed(text: str, value: object = None, *, late: bool = False) -> tuple[Out
     if len(text) <= HEAD and _NO_SUCH_TOOL.search(text):
         return _UNKNOWN_TOOL, failure_class(text)
     message = _message_of(value)
-    if says_missing(message if type(message) is str and message else text):
+    if says_missing(message if type(message) is str and message else text) or unreadable_places(text) > 1:
         return _EMPTY, MISSING
     return _FAILED, f"{LATE}{failure_class(text)}" if late else failure_class(text)
 
