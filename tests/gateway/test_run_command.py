@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -110,7 +111,7 @@ def test_a_dollar_budget_holds(openai_server: OpenAIServer, policy: Path) -> Non
     program = [sys.executable, "-c", agent()]
     ran = run("--policy", policy, "--max-usd", "0.01", "--", *program, OPENAI_BASE_URL=f"{openai_server.url}/v1")
     assert len(openai_server.billed) == 2
-    assert "stopped by budget" in ran.stderr
+    assert re.search(r"stopped by budget \(\$0\.0\d+, limit \$0\.01\)", ran.stderr), ran.stderr
 
 
 def test_a_program_that_goes_around_the_gateway_is_named() -> None:

@@ -464,7 +464,15 @@ def _count(number: int, thing: str) -> str:
 
 def against_limit(observed: Decimal | float, unit: str, limit: Decimal | float) -> str:
     """Return what a rule counted: 21 tool calls, limit 20."""
+    if unit == "usd":
+        return f"{dollars_text(observed)}, limit {dollars_text(limit)}"
     return f"{_counted(observed, unit)}, limit {_number(limit)}"
+
+
+def dollars_text(value: Decimal | float) -> str:
+    """Return dollars as ``$0.10``: with two decimals, or as many as they need."""
+    whole, _, cents = f"{Decimal(str(value)):f}".partition(".")
+    return f"${whole}.{cents.ljust(2, '0')}"
 
 
 def _counted(number: Decimal | float, unit: str) -> str:

@@ -15,6 +15,7 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, Final, Literal, Self, get_args
 
+from runguard.core.decision import dollars_text
 from runguard.core.errors import Checked, InvalidValueError, PolicyError, nearest
 
 # ---- Amounts: dollars, tokens and calls, their arithmetic and their texts.
@@ -118,9 +119,7 @@ def to_usd(nano: int) -> Decimal:
 
 def usd_text(nano: int) -> str:
     """Return an amount as ``$0.10``: with two decimals, or as many as it needs."""
-    text = f"{to_usd(nano):f}"
-    whole, _, cents = text.partition(".")
-    return f"${whole}.{cents.ljust(2, '0')}"
+    return dollars_text(to_usd(nano))
 
 
 def amount_text(unit: int, number: int) -> str:
