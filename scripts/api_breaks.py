@@ -29,6 +29,10 @@ PUBLIC = (
     "runguard.testing",
     "runguard.view",
 )
+ADAPTERS = tuple(  # of other frameworks, which are not installed where a release is checked
+    f"runguard.{name}"
+    for name in ("agent_framework", "agent_hooks", "langchain", "litellm", "openai_agents", "pydantic_ai", "strands")
+)
 
 
 class Break(NamedTuple):
@@ -53,7 +57,7 @@ def public_api(folder: Path) -> dict[str, Any]:
     loader.load("runguard")
     loader.resolve_aliases(implicit=True, external=False)
     found: dict[str, Any] = {}
-    for module in PUBLIC:
+    for module in (*PUBLIC, *ADAPTERS):
         try:
             package = loader.modules_collection[module]
         except KeyError:

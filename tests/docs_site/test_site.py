@@ -40,7 +40,7 @@ PUBLIC = tuple(
     )
 )
 # not installed where the documentation is built
-ADAPTERS = ("agent_framework", "agent_hooks", "langchain", "openai_agents", "pydantic_ai", "strands")
+ADAPTERS = ("agent_framework", "agent_hooks", "langchain", "litellm", "openai_agents", "pydantic_ai", "strands")
 LOADING = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src"), ("source", "src")}
 
 

@@ -101,3 +101,9 @@ def test_the_changelog_announces_a_break(tmp_path: Path) -> None:
     )
     assert {each.name for each in found} == {f"runguard.gate.{name}" for name in ("Report", "gate", "needed")}
     assert {each.name for each in found if not each.is_announced(section)} == {"runguard.gate.needed"}
+
+
+def test_the_adapters_of_other_frameworks_are_compared_too() -> None:
+    found = api.public_api(Path(__file__).parents[2] / "src")
+    assert "runguard.langchain.RunGuardMiddleware" in found
+    assert {name.rpartition(".")[0] for name in found} == {*api.PUBLIC, *api.ADAPTERS}
