@@ -25,10 +25,14 @@ def holds_itself() -> Any:
     return value
 
 
-@pytest.mark.parametrize("value", [nested(LEVELS + 1), holds_itself()], ids=["deep", "cyclic"])
+@pytest.mark.parametrize("value", [nested(50 * LEVELS), holds_itself()], ids=["deep", "cyclic"])  # deep for any Python
 def test_a_value_that_no_encoder_can_write_is_too_large(value: Any) -> None:
     assert size_of(value, ENOUGH) == ENOUGH + 1
     assert copy_of(value) is None
+
+
+def test_a_value_is_too_deep_to_be_measured_from_one_level_on() -> None:
+    assert size_of(nested(LEVELS + 1), ENOUGH) == ENOUGH + 1
 
 
 def test_a_value_that_is_not_too_deep_is_measured() -> None:

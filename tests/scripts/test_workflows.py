@@ -1,9 +1,12 @@
 """The workflows pass a linter, pin what they use, and name the releases that are tested."""
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,32 @@ def test_the_matrix_names_every_tested_release_of_adk() -> None:
     named = {*matrix["adk"], *(job["adk"] for job in matrix["include"])}
     assert named - {"pre"} == set(adk.RELEASES)
     assert [adk.requirement(each) for each in ("2.3", "newest")] == ["google-adk==2.3.*", "google-adk"]
+
+
+def test_the_other_systems_have_what_their_tests_import() -> None:
+    steps = yaml.safe_load(WORKFLOWS[1].read_text(encoding="utf-8"))["jobs"]["systems"]["steps"]
+    (ran,) = [step["run"] for step in steps if "-m pytest" in step.get("run", "")]
+    tested = [ROOT / name for name in ("tests/conftest.py", *ran.split()[3:])]
+    files = [file for each in tested for file in (each.rglob("*.py") if each.is_dir() else [each])]
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = [*pyproject["dependency-groups"]["systems"], *pyproject["project"]["dependencies"]]
+    brought = {"google-genai", "opentelemetry-api", "opentelemetry-sdk"}  # by google-adk
+    there = {re.split(r"[<>=\[]", line)[0] for line in wanted} | brought
+    assert {module: names for module, names in imported_by(files).items() if not names & there} == {}
+
+
+def imported_by(files: Iterable[Path]) -> dict[str, set[str]]:
+    """Return the packages of other projects that are imported when these files are, by module."""
+    names: set[str] = set()
+    for file in files:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                names |= {each.name.partition(".")[0] for each in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    known = packages_distributions()
+    others = names - sys.stdlib_module_names - {"runguard", "tests", "benchmarks"}
+    return {name: {found.lower().replace("_", "-") for found in known.get(name, [])} for name in others}
 
 
 def test_the_kit_runs_on_the_newest_frameworks_on_a_schedule() -> None:
