@@ -37,8 +37,7 @@ from runguard.core.identity import LruDict
 from runguard.core.rules.limits import Growth
 from runguard.engine.calls import surplus
 from runguard.engine.guard import Guard
-from runguard.engine.resubmissions import blames_input, input_name
-from runguard.engine.runs import Run
+from runguard.engine.runs import Run, blames_input, input_name
 from runguard.providers.messages import TRANSFER
 
 __all__ = ["ADKCostBreaker"]

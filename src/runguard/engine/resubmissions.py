@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from runguard.core.decision import Finding, Rungs, Trip
 from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.core.identity import LruDict, answer_text, digest
-from runguard.engine.charges import OUTAGES, Charge
+from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
-from runguard.engine.runs import LastFailure, Run
+from runguard.engine.runs import LastFailure, Run, blames_input, input_name
 from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
 
 RULE: Final = "resubmission"
@@ -25,10 +25,6 @@ _KIND: Final = "resubmission"  # of the records in the store
 _WITHIN_S: Final = 3_600.0
 _INPUTS_KEPT: Final = 10_000
 _ENDS_KEPT: Final = 16  # of one input, or as many as the limit needs
-# Stops that say nothing about the input: it was refused itself, or somebody or something else was the cause.
-_OTHER_CAUSES: Final = frozenset(
-    {RULE, "breaker", "kill_switch", "guard_error", "policy_error", "unpriced", "remote_stop"}
-)
 _AT_ONCE: Final = "model calls at once"  # unit of a stop because others were busy
 _FAILING: Final = frozenset({"stall", "tool_failures", "repetition", "no_news", "same_call", "cycle", "empty"})
 _READ: Final = 400  # characters of a failure
@@ -205,17 +201,6 @@ def _end_of(run: Run, now: float) -> RunEnd | None:
     if is_outage or trip.unit == _AT_ONCE or not blames_input(trip):
         return None
     return RunEnd(run.info.at, trip.rule, failure.name if failure is not None else "", run.info.run)
-
-
-def blames_input(trip: Trip) -> bool:
-    """Return whether a stop says something about the input of its run: nobody and nothing else was the cause."""
-    is_shared_budget = trip.rule == "budget" and trip.scope != "run"
-    return not (trip.rule in _OTHER_CAUSES or trip.unit == OUTAGES or is_shared_budget)
-
-
-def input_name(info: RunInfo) -> str:
-    """Return the name of one input of a user and app: one user's documents refuse nobody else's."""
-    return digest(json.dumps([info.app, info.user, info.input.hex()])).hex()
 
 
 def _parsed(text: str) -> RunEnd | None:

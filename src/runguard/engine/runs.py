@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Rungs, Trip
 from runguard.core.events import ROOT_LANE, RunInfo
-from runguard.core.identity import AnswerBook, LruDict
+from runguard.core.identity import AnswerBook, LruDict, digest
 from runguard.core.money import Amount, to_usd, usd_text
 from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ReEntry, Talk, ToldAgain
 from runguard.core.rules.failures import (
@@ -56,7 +56,7 @@ from runguard.core.rules.repetition import (
     SameAnswers,
     SameCall,
 )
-from runguard.engine.charges import Charge, RunCosts
+from runguard.engine.charges import OUTAGES, Charge, RunCosts
 from runguard.engine.waiting import Slots, Waiter, waiting_for
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.ledger.memory import in_memory
@@ -432,6 +432,23 @@ def is_lasting(key: str) -> bool:
     Lanes of calls and of nested runners are named by numbers.
     """
     return "@" not in key and not key.partition("/")[0].isdigit()
+
+
+# Stops that say nothing about the input: it was refused itself, or somebody or something else was the cause.
+_OTHER_CAUSES: Final = frozenset(
+    {"resubmission", "breaker", "kill_switch", "guard_error", "policy_error", "unpriced", "remote_stop"}
+)
+
+
+def blames_input(trip: Trip) -> bool:
+    """Return whether a stop says something about the input of its run: nobody and nothing else was the cause."""
+    is_shared_budget = trip.rule == "budget" and trip.scope != "run"
+    return not (trip.rule in _OTHER_CAUSES or trip.unit == OUTAGES or is_shared_budget)
+
+
+def input_name(info: RunInfo) -> str:
+    """Return the name of one input of a user and app: one user's documents refuse nobody else's."""
+    return digest(json.dumps([info.app, info.user, info.input.hex()])).hex()
 
 
 # ---- The tool calls of a run that have a price

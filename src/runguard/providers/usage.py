@@ -824,10 +824,7 @@ class GrowingPrompts:
     worst that can happen is that a list is measured anew.
     """
 
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: list[_Measured] = []  # the newest last
+    _known: "tuple[_Measured, ...]" = ()  # the newest last
 
     def measure(self, messages: Any, read: Callable[[Any], list[Any]] = _itself) -> tuple[int, int]:
         """Return the size in bytes and the audio tokens, as the function ``measure`` does.
@@ -839,7 +836,7 @@ class GrowingPrompts:
         known = next((one for one in self._known if one.is_beginning_of(messages)), None)
         if known is None:
             known = _Measured()
-            self._known = [*self._known[1 - _CONVERSATIONS :], known]
+            self._known = (*self._known[1 - _CONVERSATIONS :], known)
         elif known.has_changed(messages, read):
             known.forget()
         if len(known.messages) < len(messages):
