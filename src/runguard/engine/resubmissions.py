@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from runguard.core.decision import Finding, Rungs, Trip
-from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, RunInfo, ToolResults
+from runguard.core.decision import Finding, Rungs
+from runguard.core.events import FAILURES, ROOT_LANE, ModelCall, Outcome, ToolResults
 from runguard.core.identity import LruDict, answer_text, digest
 from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
