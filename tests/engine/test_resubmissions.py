@@ -13,8 +13,8 @@ from runguard.core.decision import Action, Decision
 from runguard.core.errors import CircuitOpenError, RunStoppedError
 from runguard.core.events import ModelCall, Outcome, RunInfo
 from runguard.core.identity import input_fingerprint
-from runguard.engine.resubmissions import input_name
 from runguard.engine.resume import reopen
+from runguard.engine.runs import input_name
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.driver import Driver
