@@ -454,24 +454,14 @@ class Hold:
 class Refusal:
     """Why a reservation did not fit: the tightest of the accounts that refused."""
 
-    __slots__ = ("account", "held", "refusing", "room", "seen", "spent", "unit", "wait_helps", "wanted")
+    wait_helps = False  # other calls hold the room; when they settle, more may fit
+    seen = 0  # the ledger's state that refused: no call waits for a change that came after it
+    refusing: Sequence[tuple[str, int]] = ()  # every account, by its key, and unit that refuses
 
-    def __init__(
-        self,
-        account: Account,
-        unit: int,
-        wanted: Amount,
-        room: Amount,
-        wait_helps: bool = False,
-        seen: int = 0,
-        refusing: Sequence[tuple[str, int]] = (),
-    ) -> None:
+    def __init__(self, account: Account, unit: int, wanted: Amount, room: Amount) -> None:
         self.account, self.unit, self.wanted = account, unit, wanted
         self.spent, self.held = account.spent, account.held  # as they were when it refused
-        self.seen = seen  # the ledger's state that refused: no call waits for a change that came after it
         self.room = room  # what would fit now on all accounts together
-        self.wait_helps = wait_helps  # other calls hold the room; when they settle, more may fit
-        self.refusing = refusing  # every account, by its key, and unit that refuses
 
     def __str__(self) -> str:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
@@ -504,9 +494,11 @@ def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     account, unit = min(firsts, key=lambda entry: (entry[1], entry[0].room[entry[1]]))
     rooms = [a.room for a in accounts]
     room = (min(r[0] for r in rooms), min(r[1] for r in rooms), min(r[2] for r in rooms))
+    refusal = Refusal(account, unit, want, room)
     # Waiting helps while others hold something: when they settle for less, more room appears.
-    wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for a, u in firsts)
-    return Refusal(account, unit, want, room, wait_helps, seen, [(a.key, u) for a, units in refusing for u in units])
+    refusal.wait_helps = all(not a.closed and a.held[u] > 0 and a.spent[u] < a.caps[u] for a, u in firsts)
+    refusal.seen, refusal.refusing = seen, [(a.key, u) for a, units in refusing for u in units]
+    return refusal
 
 
 class Waiting:
