@@ -201,8 +201,13 @@ class Worker:
         first, second = array("d"), array("d")
         time.sleep(max(start - time.monotonic(), 0))
         step = {
-            "raw": self._raw, "bare": self._bare, "session": self._session, "step": self._step, "ledger": self._ledger
-        }[what]  # fmt: skip
+            "raw": self._raw,
+            "bare": self._bare,
+            "session": self._session,
+            "step": self._step,
+            "ledger": self._ledger,
+            "run": self._run,
+        }[what]
         began = time.perf_counter()
         while time.monotonic() < end:
             step(first, second)
@@ -265,6 +270,23 @@ class Worker:
             second.append(time.perf_counter() - between)
 
 
+    def _run(self, first: Floats, second: Floats) -> None:
+        self.loop.run_until_complete(self._calls(first, second, 20))
+
+    async def _calls(self, first: Floats, second: Floats, count: int) -> None:
+        """Reserve and settle as a run does: nobody waits for a settlement, and the next reservation takes it along."""
+        ledger = self.ledger
+        assert ledger is not None
+        accounts = (ledger.account(LINE.key, LINE.scope, None, None, LINE.caps),)
+        for _ in range(count):
+            began = time.perf_counter()
+            hold = await ledger.reserve(accounts, WANT)
+            assert isinstance(hold, Hold)
+            ledger.settle(hold, ACTUAL, may_wait=True)
+            first.append(took := time.perf_counter() - began)
+            second.append(took)
+
+
 def work(kind: str, url: str, blocks: list[str], seconds: float, pipe: Connection) -> None:
     worker = Worker(kind, url, "ledger" in blocks)
     pipe.send("ready")
@@ -276,7 +298,7 @@ def work(kind: str, url: str, blocks: list[str], seconds: float, pipe: Connectio
 
 
 def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
-    turn = ["raw", *(["bare"] if kind == "redis" else []), "session", "step", *(["ledger"] if workers == 1 else [])]
+    turn = ["raw", *(["bare"] if kind == "redis" else []), "session", "step", *(["ledger", "run"] if workers == 1 else [])]
     # the first round warms up
     blocks = [what for number in range(rounds + 1) for what in (turn if number % 2 else turn[::-1])]
     pairs = [FORK.Pipe() for _ in range(workers)]
@@ -354,6 +376,7 @@ def show(variant: Variant, figures: list[dict[str, Any]]) -> None:
             ("session", "reserve, settle"),
             ("step", "the same in one step"),
             ("ledger", "whole ledger"),
+            ("run", "the same in one step"),
         ):
             if what not in figure:
                 continue

@@ -6,7 +6,7 @@ from runguard._lazy import lazy
 
 if TYPE_CHECKING:
     from runguard.calibrate.measure import Quantile, quantile, runs_needed
-    from runguard.calibrate.proposal import Choice, Limit, Proposal, calibrate
+    from runguard.calibrate.proposal import Limit, Proposal, calibrate
 
 _HOMES = {
     "Limit": "runguard.calibrate.proposal",
@@ -15,9 +15,8 @@ _HOMES = {
     "Quantile": "runguard.calibrate.measure",
     "quantile": "runguard.calibrate.measure",
     "runs_needed": "runguard.calibrate.measure",
-    "Choice": "runguard.calibrate.proposal",
 }
 
-__all__ = ["Choice", "Limit", "Proposal", "Quantile", "calibrate", "quantile", "runs_needed"]
+__all__ = ["Limit", "Proposal", "Quantile", "calibrate", "quantile", "runs_needed"]
 
 __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -1,4 +1,4 @@
-"""Measure recordings: what their runs used, what other settings would have done to them, and quantiles.
+"""Measure recordings: what their runs used, what other limits would have done to them, and quantiles.
 
 ``proposal`` calls it. ``Measuring`` and ``Comparing`` are the tasks of its two passes over the recordings.
 """
@@ -12,12 +12,11 @@ from hashlib import blake2b
 from math import ceil, exp, isnan, lgamma, log, log1p, nan, sqrt
 from typing import Any, Final, NamedTuple
 
-from runguard.core.decision import Rungs
 from runguard.core.errors import PolicyError
-from runguard.core.events import Answer, ModelCall, ModelResult, Outcome, RunInfo, ToolCall, ToolResults
+from runguard.core.events import Answer, ModelCall, RunInfo, ToolResults
 from runguard.core.identity import size_of
 from runguard.core.money import DEFAULT_THRESHOLDS, UNITS, Budget
-from runguard.engine.guard import Question, Result
+from runguard.engine.guard import Result
 from runguard.policy.settings import RULES, Policy, PolicyFile
 from runguard.pricing.rates import Usage
 from runguard.replay.player import Judge, Player, play
@@ -70,14 +69,11 @@ def _size(answer: Answer, is_understood: bool) -> float:
 
 
 class MeasuringPlayer(Player):
-    """Plays a recording and notes what its runs use, what was done before, and what led to nothing."""
+    """Plays a recording and notes what its runs use."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.repeated = 0  # repeated calls and final texts
-        self.fruitless = 0  # answers that were failures, refusals or empty
         self.largest = nan  # answer of the run, in characters
-        self._done: set[bytes | int] = set()
         self.usages = Usages()
         self.unpriced: dict[str, int] = {}  # model -> calls
         self.begins_untimed = False  # the recording has times, but not for the beginning of a run
@@ -97,31 +93,13 @@ class MeasuringPlayer(Player):
             self._is_timed = True
             self.begins_untimed = self.begins_untimed or self._since is None
 
-    def check(self, event: Question) -> None:
-        if isinstance(event, ToolCall):
-            self._note(event.call)
-        super().check(event)
-
     def after(self, event: Result) -> None:
-        if isinstance(event, ModelResult):
-            if event.text_id:
-                self._note(event.text_id)
-            super().after(event)
-            return
-        if not isinstance(event, ToolResults):
-            super().after(event)
-            return
-        answers = event.answers
-        for answer in answers:
-            size = _size(answer, event.is_understood)
-            if not isnan(size):
-                self.largest = size if isnan(self.largest) else max(self.largest, size)
+        if isinstance(event, ToolResults):
+            for answer in event.answers:
+                size = _size(answer, event.is_understood)
+                if not isnan(size):
+                    self.largest = size if isnan(self.largest) else max(self.largest, size)
         super().after(event)
-        self.fruitless += sum(answer.outcome is not Outcome.OK for answer in answers)
-
-    def _note(self, name: bytes | int) -> None:
-        self.repeated += name in self._done
-        self._done.add(name)
 
     def begin(self, info: RunInfo) -> None:
         super().begin(info)
@@ -158,69 +136,7 @@ class MeasuringPlayer(Player):
         return result.model_calls, result.tool_calls, result.tokens, result.nano
 
 
-# ---- a recording under many settings at once, and the settings to try for each loop rule
-
-# these count repeated calls; the others count fruitless answers
-OF_REPETITION: Final = ("repetition", "no_news", "same_call")
-TRIED: Final = (*OF_REPETITION, "stall", "tool_failures", "empty")
-_FACTORS: Final = (0.5, 0.75, 1.5, 2.0)
-_LADDER: Final = ("warn", "nudge", "block", "stop")
-_LEAST: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One rule with other rungs than in the policy. ``rungs`` None: the rule is off, for comparison."""
-
-    rule: str
-    rungs: tuple[tuple[str, int], ...] | None
-
-    @property
-    def change(self) -> dict[str, dict[str, dict[str, int] | bool]]:
-        return {"rules": {self.rule: False if self.rungs is None else dict(self.rungs)}}
-
-
-def variants(policy: Policy) -> list[Variant]:
-    """Return for every active rule: off, and each other setting worth trying."""
-    found: list[Variant] = []
-    for rule in TRIED:
-        now = policy.rungs(rule)
-        if now is None or now == Rungs():
-            continue
-        tried = [scaled(now, factor) for factor in _FACTORS]
-        if now.stop is None:
-            tried += [
-                {**rungs, "stop": 2 * max(rungs.values())} for rungs in (scaled(now, factor) for factor in (0.5, 1.0))
-            ]
-        as_it_is = scaled(now, 1.0)
-        found.append(Variant(rule, None))
-        others = dict.fromkeys(Variant(rule, tuple(rungs.items())) for rungs in tried if rungs != as_it_is)
-        found += [variant for variant in others if is_allowed(variant.change)]
-    return found
-
-
-def scaled(rungs: Rungs, factor: float) -> dict[str, int]:
-    """Multiply every rung by ``factor`` and keep them in ascending order."""
-    made: dict[str, int] = {}
-    least = _LEAST
-    for name in _LADDER:
-        number = getattr(rungs, name)
-        if number is not None:
-            made[name] = least = max(round(number * factor), least)
-            least += 1
-    return made
-
-
-def lowest_rungs(policy: Policy, tried: list[Variant]) -> dict[str, float]:
-    """Return by rule the lowest count at which any of its settings acts."""
-    found: dict[str, float] = {}
-    for variant in tried:
-        now = policy.rungs(variant.rule)
-        assert now is not None
-        found[variant.rule] = min(
-            found.get(variant.rule, now.lowest), *(number for _, number in variant.rungs or ()), now.lowest
-        )
-    return found
+# ---- a recording under several policies
 
 
 class RecordingOutcome(NamedTuple):
@@ -240,7 +156,7 @@ def outcome_of(result: RunResult) -> RecordingOutcome:
 
 @dataclass(slots=True)
 class Measured:
-    """One recording: usage of its runs, the outcome of the current policy, and different outcomes of other settings."""
+    """What the runs of one recording used."""
 
     id: str
     success: bool | None
@@ -248,34 +164,21 @@ class Measured:
     unpriced: dict[str, int]
     begins_untimed: bool
     result: RunResult
-    now: RecordingOutcome
-    tried: dict[int, RecordingOutcome]  # by number; a missing one has the same outcome as now
 
 
 class Measuring:
-    """Measures a recording, and replays it under every setting of the rules that detect something in it."""
+    """Measures a recording."""
 
-    def __init__(self, policy: Policy, tried: list[Variant]) -> None:
-        self._meter, self._now = unlimited(policy), Judge(policy)
-        self._tried = [(variant.rule, Judge(changed(policy, variant.change))) for variant in tried]
-        self._lowest = lowest_rungs(policy, tried)
+    def __init__(self, policy: Policy) -> None:
+        self._meter = unlimited(policy)
 
     def __call__(self, run: RecordedRun) -> Measured:
-        steps = list(run.steps)
-        meter, now = MeasuringPlayer(self._meter, run), Player(self._now, run)
-        for step in steps:
+        meter = MeasuringPlayer(self._meter, run)
+        for step in run.steps:
             meter.feed(step)
-            now.feed(step)
-        measured, result = meter.finish(), now.finish()
-        measured.curve.clear()  # another process sends the result
-        counted = {rule: meter.repeated if rule in OF_REPETITION else meter.fruitless for rule in self._lowest}
-        # no count can be higher
-        near = [(n, judge) for n, (rule, judge) in enumerate(self._tried) if counted[rule] + 1 >= self._lowest[rule]]
-        run.steps = iter(steps)
-        played = play(run, [judge for _, judge in near])
-        tried = {n: outcome_of(each) for (n, _), each in zip(near, played, strict=True)}
-        facts = meter.usages, meter.unpriced, meter.begins_untimed, measured
-        return Measured(run.id, run.success, *facts, outcome_of(result), tried)
+        result = meter.finish()
+        result.curve.clear()  # another process sends the result
+        return Measured(run.id, run.success, meter.usages, meter.unpriced, meter.begins_untimed, result)
 
 
 class Cut(NamedTuple):

@@ -1,6 +1,6 @@
-"""``calibrate``: propose limits and rungs from recorded runs, in two passes over the recordings.
+"""``calibrate``: propose limits from recorded runs, in two passes over the recordings.
 
-The first pass measures the recordings and tries settings, the second compares the proposal with the current policy.
+The first pass measures the recordings, the second compares the proposal with the current policy.
 ``runguard calibrate`` calls ``run``; code calls ``calibrate``.
 """
 
@@ -33,15 +33,12 @@ from runguard.calibrate.measure import (
     Measuring,
     Quantile,
     RecordingOutcome,
-    Variant,
     changed,
     file_values,
     half_of,
     is_allowed,
     quantile,
     runs_needed,
-    scaled,
-    variants,
 )
 from runguard.core.decision import printable
 from runguard.policy.settings import Policy
@@ -173,193 +170,6 @@ def rounded_up(value: float, is_whole: bool) -> float:
     return round(up) if is_whole else float(f"{up:.{_DIGITS}g}")
 
 
-# ---- rungs: compare the settings of one rule by saved tokens and affected successful runs, and choose
-
-ENOUGH: Final = 5  # recordings that must end differently before a setting changes
-WORTH: Final = 0.01  # share of the tokens of failed and unlabelled recordings that a change must save
-MOST_FALSE: Final = 0.05  # a rate of false stops that the successful runs must rule out
-MOST_NUDGED: Final = 0.02  # share of the successful runs that a new setting may nudge
-
-
-@dataclass(slots=True)
-class Point:
-    """One setting of a rule over many recordings.
-
-    Compared with the rule switched off, so the effects of other rules do not count.
-    """
-
-    successes: int = 0
-    others: int = 0  # failed or unlabelled
-    spent: int = 0  # tokens of the others
-    stopped: int = 0  # successful ones, because of this rule
-    refused: int = 0
-    nudged: int = 0
-    caught: int = 0  # others that it stopped
-    tokens: int = 0  # after its stops, of the others
-    nano: int = 0
-    saves_more: int = 0  # others in which it saves more than the current setting
-    spared: int = 0  # successful ones that the current setting stops and this one does not
-
-    def add(
-        self, success: bool | None, spent: int, mine: RecordingOutcome, off: RecordingOutcome, now: RecordingOutcome
-    ) -> None:
-        if success:
-            self.successes += 1
-            self.stopped += mine.stopped and not off.stopped
-            self.refused += mine.refused and not off.refused
-            self.nudged += mine.nudged and not off.nudged
-            self.spared += now.stopped and not mine.stopped
-            return
-        self.others += 1
-        self.spent += spent
-        self.caught += mine.stopped and not off.stopped
-        self.tokens += mine.tokens - off.tokens
-        self.nano += mine.nano - off.nano
-        self.saves_more += mine.tokens > now.tokens
-
-    def __add__(self, other: "Point") -> "Point":
-        return Point(*(getattr(self, name) + getattr(other, name) for name in Point.__slots__))
-
-    @property
-    def false_stops(self) -> tuple[float, float]:
-        """Of the successful runs: an interval for the rate."""
-        return wilson(self.stopped, self.successes)
-
-    def to_dict(self) -> dict[str, Any]:
-        counts = {name: getattr(self, name) for name in ("stopped", "refused", "nudged", "caught", "tokens")}
-        return counts | {"usd": self.nano / 1e9, "false_stop_interval": [round(end, 4) for end in self.false_stops]}
-
-
-Halves = tuple[Point, Point]  # of one setting, over each half of the recordings
-
-
-@dataclass(slots=True)
-class Curve:
-    """All settings of one rule, each in the two halves of the recordings."""
-
-    rule: str
-    now: dict[str, int]
-    tried: dict[int, Variant]  # by number, without the one that is off
-    off: int
-    points: dict[int | None, Halves] = field(default_factory=dict)  # by number; None: the current setting
-
-    def add(self, measured: Measured) -> None:
-        half, now = half_of(measured.id), measured.now
-        off = measured.tried.get(self.off, now)
-        for number in (None, *self.tried):
-            halves = self.points.setdefault(number, (Point(), Point()))
-            mine = now if number is None else measured.tried.get(number, now)
-            halves[half].add(measured.success, measured.result.tokens, mine, off, now)
-
-    def over(self, number: int | None, halves: tuple[int, ...]) -> Point:
-        found = self.points.get(number, (Point(), Point()))
-        return sum((found[half] for half in halves), Point())
-
-
-def _curves(policy: Policy, tried: list[Variant]) -> list[Curve]:
-    found = []
-    for rule in dict.fromkeys(variant.rule for variant in tried):
-        rungs = policy.rungs(rule)
-        assert rungs is not None
-        mine = {number: variant for number, variant in enumerate(tried) if variant.rule == rule}
-        off = next(number for number, variant in mine.items() if variant.rungs is None)
-        del mine[off]
-        found.append(Curve(rule, scaled(rungs, 1.0), mine, off))
-    return found
-
-
-@dataclass(slots=True)
-class Choice:
-    """What becomes of one rule. ``rungs`` None: it stays as it is."""
-
-    rule: str
-    now: dict[str, int]
-    rungs: dict[str, int] | None
-    why: str
-    before: Point
-    after: Point | None = None
-    curve: list[tuple[dict[str, int], Point]] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        points = [{"rungs": rungs, **point.to_dict()} for rungs, point in self.curve]
-        return {
-            "now": self.now,
-            "proposed": self.rungs,
-            "why": self.why,
-            "curve": [{"rungs": self.now, "is_now": True, **self.before.to_dict()}, *points],
-        }
-
-
-def choose(curve: Curve, halves: tuple[int, ...], most: float) -> Choice:
-    """Choose the most saving setting that touches no more successful runs than the present one.
-
-    The present one stays when the recordings cannot tell. ``most``: false stops allowed, a number, or below 1 a share
-    of the successful runs.
-    """
-    now = curve.over(None, halves)
-    tried = [(dict(variant.rungs or ()), curve.over(number, halves)) for number, variant in curve.tried.items()]
-    choice = Choice(curve.rule, curve.now, None, "", now, curve=tried)
-    if not now.successes:
-        choice.why = "nothing is labelled a success: what another setting would stop wrongly cannot be known"
-        return choice
-    allowed = int(most * now.successes + 1e-9) if 0 < most < 1 else int(most)
-    must_loosen = now.stopped > allowed
-    fair = [(rungs, point) for rungs, point in tried if _is_fair(point, now, allowed)]
-    best = max(fair, key=lambda entry: entry[1].tokens, default=None)
-    if must_loosen:
-        choice.why = _loosened(choice, best, allowed)
-    elif not now.others:
-        choice.why = "all recordings are labelled a success: there is nothing to save"
-    elif best is None or best[1].tokens <= now.tokens:
-        choice.why = "no other setting saves more without touching more successful recordings"
-    else:
-        choice.why = _tightened(choice, best)
-    return choice
-
-
-def _is_fair(point: Point, now: Point, allowed: int) -> bool:
-    nudges = max(now.nudged, int(MOST_NUDGED * point.successes))
-    return point.stopped <= min(allowed, now.stopped) and point.refused <= now.refused and point.nudged <= nudges
-
-
-def _tightened(choice: Choice, best: tuple[dict[str, int], Point]) -> str:
-    rungs, point = best
-    now = choice.before
-    more = f"{point.tokens - now.tokens:,} more tokens in {point.saves_more} recording{'s' * (point.saves_more != 1)}"
-    if point.saves_more < ENOUGH:
-        return f"{rungs_text(rungs)} would save {more}: too few to tell from chance ({ENOUGH} needed)"
-    if point.tokens - now.tokens < WORTH * point.spent:
-        return f"{rungs_text(rungs)} would save {more}: less than {WORTH:.0%} of what they spent, not worth a change"
-    if point.false_stops[1] > MOST_FALSE:
-        return (
-            f"{rungs_text(rungs)} would save {more}, but {point.successes} successful recordings cannot rule out "
-            "that it stops "
-            f"{MOST_FALSE:.0%} of them (at most {point.false_stops[1]:.1%})"
-        )
-    choice.rungs, choice.after = rungs, point
-    return (
-        f"saves {more} and stops {point.stopped} of {point.successes} successful ones (at most "
-        f"{point.false_stops[1]:.1%})"
-    )
-
-
-def _loosened(choice: Choice, best: tuple[dict[str, int], Point] | None, allowed: int) -> str:
-    now = choice.before
-    stops = f"stops {now.stopped} of {now.successes} successful recordings, {allowed} allowed"
-    if best is None:
-        return f"{stops}, and so does every other setting: read them with 'runguard replay --explain'"
-    rungs, point = best
-    if point.spared < ENOUGH:
-        return (
-            f"{stops}; {rungs_text(rungs)} would spare {point.spared}: too few to tell from chance ({ENOUGH} "
-            "needed); read them first"
-        )
-    choice.rungs, choice.after = rungs, point
-    return (
-        f"{stops}; this spares {point.spared} of them and gives up {now.tokens - point.tokens:,} tokens after the stops"
-    )
-
-
 # ---- effects of policies on the recordings: by label, by limit, and on the half they were not fitted to
 
 _SHOWN: Final = 5
@@ -469,11 +279,10 @@ Watch = Callable[[str, Iterator[PieceResult]], Iterable[PieceResult]]
 
 @dataclass(slots=True)
 class Settings:
-    """Fitted limits and rungs that change a policy."""
+    """Fitted limits that change a policy."""
 
     basis: Basis
     limits: list[Limit]
-    choices: list[Choice]
 
     @property
     def proposed(self) -> list[Limit]:
@@ -481,19 +290,17 @@ class Settings:
 
     @property
     def changes(self) -> dict[str, Any]:
-        found: dict[str, Any] = {limit.setting: limit.value for limit in self.proposed}
-        rules = {choice.rule: choice.rungs for choice in self.choices if choice.rungs is not None}
-        return found | ({"rules": rules} if rules else {})
+        return {limit.setting: limit.value for limit in self.proposed}
 
 
 @dataclass(slots=True)
 class Proposal:
-    """Limits and rungs from recorded runs, with their basis and their effects."""
+    """Limits from recorded runs, with their basis and their effects."""
 
     sources: list[str]
     policy: Policy  # the current policy, which the proposal changes
     figures: Figures = field(default_factory=Figures)
-    settings: Settings = field(default_factory=lambda: Settings(Basis("", [], 0), [], []))
+    settings: Settings = field(default_factory=lambda: Settings(Basis("", [], 0), []))
     model_calls: int = 0
     estimated: int = 0
     missing: Missing = field(default_factory=Missing)
@@ -526,7 +333,6 @@ class Proposal:
                 | ({"cut": self.cuts[limit.setting].to_dict()} if limit.setting in self.cuts else {})
                 for limit in self.settings.limits
             },
-            "rules": {choice.rule: choice.to_dict() for choice in self.settings.choices},
             "proposal": self.changes,
             "now": self.now.to_dict(),
             "proposed": self.proposed.to_dict(),
@@ -540,7 +346,6 @@ def calibrate(
     source: str | Path | list[Source],
     policy: Policy | None = None,
     *,
-    max_false_stops: float = 0,
     workers: int = 1,
     model: str = "",
     watch: Watch | None = None,
@@ -548,30 +353,26 @@ def calibrate(
     """Propose limits from recorded runs; raise UnreadableError if the source cannot be read.
 
     ``policy``: the current policy with prices, tools and rules, which the proposal changes; the defaults without it.
-    ``max_false_stops``: how many successful runs a rule may stop: a number, or below 1 a share. ``model``: the model of
-    recordings that do not name one.
+    ``model``: the model of recordings that do not name one.
     """
     sources = open_sources(str(source)) if isinstance(source, str | Path) else source
     policy = policy if policy is not None else Policy.validated({}, "")
     now = harmless(policy)
     workers = workers_for([now], workers)
     watch = watch or (lambda _, found: found)
-    made, tried = Proposal([each.name for each in sources], policy), variants(policy)
-    curves = _curves(policy, tried)
-    for done in watch("measuring", each_run(sources, Measuring, (now, tried), workers, model)):
+    made = Proposal([each.name for each in sources], policy)
+    for done in watch("measuring", each_run(sources, Measuring, (now,), workers, model)):
         made.faults.merge(done.faults)
         for measured in done.results:
-            _add_measured(made, curves, measured)
+            _add_measured(made, measured)
 
     labels = made.figures.labels_for(runs_needed(SHARE))
-    made.settings, *halves = (
-        _fitted(made, labels, curves, part, max_false_stops) for part in (HALVES, *((half,) for half in HALVES))
-    )
+    made.settings, *halves = (_fitted(made, labels, part) for part in (HALVES, *((half,) for half in HALVES)))
     while made.changes:
         made.now, made.proposed = Effect(), Effect()
         made.cuts |= {limit.setting: LimitEffect() for limit in made.settings.proposed}
         fitted = [half.changes for half in halves]
-        missing = [name for name in made.changes if name != "rules" and any(name not in half for half in fitted)]
+        missing = [name for name in made.changes if any(name not in half for half in fitted)]
         made.held_out = HeldOut(fitted, missing)
         policies = [now, *(changed(now, changes) for changes in (made.changes, *fitted))]
         alone = [
@@ -587,12 +388,9 @@ def calibrate(
     return made
 
 
-def _fitted(
-    made: Proposal, labels: tuple[str, ...], curves: list[Curve], halves: tuple[int, ...], most: float
-) -> Settings:
+def _fitted(made: Proposal, labels: tuple[str, ...], halves: tuple[int, ...]) -> Settings:
     basis = made.figures.basis(labels, halves)
-    limits = [_limit(kind, basis, made.missing) for kind in KINDS]
-    return Settings(basis, limits, [choose(curve, halves, most) for curve in curves])
+    return Settings(basis, [_limit(kind, basis, made.missing) for kind in KINDS])
 
 
 def _withhold(made: Proposal, halves: list[Settings]) -> bool:
@@ -609,13 +407,11 @@ def _withhold(made: Proposal, halves: list[Settings]) -> bool:
     return bool(found)
 
 
-def _add_measured(made: Proposal, curves: list[Curve], measured: Measured) -> None:
+def _add_measured(made: Proposal, measured: Measured) -> None:
     made.figures.add(measured.success, half_of(measured.id), measured.usages, measured.result.runs)
     made.model_calls += measured.result.model_calls
     made.estimated += measured.result.estimated
     made.missing.add(measured)
-    for curve in curves:
-        curve.add(measured)
 
 
 def _add_compared(made: Proposal, compared: Compared) -> None:
@@ -661,19 +457,8 @@ def toml_of(made: Proposal) -> str:
         lines += [*_comment(f"Not copied, because only code can express it: {', '.join(missing)}."), ""]
     if any(name in made.policy.model_fields_set for name in SECRET):
         lines += ["# store and alerts are not copied, because they may hold secrets: copy them here.", ""]
-    lines += ["[rules]"]
-    proposed = {choice.rule: choice for choice in made.settings.choices}
-    for rule, choice in proposed.items():
-        lines += _comment(
-            f"{rule}: {'changed from' if choice.rungs else 'stays'} {rungs_text(choice.now)}. {choice.why}."
-        )
-        if choice.rungs is not None:
-            lines.append(f"{rule} = {value_of(choice.rungs)}")
-    lines += [
-        f"{_key(rule)} = {value_of(rungs)}"
-        for rule, rungs in made.policy.rules.items()
-        if rule not in changes.get("rules", {})
-    ]
+    if rules := made.policy.rules:
+        lines += ["[rules]", *(f"{_key(rule)} = {value_of(rungs)}" for rule, rungs in rules.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -775,10 +560,6 @@ def _listed(names: list[str], most: int) -> str:
     return ", ".join(names[:most]) + (" and others" if len(names) > most else "")
 
 
-def rungs_text(rungs: dict[str, int]) -> str:
-    return " ".join(f"{name} {at}" for name, at in rungs.items())
-
-
 # ---- the command: print a proposal as the file that it makes, with its effects, or as JSON
 
 
@@ -788,7 +569,6 @@ def run(
     *,
     target: Path | None = None,
     as_json: bool = False,
-    max_false_stops: float = 0,
     workers: int | None = None,
     model: str = "",
 ) -> bool:
@@ -801,7 +581,6 @@ def run(
     made = calibrate(
         sources,
         policy,
-        max_false_stops=max_false_stops,
         workers=workers or os.cpu_count() or 1,
         model=model,
         watch=lambda _, found: with_progress(sources, found),

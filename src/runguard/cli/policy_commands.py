@@ -522,22 +522,6 @@ def replay_command(
 # ---- ``runguard calibrate``: propose limits from recorded runs
 
 
-class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A number, or a share of the successful runs such as 0.5%."""
-
-    name = "number or percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        text = str(value).strip()
-        try:
-            number = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(int(text))
-        except ValueError:
-            self.fail(f"{text!r} is neither a whole number nor a percentage such as 0.5%", param, ctx)
-        if not 0 <= number < (1 if text.endswith("%") else 1e9):
-            self.fail(f"{text!r} is out of range", param, ctx)
-        return number
-
-
 @click.command(
     "calibrate",
     cls=Command,
@@ -545,7 +529,7 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     runguard calibrate sessions.db
     runguard calibrate runs.jsonl.gz --write runguard.toml
     runguard calibrate costs.jsonl
-    runguard calibrate runs/ --policy now.toml --max-false-stops 0.5%
+    runguard calibrate runs/ --policy now.toml
     """,
 )
 @click.argument("source")
@@ -558,13 +542,6 @@ class FalseStops(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     help="Write the proposal as a commented runguard.toml.",
 )
 @click.option("--force", is_flag=True, help="Let --write replace a file.")
-@click.option(
-    "--max-false-stops",
-    type=FalseStops(),
-    default="0",
-    show_default=True,
-    help="Successful runs that a rule's rungs may stop: a number, or 0.5%.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @model_option
 @workers_option
@@ -576,7 +553,6 @@ def calibrate_command(
     policy_file: Path | None,
     target: Path | None,
     force: bool,
-    max_false_stops: float,
     as_json: bool,
     model: str,
     workers: int | None,
@@ -586,8 +562,7 @@ def calibrate_command(
 
     SOURCE is any source of 'runguard replay', or a log with one JSON object per run: usd, tokens or calls, and
     optionally id and ok. Limits are 2.5 times the 95th percentile of the successful runs, with its confidence interval.
-    Rungs change only if the recordings show that this saves tokens and stops no more successful runs. Exit code 0 with
-    a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
+    Exit code 0 with a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
     """
     from runguard.calibrate.proposal import run
     from runguard.cli.screens import load_policy
@@ -606,7 +581,6 @@ def calibrate_command(
             policy,
             target=target,
             as_json=as_json,
-            max_false_stops=max_false_stops,
             workers=workers,
             model=model,
         )
