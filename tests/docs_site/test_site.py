@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from functools import cache
 from html.parser import HTMLParser
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -79,16 +80,19 @@ def pages(site: Path) -> dict[Path, Page]:
 
 
 def test_every_link_has_a_target(site: Path, pages: dict[Path, Page]) -> None:
+    @cache  # the sidebar is the same on every page of a folder
+    def target_of(folder: Path, path: str) -> Path | None:
+        at = (folder / unquote(path)).resolve()
+        return at if at.is_file() else None
+
     dead = []
     for path, page in pages.items():
-        for link in page.links:
+        for link in set(page.links):
             target = urlsplit(link)
             if target.scheme or target.netloc:
                 continue
-            at = (path.parent / unquote(target.path)).resolve() if target.path else path
-            if not at.is_file() or (
-                target.fragment and at in pages and unquote(target.fragment) not in pages[at].anchors
-            ):
+            at = target_of(path.parent, target.path) if target.path else path
+            if at is None or (target.fragment and at in pages and unquote(target.fragment) not in pages[at].anchors):
                 dead.append(f"{path.relative_to(site)} -> {link}")
     assert dead == []
 
