@@ -12,11 +12,11 @@ AGAIN := $(MAKE) --no-print-directory  # make runs a line that says MAKE even wh
 # Python keeps what it compiles. Otherwise every test process and every process that a test starts compiles ADK again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# What runs on the oldest google-adk. The ignored files test ledgers, recordings, rules on made-up runs, tables and clients of other providers,
-# which do not depend on ADK.
+# What runs on the oldest google-adk. The ignored files test ledgers, recordings, rules on made-up runs, long work, tables and clients of other
+# providers, which do not depend on ADK.
 TOUCH_ADK := tests/adk tests/faults tests/replay/test_same_as_live.py tests/wire tests/cli/demo tests/test_docs.py \
   $(addprefix --ignore tests/, faults/test_reference_model.py faults/test_cancellation.py faults/test_recordings.py \
-  faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py cli/demo/test_cli.py \
+  faults/test_soak.py faults/test_soak_figures.py adk/test_made_up_runs_live.py adk/test_repetition_live.py cli/demo/test_cli.py \
   wire/test_entered_streams.py wire/test_entered_streams_twice_guarded.py)
 COVERING := tests/core tests/engine tests/ledger tests/calls tests/reporting tests/adk tests/policy tests/termination tests/wire \
   tests/faults tests/test_background.py

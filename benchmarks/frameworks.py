@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     set_tracing_disabled(True)
-    found = measure(5 if options.quick else 25)
+    found = measure(2 if options.quick else 25)
     if options.json:
         print(json.dumps(found, indent=2))
         return

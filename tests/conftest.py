@@ -47,8 +47,18 @@ TOGETHER = {
 # Of these tests, which play the same on many topologies, stores or clients, one case in so many runs; ``make faults``
 # runs all of them. The key is how the test's id begins. Every test keeps at least one case.
 SAMPLED = {
+    "tests/adk/test_budget_changes_live.py": 3,
+    "tests/adk/test_budget_plugin_stops.py": 3,
+    "tests/adk/test_money_scenarios.py": 2,
+    "tests/adk/test_nested_handoffs.py": 2,
+    "tests/adk/test_no_harm.py": 3,
+    "tests/adk/test_own_faults.py": 2,
     "tests/adk/test_random_trees.py": 3,
+    "tests/adk/test_reported_usage.py": 2,
+    "tests/adk/test_termination_live.py": 2,
+    "tests/adk/test_termination_topologies.py": 4,
     "tests/adk/test_topologies.py": 4,
+    "tests/core/test_hostile_values.py": 3,
     "tests/ledger/identity/": 3,
     "tests/ledger/shared/test_shared_breakers.py": 3,
     "tests/ledger/shared/test_shared_budgets.py": 2,
@@ -58,6 +68,7 @@ SAMPLED = {
     "tests/ledger/test_store_faults.py": 3,
     "tests/replay/test_bad_files.py": 3,
     "tests/replay/test_same_as_live.py": 3,
+    "tests/replay/test_same_from_records.py": 3,
     "tests/wire/test_model_classes.py": 3,
 }
 

@@ -13,7 +13,7 @@ from .injection import Place
 from .playing import Outcome, baseline, paid_past_cap, play_with_fault, table
 from .reference_runs import REFERENCES, Reference, budget_for
 
-SAMPLE = 6  # faults per reference run, of about 500
+SAMPLE = 4  # faults per reference run, of about 500
 SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
 # together they enter the package through every door
 ENTRIES = ("tool loop", "guarded model", "guard in pieces", "guard_async, entered")

@@ -26,46 +26,47 @@ CODE: Final = """
     def script(number, _):
         if number == 1:
             return Reply(calls=[("look", {"n": 1})])
-        return Reply(error=ConnectionError("down")) if KIND == "failed" else Reply(waits=True)
+        return Reply(error=ConnectionError("down")) if kind == "failed" else Reply(waits=True)
 
     async def one(harness, guard):
         session = harness.session(AgentSpec(script, tools={"look": lambda n: "x"}), guard)
         turn = asyncio.ensure_future(session.turn("go"))
-        if KIND == "cancelled":
+        if kind == "cancelled":
             while session.model_calls < 2:
                 await asyncio.sleep(0)
             turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
 
-    async def main():
+    async def main(runs, threshold):
         harness = Harness()
         guard = harness.guard(max_usd=1_000, prices={MODEL: {"input": 1, "output": 1}})
         await one(harness, guard)
         gc.collect()
         gc.freeze()
-        THRESHOLD
-        for _ in range(RUNS):
+        gc.set_threshold(threshold)
+        for _ in range(runs):
             await one(harness, guard)
         gc.collect()
         await asyncio.sleep(0.05)
         assert FINALIZED.flush(10)
         return guard
 
-    guard = asyncio.run(main())
-    gc.unfreeze()
-    gc.collect()
-    assert FINALIZED.flush(10)
-    assert len(guard.guard.runs) == 0, len(guard.guard.runs)
-    assert guard.spend()["reserved_usd"] == 0, guard.spend()
+    usual = gc.get_threshold()[0]
+    for kind in ("failed", "cancelled"):
+        for runs, threshold in ((150, usual), (40, 1)):
+            guard = asyncio.run(main(runs, threshold))
+            gc.set_threshold(usual)
+            gc.unfreeze()
+            gc.collect()
+            assert FINALIZED.flush(10)
+            assert len(guard.guard.runs) == 0, (kind, threshold, len(guard.guard.runs))
+            assert guard.spend()["reserved_usd"] == 0, (kind, threshold, guard.spend())
 """
 
 
-@pytest.mark.parametrize("threshold", ["pass", "gc.set_threshold(1)"])
-@pytest.mark.parametrize("kind", ["failed", "cancelled"])
 @pytest.mark.parametrize("framework", HARNESSES)
-def test_the_collector_ends_what_no_hook_ends(framework: str, kind: str, threshold: str) -> None:
-    code = textwrap.dedent(CODE).replace("HARNESS", HARNESSES[framework]).replace("THRESHOLD", threshold)
-    code = f"KIND, RUNS = {kind!r}, {150 if threshold == 'pass' else 40}\n{code}"
+def test_the_collector_ends_what_no_hook_ends(framework: str) -> None:
+    code = textwrap.dedent(CODE).replace("HARNESS", HARNESSES[framework])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -8,10 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import anthropic
-import openai
-from google import genai
-from google.genai import types
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -47,7 +43,7 @@ def served(gateway: Gateway) -> Iterator[str]:
 
 
 # ---- Agents without any guard. Each calls its tool until the model stops asking, at most ``most`` turns, and gives the
-# number of turns and the last text.
+# number of turns and the last text. A client takes half a second to import, so each agent imports its own.
 
 Loop = Callable[..., tuple[int, str]]
 Tool = Callable[[int], str]
@@ -67,6 +63,8 @@ def anthropic_loop(
     history: list[Any] | None = None,
     **options: Any,
 ) -> tuple[int, str]:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=url, api_key="a-dummy-key", max_retries=0, **options)
     messages: list[Any] = history if history is not None else []
     messages.append({"role": "user", "content": prompt})
@@ -98,6 +96,8 @@ def chat_loop(
     usage: bool = True,
     **options: Any,
 ) -> tuple[int, str]:
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="a-dummy-key", max_retries=0, **options)
     messages: list[Any] = history if history is not None else []
     messages.append({"role": "user", "content": prompt})
@@ -143,6 +143,8 @@ def responses_loop(
     **options: Any,
 ) -> tuple[int, str]:
     """``stored``: the provider keeps the conversation, and each request holds only what is new."""
+    import openai
+
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="a-dummy-key", max_retries=0, **options)
     items: list[Any] = [{"role": "user", "content": prompt}]
     before: dict[str, Any] = {}
@@ -175,6 +177,9 @@ def gemini_loop(
     tool: Tool = always_failing,
     prompt: str = "Extract the invoice.",
 ) -> tuple[int, str]:
+    from google import genai
+    from google.genai import types
+
     client = genai.Client(api_key="a-dummy-key", http_options=types.HttpOptions(base_url=url))
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=prompt)])]
     declared = types.FunctionDeclaration(name=TOOL, parameters_json_schema=_SCHEMA)
