@@ -15,6 +15,8 @@ import pytest
 from agents import (
     Agent,
     GuardrailFunctionOutput,
+    ModelProvider,
+    RunConfig,
     RunContextWrapper,
     Runner,
     RunState,
@@ -23,6 +25,7 @@ from agents import (
     input_guardrail,
     output_guardrail,
 )
+from agents.models.interface import Model
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 
 import runguard
@@ -32,6 +35,7 @@ from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
 from tests.frameworks.test_openai_tools import Steps, call, play, say
 
 LOOK = call("look", "{}")
+BY_NAME = pytest.mark.parametrize("by_name", [False, True], ids=["model", "name"])
 
 
 @function_tool
@@ -52,6 +56,16 @@ class Counting(Steps):
         return [call("delete", json.dumps({"row": self.calls}))]
 
 
+class Named(ModelProvider):
+    """Knows these models, by name."""
+
+    def __init__(self, **models: Model) -> None:
+        self.models = models
+
+    def get_model(self, model_name: str | None) -> Model:
+        return self.models[model_name or ""]
+
+
 def looking(name: str = "worker", **parts: Any) -> tuple[Agent[Any], Steps]:
     """An agent that looks again and again, and its model."""
     model = Steps([LOOK])
@@ -61,7 +75,9 @@ def looking(name: str = "worker", **parts: Any) -> tuple[Agent[Any], Steps]:
 # ---- approvals ------------------------------------------------------------------------------------------------------
 
 
-async def approve(agent: Agent[Any], result: Any, way: str, *, stored: bool = False, context: Any = None) -> Any:
+async def approve(
+    agent: Agent[Any], result: Any, way: str, *, stored: bool = False, context: Any = None, **settings: Any
+) -> Any:
     """Approve what the run waits for, and go on with it."""
     state: Any = result.to_state()
     if stored:
@@ -69,8 +85,8 @@ async def approve(agent: Agent[Any], result: Any, way: str, *, stored: bool = Fa
     for item in state.get_interruptions():
         state.approve(item)
     if way == "run":
-        return await Runner.run(agent, state, max_turns=99)
-    streamed = Runner.run_streamed(agent, state, max_turns=99)
+        return await Runner.run(agent, state, max_turns=99, **settings)
+    streamed = Runner.run_streamed(agent, state, max_turns=99, **settings)
     async for _ in streamed.stream_events():
         pass
     return streamed
@@ -143,19 +159,25 @@ async def test_a_call_that_a_human_rejects_costs_nothing_and_repeating_it_is_sto
     assert model.calls <= 10
 
 
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
 @pytest.mark.parametrize("stored", [False, True], ids=["in memory", "stored"])
-async def test_an_agent_as_a_tool_that_waits_for_approval_stays_in_the_run(stored: bool) -> None:
+@BY_NAME
+async def test_an_agent_as_a_tool_that_waits_for_approval_stays_in_the_run(
+    by_name: bool, stored: bool, way: str
+) -> None:
     inner_model, outer_model = Counting(), Steps([call("ask", '{"input": "x"}')])
-    inner: Agent[Any] = Agent(name="inner", model=inner_model, tools=[delete])
-    plain: Agent[Any] = Agent(name="outer", model=outer_model, tools=[inner.as_tool("ask", "Ask.", max_turns=99)])
+    config = RunConfig(model_provider=Named(inner=inner_model, outer=outer_model))
+    inner: Agent[Any] = Agent(name="inner", model="inner" if by_name else inner_model, tools=[delete])
+    tools: list[Any] = [inner.as_tool("ask", "Ask.", max_turns=99)]
+    plain: Agent[Any] = Agent(name="outer", model="outer" if by_name else outer_model, tools=tools)
     agent = guarded(plain, max_model_calls=6)
-    result = await Runner.run(agent, "go", max_turns=99)
+    result = await play(agent, way, run_config=config)
     for _ in range(20):
         if not result.interruptions:
             break
-        result = await approve(agent, result, "run", stored=stored)
+        result = await approve(agent, result, way, stored=stored, run_config=config)
     assert inner_model.calls + outer_model.calls == 6
-    assert len(agent.runguard.trips) == 1
+    assert [trip.agent_path[-1] for trip in agent.runguard.trips] == ["inner"]
     assert not agent.runguard.guard.runs
 
 
@@ -274,12 +296,15 @@ def test_agents_that_a_tool_starts_in_threads_belong_to_the_run(start: Any, inne
     assert {trip.rule for trip in agent.runguard.trips} == {"model_calls"}
 
 
-async def test_an_agent_that_a_guardrail_runs_belongs_to_the_run() -> None:
+@BY_NAME
+async def test_an_agent_that_a_guardrail_runs_belongs_to_the_run(by_name: bool) -> None:
     inner, inner_model = looking("inner")
+    config = RunConfig(model_provider=Named(inner=inner_model))
+    inner.model = "inner" if by_name else inner_model
 
     @output_guardrail
     async def review(*_: Any) -> GuardrailFunctionOutput:
-        await Runner.run(inner, "is this fine?", max_turns=30)
+        await Runner.run(inner, "is this fine?", max_turns=30, run_config=config)
         return GuardrailFunctionOutput(None, False)
 
     outer_model = Steps([say("done")])
@@ -290,12 +315,15 @@ async def test_an_agent_that_a_guardrail_runs_belongs_to_the_run() -> None:
     assert not agent.runguard.guard.runs
 
 
-async def test_an_agent_that_a_guardrail_runs_before_the_first_model_call_belongs_to_the_run() -> None:
+@BY_NAME
+async def test_an_agent_that_a_guardrail_runs_before_the_first_model_call_belongs_to_the_run(by_name: bool) -> None:
     inner, inner_model = looking("inner")
+    config = RunConfig(model_provider=Named(inner=inner_model))
+    inner.model = "inner" if by_name else inner_model
 
     @input_guardrail
     async def review(*_: Any) -> GuardrailFunctionOutput:
-        await Runner.run(inner, "is this fine?", max_turns=30)
+        await Runner.run(inner, "is this fine?", max_turns=30, run_config=config)
         return GuardrailFunctionOutput(None, False)
 
     outer, outer_model = looking("outer", input_guardrails=[review])

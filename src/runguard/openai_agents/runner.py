@@ -42,8 +42,7 @@ class GuardedRunner(AgentRunner):
     async def run(self, starting_agent: Any, input: Any, **kwargs: Any) -> Any:  # noqa: A002 - the SDK's name
         if not GUARDS:
             return await super().run(starting_agent, input, **kwargs)
-        turn = _turn(input, kwargs)
-        with _around(starting_agent), _as(turn):
+        with _around(starting_agent), _as(_turn(input, kwargs)) as turn:
             agent = turn.starting = _guarded(starting_agent, input)
             kwargs["run_config"], own = _config(kwargs.get("run_config"))
             try:
@@ -60,8 +59,7 @@ class GuardedRunner(AgentRunner):
     def run_streamed(self, starting_agent: Any, input: Any, **kwargs: Any) -> Any:  # noqa: A002 - the SDK's name
         if not GUARDS:
             return super().run_streamed(starting_agent, input, **kwargs)
-        turn = _turn(input, kwargs)
-        with _around(starting_agent), _as(turn):
+        with _around(starting_agent), _as(_turn(input, kwargs)) as turn:
             agent = turn.starting = _guarded(starting_agent, input)
             kwargs["run_config"], own = _config(kwargs.get("run_config"))
             result = super().run_streamed(agent, input, **kwargs)
@@ -84,10 +82,10 @@ def _turn(given: Any, kwargs: dict[str, Any]) -> Turn:
 
 
 @contextmanager
-def _as(turn: Turn) -> Iterator[None]:
+def _as(turn: Turn) -> Iterator[Turn]:
     token = TURN.set(turn)
     try:
-        yield
+        yield turn
     finally:
         with suppress(ValueError):  # a coroutine that is thrown away ends in another context
             TURN.reset(token)
