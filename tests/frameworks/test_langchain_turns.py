@@ -7,6 +7,7 @@ import logging
 import operator
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -563,6 +564,20 @@ def test_a_loop_by_hand_without_a_block_is_warned_about_once(caplog: pytest.LogC
     assert [line.split(":")[0] for line in caplog.messages] == ["runguard.no_turn"]
     assert "with runguard.run():" in caplog.text
     assert not guard.guard.runs
+
+
+@pytest.mark.parametrize("in_block", [False, True])
+def test_a_loop_over_a_chain_is_warned_about_without_a_block(in_block: bool, caplog: pytest.LogCaptureFixture) -> None:
+    chat, made = calling("read")
+    guard = GuardedChatModel(chat, max_model_calls=5)
+    chain = RunnableLambda(lambda messages: messages) | guard.bind_tools([read])
+    messages: list[Any] = [HumanMessage("go")]
+    with caplog.at_level(logging.WARNING, "runguard"), runguard.run() if in_block else nullcontext():
+        for _ in range(10):
+            messages.append(chain.invoke(messages))
+            messages += [read.invoke(asked) for asked in messages[-1].tool_calls]
+    assert made == [5 if in_block else 10]
+    assert caplog.text.count("runguard.no_turn") == (not in_block)
 
 
 def test_a_single_call_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:

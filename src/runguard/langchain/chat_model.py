@@ -24,7 +24,7 @@ from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun, Spent, Whom, fitting
-from runguard.calls.whom import Named
+from runguard.calls.whom import Named, live_blocks
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.engine.guard import Controls, Guard
@@ -332,12 +332,15 @@ class _Asking:
 
     def _prepared(self, found: Found, messages: Sequence[BaseMessage]) -> Found:
         """Show the run what tools have answered since its last model call."""
+        answers = list(newest_answers(messages))
         if found.is_alone:
-            self._warn(any(True for _ in newest_answers(messages)))
+            self._warn(bool(answers))
         elif found.turn is not None:
-            for name, use, message in newest_answers(messages):
+            for name, use, message in answers:
                 if found.turn.is_news(self.guard, name):
                     found.run.tools.saw(use, *told(message))
+            if answers and found.is_new and not (found.turn.has_steps or live_blocks()):  # a chain in a loop
+                self._warn(is_loop=True)
         return found
 
     def _has_tools(self, kwargs: dict[str, Any]) -> bool:

@@ -64,6 +64,7 @@ class Turn:
         self.inputs = inputs
         self.block = RunContext()  # shares one run of each guard between all agents of the turn
         self.waits = False  # for an answer from outside
+        self.has_steps = False  # a graph is in it, and not only a chain
         self._agents: dict[tuple[Guard, object, object], AgentRun] = {}
         self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
         self._seen: dict[Guard, set[str]] = {}
@@ -155,7 +156,7 @@ class _Handler(BaseCallbackHandler):
             return
         scope.agent = scope.parent.agent
         if tags and any(tag.startswith(_NODE_TAG) for tag in tags):
-            scope.parent.is_graph, scope.agent = True, scope.parent
+            scope.parent.is_graph, scope.agent, scope.turn.has_steps = True, scope.parent, True
 
     def on_tool_start(
         self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
