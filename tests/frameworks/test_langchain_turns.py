@@ -1,11 +1,13 @@
 """One turn of LangChain is one run: before and after pauses, in fan-outs and threads, with nothing in the graph."""
 
 import asyncio
+import contextvars
 import gc
 import json
 import logging
 import operator
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from decimal import Decimal
@@ -536,6 +538,25 @@ def test_model_calls_in_the_thread_pool_of_a_node_belong_to_the_run() -> None:
     graph.add_edge(START, "many")
     graph.compile().invoke(HI)
     assert made == [5]
+    assert not guard.guard.runs
+
+
+@KINDS
+def test_a_stream_whose_pieces_are_read_in_contexts_of_their_own_stays_in_its_block(kind: str) -> None:
+    """A web server reads a synchronous stream in a thread pool."""
+    budgets = [Budget(usd=5, per="user")]
+    guard, agent, made = agent_of(kind, None, {"max_model_calls": 4, "budgets": budgets, **LIMITS}, tool="read")
+
+    def answer() -> Iterator[Any]:
+        with runguard.run(user="ann") as block:
+            yield from agent.stream(HI, {"recursion_limit": 500})
+        assert block.calls == 4
+
+    pieces = answer()
+    while contextvars.copy_context().run(next, pieces, None) is not None:
+        pass
+    assert made == [4]
+    assert [(budget.scope, budget.spent) for budget in guard.budgets()] == [("user:/ann", Decimal("0.04"))]
     assert not guard.guard.runs
 
 

@@ -7,6 +7,8 @@ part of. So nothing lives in a graph's state, and a client of the app cannot cho
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,7 +24,7 @@ from langgraph.types import Command
 from runguard.background import FINALIZED
 from runguard.calls import threads
 from runguard.calls.run import AgentRun, Spent, Whom, asked_of
-from runguard.calls.surroundings import RunContext
+from runguard.calls.surroundings import SURROUNDINGS, RunContext
 from runguard.calls.whom import live_blocks
 from runguard.engine.guard import Guard
 from runguard.termination.conditions import TerminationCondition
@@ -65,6 +67,7 @@ class Turn:
         self.block = RunContext()  # shares one run of each guard between all agents of the turn
         self.waits = False  # for an answer from outside
         self.has_steps = False  # a graph is in it, and not only a chain
+        self.around = SURROUNDINGS.get().run  # the block of ``runguard.run()`` in which it began
         self._agents: dict[tuple[Guard, object, object], AgentRun] = {}
         self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
         self._seen: dict[Guard, set[str]] = {}
@@ -287,6 +290,23 @@ class _Paused(NamedTuple):
     more: dict[str, Any]
 
 
+@contextmanager
+def _in_its_block(scope: Scope | None) -> Iterator[None]:
+    """Restore the block in which the turn of a scope began, where this code has lost it.
+
+    A web server reads a synchronous stream in a thread pool, each piece in a context of its own.
+    """
+    around = SURROUNDINGS.get()
+    if scope is None or scope.turn.around is None or around.run is not None:
+        yield
+        return
+    token = SURROUNDINGS.set(around._replace(run=scope.turn.around))
+    try:
+        yield
+    finally:
+        SURROUNDINGS.reset(token)
+
+
 class Runs:
     """The runs of one guard, by turn."""
 
@@ -297,19 +317,21 @@ class Runs:
 
     async def of(self, scope: Scope | None, agent: str) -> Found:
         """Return the agent that makes the calls of a scope, with the run of its turn."""
-        found = self._look(scope, agent)
-        if isinstance(found, Found):
-            return found
-        run = await AgentRun.resume(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
-        return found.turn.add(found.key, run, found.keys, is_new=False)
+        with _in_its_block(scope):
+            found = self._look(scope, agent)
+            if isinstance(found, Found):
+                return found
+            run = await AgentRun.resume(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
+            return found.turn.add(found.key, run, found.keys, is_new=False)
 
     def of_now(self, scope: Scope | None, agent: str) -> Found:
         """``of`` for callers without an event loop."""
-        found = self._look(scope, agent)
-        if isinstance(found, Found):
-            return found
-        run = AgentRun.resume_now(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
-        return found.turn.add(found.key, run, found.keys, is_new=False)
+        with _in_its_block(scope):
+            found = self._look(scope, agent)
+            if isinstance(found, Found):
+                return found
+            run = AgentRun.resume_now(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
+            return found.turn.add(found.key, run, found.keys, is_new=False)
 
     def _look(self, scope: Scope | None, agent: str) -> Found | _Paused:
         block = next(iter(live_blocks()), None)
