@@ -254,6 +254,16 @@ async def test_each_attempt_of_a_fallback_pays_its_own_price(around: bool, is_as
     assert [trip.rule for trip in model.trips] == ["budget"]
 
 
+@pytest.mark.parametrize(("limit", "calls"), [("0.05", 0), ("0.15", 1)])
+def test_the_most_expensive_fallback_of_an_agent_is_reserved(limit: str, calls: int) -> None:
+    cheap, made = _named("cheap", ConnectionRefusedError("not today"))
+    dear, paid = _named("dear")
+    guard = RunGuardMiddleware(max_usd=limit, max_wait_seconds=0, **LIMITS)
+    create_agent(cheap.with_fallbacks([dear]), [], middleware=[guard]).invoke({"messages": [HumanMessage("go")]})
+    assert (made[0], paid[0]) == (calls, calls)
+    assert guard.spend()["usd"] == Decimal("0.1") * calls
+
+
 def test_a_fallback_that_is_no_chat_model_is_rejected() -> None:
     from langchain_core.runnables import RunnableLambda
 

@@ -9,7 +9,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from langchain.agents.structured_output import ToolStrategy
+from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
@@ -29,6 +32,15 @@ _LIMITS: Final = ("max_tokens", "max_output_tokens", "max_completion_tokens", "n
 _MESSAGE: Final = 4  # bytes around a message
 _MODELS: Final = ("model_name", "model", "model_id")
 _PASSED_ON: Final = ("n", "candidate_count", "cached_content", "model_kwargs", "extra_body")  # fields of chat models
+
+
+def chat_models(model: Any) -> list[Any]:
+    """Return the chat models that may answer: the one of a binding or a retry, and those of fallbacks."""
+    if isinstance(model, BaseChatModel):
+        return [model]
+    if isinstance(model, RunnableWithFallbacks):
+        return [one for part in (model.runnable, *model.fallbacks) for one in chat_models(part)]
+    return chat_models(model.bound) if isinstance(model, RunnableBindingBase) else [model]
 
 
 def model_name(model: Any) -> str:
@@ -74,7 +86,7 @@ def has_open_call(messages: Sequence[BaseMessage]) -> bool:
 
 def limit_key(model: Any) -> str:
     """Return the keyword by which this chat model takes an output limit."""
-    fields = getattr(type(model), "model_fields", {})
+    fields = getattr(type(chat_models(model)[0]), "model_fields", {})
     return next((key for key in _LIMITS if key in fields), _LIMITS[0])
 
 
@@ -143,9 +155,16 @@ def request_of(
     ``others``: what it holds besides messages, such as the system message and the tools. ``counts``: what the user's
     own counter gets.
     """
-    limit, measured = output_limit(model, settings), prompts.measure(messages, _said)
-    around, options = len(messages) * _MESSAGE, passed_on(model, settings)
-    return Asked.of(model_name(model), [others], limit, around, counts=counts, measured=measured, options=options)
+    first, *fallbacks = chat_models(model)
+    limit, measured = output_limit(first, settings), prompts.measure(messages, _said)
+    around, options = len(messages) * _MESSAGE, passed_on(first, settings)
+    asked = Asked.of(model_name(first), [others], limit, around, counts=counts, measured=measured, options=options)
+    if fallbacks:
+        limits = [asked.max_output_tokens, *[output_limit(one, settings) for one in fallbacks]]
+        asked.max_output_tokens = None if None in limits else max(filter(None, limits))
+        asked.others = [model_name(one) for one in fallbacks]
+        asked.fixed_output = asked.fixed_output or len({limit_key(one) for one in (first, *fallbacks)}) > 1
+    return asked
 
 
 def _said(message: BaseMessage) -> list[Any]:
