@@ -33,7 +33,7 @@ from runguard.termination.conditions import Ended, TerminationCondition
 
 __all__ = ["RunGuard"]
 
-_RUNS: Final = "runguard_runs"  # in the state of an invocation: the run of each agent that shares this state
+_RUNS: Final = "runguard_runs"  # in the state of an invocation: the run of each agent that shares it, by guard
 # Where the models of Strands keep their output limit, by the module of their class.
 _LIMITS: Final = {
     "strands.models.anthropic": ("max_tokens",),
@@ -95,13 +95,13 @@ class RunGuard(Controls, Plugin):
             asked = [block.get("text") for message in event.messages or () for block in message["content"]]
             whom |= asked_of(self.guard, event.agent.name, asked, goes_on=bool(event.agent.messages))
         run = await AgentRun.resume(self.guard, event.agent.name, waiting, condition=self._condition, **whom)
-        event.invocation_state.setdefault(_RUNS, {})[id(event.agent)] = run
+        event.invocation_state.setdefault(_RUNS, {})[id(self), id(event.agent)] = run
         if (trip := run.enter()) is not None:
             event.cancel = self.guard.stop_text(trip)
 
     async def _finish(self, event: AfterInvocationEvent) -> None:
         runs = event.invocation_state.get(_RUNS, {})
-        run = runs.pop(id(event.agent), None)
+        run = runs.pop((id(self), id(event.agent)), None)
         if run is None:
             return
         if not runs:
@@ -114,10 +114,15 @@ class RunGuard(Controls, Plugin):
         else:
             run.end()
 
+    def _run_of(self, context: Any) -> AgentRun | None:
+        """Return the run of the agent that a middleware works for. Nodes of a graph share one state."""
+        run: AgentRun | None = context.invocation_state.get(_RUNS, {}).get((id(self), id(context.agent)))
+        return run
+
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     async def _model(self, context: Any, next_fn: Any) -> AsyncGenerator[Any, None]:
-        if (run := _run_of(context)) is None:
+        if (run := self._run_of(context)) is None:
             async for event in next_fn(context):
                 yield event
             return
@@ -158,7 +163,7 @@ class RunGuard(Controls, Plugin):
     # ---- tool calls -------------------------------------------------------------------------------------------------
 
     async def _tool(self, context: Any, next_fn: Any) -> AsyncGenerator[Any, None]:
-        if (run := _run_of(context)) is None:
+        if (run := self._run_of(context)) is None:
             async for event in next_fn(context):
                 yield event
             return
@@ -187,12 +192,6 @@ class RunGuard(Controls, Plugin):
             elif not isinstance(error, GeneratorExit):
                 run.tools.raised(use, error)
             raise
-
-
-def _run_of(context: Any) -> AgentRun | None:
-    """Return the run of the agent that a middleware works for. Nodes of a graph share the state of one invocation."""
-    run: AgentRun | None = context.invocation_state.get(_RUNS, {}).get(id(context.agent))
-    return run
 
 
 def _waiting_calls(agent: Any) -> list[str]:
@@ -254,8 +253,11 @@ def _changed(permission: Permission, context: Any) -> Any:
 
 
 def _settle(permission: Permission, event: ModelStopReason) -> None:
-    used: Any = event.usage
-    content: list[Any] = event.message["content"]
+    used, message = event.usage, event.message
+    if METADATA_KEY in ((message.get("metadata") or {}).get("custom") or {}):  # another guard refused: nothing was sent
+        permission.release()
+        return
+    content: list[Any] = message["content"]
     usage = None
     if used.get("inputTokens") or used.get("outputTokens"):
         usage = Usage(

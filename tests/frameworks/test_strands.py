@@ -67,3 +67,17 @@ def test_an_agent_that_gets_the_state_of_its_caller_leaves_the_caller_guarded() 
     assert inner_calls[0] + outer_calls[0] == 6
     assert [trip.rule for trip in guard.trips] == ["model_calls"]
     assert not guard.guard.runs
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(3, 9), (9, 3)])
+def test_two_guards_of_one_agent_both_hold_and_count_a_call_once(outer: int, inner: int) -> None:
+    class Second(RunGuard):
+        name = "second"
+
+    guards: list[Any] = [RunGuard(max_model_calls=outer), Second(max_model_calls=inner)]
+    calls = [0]
+    model = ScriptedModel(AgentSpec(looking), calls)
+    Agent(model=model, tools=[look], plugins=guards, callback_handler=None)("go")
+    assert calls == [3]
+    assert [guard.spend()["calls"] for guard in guards] == [3, 3]
+    assert not any(guard.guard.runs for guard in guards)
