@@ -12,7 +12,7 @@ from typing import Any, Final, Unpack
 if find_spec("strands") is None:
     raise ImportError("runguard.strands needs strands-agents: pip install 'runguard-agents[strands]'")
 
-from strands.hooks import AfterInvocationEvent, BeforeInvocationEvent
+from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, BeforeInvocationEvent
 from strands.middleware import ExecuteToolStage, InvokeModelStage
 from strands.plugins import Plugin
 from strands.tools.decorator import DecoratedFunctionTool
@@ -77,12 +77,14 @@ class RunGuard(Controls, Plugin):
         self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
         self.guard.check_store()
         self._condition = fitting(termination_condition, "Strands", has_hand_offs=False)
+        self._last_messages: dict[int, tuple[Any, Any]] = {}  # by agent: the message that ends it, and why
 
     def init_agent(self, agent: Any) -> None:
         if self.guard.policy.mode == "off":
             return
         agent.add_hook(self._begin, BeforeInvocationEvent)
         agent.add_hook(self._finish, AfterInvocationEvent)
+        agent.add_hook(self._explain, AfterModelCallEvent)
         agent.add_middleware(InvokeModelStage, self._model)
         agent.add_middleware(ExecuteToolStage, self._tool)
 
@@ -113,6 +115,12 @@ class RunGuard(Controls, Plugin):
             run.pause(_waiting_calls(event.agent))
         else:
             run.end()
+
+    def _explain(self, event: AfterModelCallEvent) -> None:
+        """Put the reason of a stop into its message. Strands has replaced the metadata that the message came with."""
+        message, about = self._last_messages.pop(id(event.agent), (None, None))
+        if event.stop_response is not None and event.stop_response.message is message:
+            event.stop_response.message["metadata"]["custom"] = about
 
     def _run_of(self, context: Any) -> AgentRun | None:
         """Return the run of the agent that a middleware works for. Nodes of a graph share one state."""
@@ -156,6 +164,7 @@ class RunGuard(Controls, Plugin):
             "content": [{"text": words}],
             "metadata": {"custom": {METADATA_KEY: end.to_dict()}},
         }
+        self._last_messages[id(context.agent)] = message, message["metadata"]["custom"]
         return ModelStopReason(
             "end_turn", message, {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}, {"latencyMs": 0}
         )

@@ -206,24 +206,45 @@ class Trip:
 
 _MONEY: Final = ("spent_usd", "reserved_usd", "observed", "limit")
 
-_METADATA: Final = ("custom_metadata", "customMetadata", "response_metadata")  # of ADK, of its JSON, of LangChain
+# Where events, messages and answers keep data for programs: of ADK, of its JSON, of LangChain, of Pydantic AI and
+# Strands, of Agent Framework.
+_METADATA: Final = ("custom_metadata", "customMetadata", "response_metadata", "metadata", "additional_properties")
+_LAST: Final = ("messages", "message", "response")  # where results keep their last message
 
 
 def trip(event: Any) -> Trip | None:
-    """Return the trip that an event carries, or None.
+    """Return the trip that an event, a message or a result carries, or None.
 
-    Takes an ADK event, a message of LangChain, the JSON of either as a mapping, or the result of a LangChain agent,
-    whose last message counts.
+    Takes an ADK event, a message or a result of the other frameworks, and the JSON of an event or a message as a
+    mapping. The last message of a result counts.
     """
-    is_mapping = isinstance(event, Mapping)
-    if is_mapping and isinstance(messages := event.get("messages"), list) and messages:
-        return trip(messages[-1])
-    found = (event.get(key) if is_mapping else getattr(event, key, None) for key in _METADATA)
-    metadata = next((one for one in found if one), None)
-    data = metadata.get(METADATA_KEY) if isinstance(metadata, Mapping) else None
-    if not isinstance(data, Mapping) or data.get("v") != METADATA_VERSION:
+    return _trip_in(event, len(_LAST))
+
+
+def _trip_in(holder: Any, depth: int) -> Trip | None:
+    """Return the trip that is at most ``depth`` messages deep in an object or in a mapping."""
+    for name in _METADATA:
+        if isinstance(metadata := _part(holder, name), Mapping):
+            data = metadata.get(METADATA_KEY) or _part(metadata.get("custom"), METADATA_KEY)
+            if isinstance(data, Mapping) and data.get("v") == METADATA_VERSION:
+                return Trip.from_dict(data)
+    if isinstance(found := _part(_part(holder, METADATA_KEY), "trip"), Trip):  # a result of the OpenAI Agents SDK
+        return found
+    for name in _LAST if depth else ():
+        inner = _part(holder, name)
+        inner = inner[-1] if isinstance(inner, list) and inner else inner
+        if inner is not None and (found := _trip_in(inner, depth - 1)) is not None:
+            return found
+    return None
+
+
+def _part(holder: Any, name: str) -> Any:
+    if isinstance(holder, Mapping):
+        return holder.get(name)
+    try:
+        return getattr(holder, name, None)
+    except Exception:  # a result that has no last message
         return None
-    return Trip.from_dict(data)
 
 
 @dataclass(slots=True)

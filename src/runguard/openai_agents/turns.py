@@ -14,6 +14,7 @@ from agents.exceptions import ModelBehaviorError
 from runguard.calls.run import AgentRun, Spent, asked_of
 from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import ToolUse
+from runguard.core.decision import Trip
 from runguard.core.events import Outcome
 from runguard.openai_agents.answers import answer_in, call_in
 from runguard.providers.usage import fields
@@ -158,17 +159,23 @@ class Turn:
 
 
 class Bill:
-    """What a turn has cost, by guard. Results of the SDK carry it, and can be copied."""
+    """What a turn has cost, by guard, and what has stopped it. Results of the SDK carry it, and can be copied."""
 
-    def __init__(self, sums: "dict[int, Spent] | None" = None) -> None:
-        self._sums = sums or {}
+    def __init__(self, sums: "dict[int, Spent] | None" = None, trip: Trip | None = None) -> None:
+        self._sums, self._trip = sums or {}, trip
         self._runs: dict[int, AgentRun] = {}
 
     def __deepcopy__(self, memo: Any) -> "Bill":
-        return Bill(self._now())
+        return Bill(self._now(), self.trip)
 
     def __reduce__(self) -> Any:
-        return Bill, (self._now(),)
+        return Bill, (self._now(), self.trip)
+
+    @property
+    def trip(self) -> Trip | None:
+        """What has stopped the turn."""
+        stops = (stop for run in self._runs.values() if (stop := run.stopped) is not None)
+        return next(stops, self._trip)
 
     def add(self, guard: "AgentGuard", run: AgentRun) -> None:
         self._runs.setdefault(id(guard), run)
@@ -180,8 +187,8 @@ class Bill:
         return self._now().get(id(guard))
 
     def close(self) -> None:
-        """Keep the figures alone."""
-        self._sums, self._runs = self._now(), {}
+        """Keep the figures and the stop alone."""
+        self._sums, self._trip, self._runs = self._now(), self.trip, {}
 
 
 def call_id_of(item: Any) -> str:
