@@ -322,6 +322,42 @@ async def test_runs_at_once_with_the_same_id_are_guarded_each_by_its_own_user() 
     assert {user: guard.spend(f"user:/{user}")["calls"] for user in made} == {"ann": 3, "bob": 1}
 
 
+# ---- Agents beside the tools.
+
+
+@pytest.mark.parametrize("place", ["validator", "instructions"])
+@pytest.mark.parametrize("is_sync", [False, True], ids=["async", "sync"])
+async def test_an_agent_that_a_hook_starts_belongs_to_the_run(place: str, is_sync: bool) -> None:
+    guard, made = RunGuard(max_model_calls=6), {"worker": 0, "judge": 0}
+
+    def answers(name: str) -> FunctionModel:
+        def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+            made[name] += 1
+            return ModelResponse([TextPart("done")])
+
+        return FunctionModel(answer, model_name=MODEL)
+
+    judge: Agent[Any, str] = Agent(answers("judge"), capabilities=[guard])
+    agent: Agent[Any, str] = Agent(answers("worker"), capabilities=[guard], retries=20)
+
+    async def judged(*_: Any) -> str:
+        for _number in range(9):
+            await judge.run("is this fine?")
+        return "yes"
+
+    if place == "validator":
+        agent.output_validator(judged)
+    else:
+        agent.instructions(judged)
+    if is_sync:
+        await asyncio.to_thread(agent.run_sync, "x")
+    else:
+        await agent.run("x")
+    assert sum(made.values()) == 6
+    assert [trip.rule for trip in guard.trips] == ["model_calls"]
+    assert not guard.guard.runs
+
+
 # ---- The bill of one run.
 
 

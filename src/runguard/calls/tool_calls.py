@@ -9,7 +9,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -92,9 +92,10 @@ class InsideTool:
         self._owners = OWNERS.set((*OWNERS.get(), *self._held)) if self._held else None
 
     def __exit__(self, *_: object) -> None:
-        SURROUNDINGS.reset(self._token)
-        if self._owners is not None:
-            OWNERS.reset(self._owners)
+        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+            SURROUNDINGS.reset(self._token)
+            if self._owners is not None:
+                OWNERS.reset(self._owners)
 
 
 def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
@@ -317,6 +318,10 @@ class RunTools:
         """Return the context manager in which the tool must run, so that agents that it starts join this run."""
         held: tuple[Charge, ...] = self._guard.faults.attempt("adapter", self._held, use) or ()
         return InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all), held)
+
+    def around(self, name: str) -> InsideTool:
+        """Return the context manager for code of the agent that is no tool: agents that it starts join this run."""
+        return InsideTool(Place(self._layers, f"{name}#{next(batches)}", self._depth + 1, self._ending.all), ())
 
     def _held(self, use: ToolUse) -> tuple[Charge, ...]:
         held = []

@@ -16,7 +16,7 @@ from agents.models.interface import Model
 from agents.models.multi_provider import MultiProvider
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
 
-from runguard.calls.tool_calls import ToolUse, batches, current_place
+from runguard.calls.tool_calls import current_place
 from runguard.openai_agents.models import guarded_model, guarded_provider
 from runguard.openai_agents.sharing import sharing
 from runguard.openai_agents.turns import TURN, Turn, pending_of
@@ -97,7 +97,7 @@ def _around(agent: Any) -> Any:
     run = outer.around() if outer is not None and outer.is_here else None
     if run is None:
         return nullcontext()
-    return run.tools.inside(ToolUse(f"#{next(batches)}", str(getattr(agent, "name", ""))))
+    return run.tools.around(str(getattr(agent, "name", "")))
 
 
 def _guarded(agent: Any, given: Any) -> Any:

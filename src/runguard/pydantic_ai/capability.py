@@ -158,6 +158,19 @@ class RunGuard(Controls, AbstractCapability[Any]):
                 del self._turns[_key(ctx)]
             run.end()
 
+    @property
+    def has_wrap_node_run(self) -> bool:
+        """Older versions warn of this hook where a program iterates over the nodes. It need not run there."""
+        return False
+
+    async def wrap_node_run(self, ctx: RunContext[Any], *, node: Any, handler: Any) -> Any:
+        """Let agents that instructions, validators and other hooks start join the run."""
+        turn = self._turn(ctx)
+        if turn is None:
+            return await handler(node)
+        with turn.run.tools.around(turn.run.agent):
+            return await handler(node)
+
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     async def wrap_model_request(
