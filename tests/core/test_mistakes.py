@@ -38,6 +38,7 @@ def test_right_arguments_make_the_object() -> None:
     ("make", "message"),
     [
         (lambda: Plain(1, windw="1h"), "Plain.windw: no such setting; did you mean 'window'?"),  # type: ignore[call-arg]
+        (lambda: Plain(1, win="1h"), "Plain.win: no such setting; did you mean 'window'?"),  # type: ignore[call-arg]
         (lambda: Plain(1, xyz=1), "Plain.xyz: no such setting; known: limit, window"),  # type: ignore[call-arg]
         (lambda: Plain(1, "1h"), "Plain takes 1 settings without a name; write Plain(limit=…)"),  # type: ignore[call-arg]
         (lambda: Plain(), "Plain.limit: missing"),  # type: ignore[call-arg]

@@ -132,7 +132,13 @@ def test_the_exit_code_says_what_a_shell_would_say(tmp_path: Path) -> None:
     assert run().returncode == 2
     assert run("--upstream", "cohere=http://127.0.0.1:1", "--", "true").returncode == 2
     assert run("--upstream", "openai=ftp://127.0.0.1", "--", "true").returncode == 2
-    assert run("--max-usd", "-1", "--", "true").returncode == 2
+    for amount, problem in {
+        "-1": "must be greater than 0",
+        "two": "must be a number of dollars greater than 0",
+    }.items():
+        refused = run("--max-usd", amount, "--", "true")
+        assert refused.returncode == 2
+        assert f"--max-usd {amount}: {problem}" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

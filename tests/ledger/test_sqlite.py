@@ -88,6 +88,14 @@ def test_a_missing_folder_is_named_and_not_created(tmp_path: Path) -> None:
     assert not missing.exists()
 
 
+def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
+    guard = Guard(Policy.validated({"store": f"sqlite:///{tmp_path}"}, ""))
+    with pytest.raises(
+        PolicyError, match=f"{tmp_path}: is a directory; name a file in it, such as sqlite:///{tmp_path}/"
+    ):
+        guard.check_store()
+
+
 def test_sqlite_reads_its_address_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert SqliteStore("sqlite:///a%20b/c.db").path == tmp_path / "a b" / "c.db"

@@ -276,9 +276,8 @@ def test_a_policy_file_that_cannot_be_one_is_told_and_not_passed_over(folder: Pa
     """
     path = folder / "runguard.toml"
     path.mkdir() if as_what == "folder" else path.symlink_to(folder / "nowhere")
-    with pytest.raises(
-        PolicyError, match="Is a directory" if as_what == "folder" else "no such policy file: it is a link to nothing"
-    ):
+    what = {"folder": "is a folder, not a policy file", "link": "no such policy file: it is a link to nothing"}
+    with pytest.raises(PolicyError, match=what[as_what]):
         Policy.build()
 
 

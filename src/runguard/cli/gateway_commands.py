@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.main import Command, CommandError, Size, fail, json_option, policy_option, print_json
+from runguard.cli.main import Command, CommandError, Size, check_dollars, fail, json_option, policy_option, print_json
 
 if TYPE_CHECKING:
     import socket
@@ -158,6 +158,7 @@ def run_command(
         if demo:
             program = (sys.executable, "-m", "runguard.gateway.demo")
             given = {**given, "openai": open_until_end.enter_context(_scripted())}
+        check_dollars("--max-usd", max_usd)
         amounts = {"usd": max_usd, "tokens": max_tokens, "calls": max_calls}
         more: dict[str, Any] = {}
         if any(amount is not None for amount in amounts.values()):

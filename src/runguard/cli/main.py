@@ -146,6 +146,25 @@ class CommandError(RuntimeError):
     """Invalid input, or something cannot be reached: one message, exit code 2."""
 
 
+def check_dollars(option: str, usd: str | None) -> None:
+    """Check the amount of an option here, because the policy's message would name a setting."""
+    from decimal import Decimal, InvalidOperation
+
+    from runguard.core.money import to_nano
+
+    if usd is None:
+        return
+    try:
+        is_more = Decimal(usd).is_finite() and Decimal(usd) > 0
+    except InvalidOperation:
+        is_more = False
+    if not is_more and usd.strip().startswith("-"):
+        raise CommandError(f"{option} {usd}: must be greater than 0")
+    if not is_more:
+        raise CommandError(f"{option} {usd}: must be a number of dollars greater than 0, such as 2.50")
+    to_nano(usd, option)
+
+
 class Command(click.Command):
     """A command whose errors end with a message and exit code 2; with ``--json`` as ``{"ok": false, "error": ...}``."""
 

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.main import Command, CommandError, CommandGroup, Since, fail, json_option, print_json, store_option
+from runguard.cli.main import (
+    Command,
+    CommandError,
+    CommandGroup,
+    Since,
+    check_dollars,
+    fail,
+    json_option,
+    print_json,
+    store_option,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -653,7 +663,7 @@ def extend_command(
 
     if usd is None and tokens is None and calls is None:
         raise CommandError("nothing to add: pass --usd, --tokens or --calls")
-    _check_dollars(usd)
+    check_dollars("--usd", usd)
     view, policy = look_at(store)
     guard = desk(policy)
     try:
@@ -676,25 +686,6 @@ def extend_command(
     print_table(console(), budget_table(printable(rows), view.now()))
     for note in printable(notes):
         click.echo(f"note: {note}")
-
-
-def _check_dollars(usd: str | None) -> None:
-    """Check the amount here, because the policy's message would speak of a limit."""
-    from decimal import Decimal, InvalidOperation
-
-    from runguard.core.money import to_nano
-
-    if usd is None:
-        return
-    try:
-        is_more = Decimal(usd).is_finite() and Decimal(usd) > 0
-    except InvalidOperation:
-        is_more = False
-    if not is_more and usd.strip().startswith("-"):
-        raise CommandError(f"--usd {usd}: must be greater than 0")
-    if not is_more:
-        raise CommandError(f"--usd {usd}: must be a number of dollars greater than 0, such as 2.50")
-    to_nano(usd, "--usd")
 
 
 # ---- ``runguard store``: show the id of a store, accept a replaced one, repair it, delete what is old

@@ -180,10 +180,11 @@ _BY_RULE: dict[str, type[RunStoppedError]] = {
 # ---- Mistakes in settings: the known name that is nearest to a wrong one, and one kind of error for all of them.
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.5, shown: int | None = None) -> str:
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, shown: int | None = None) -> str:
     """Return the hint after an unknown name: the nearest known name, or the first ``shown`` names (None: all)."""
     known = list(known)
-    close = get_close_matches(name, known, n=1, cutoff=cutoff)
+    longer = [one for one in known if one.startswith(name)]
+    close = longer if len(longer) == 1 else get_close_matches(name, known, n=1, cutoff=cutoff)
     if close:
         return f"did you mean '{close[0]}'?"
     if shown == 0:

@@ -594,7 +594,7 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
     if denied.stop is not None:
         return finding_of_stop(denied.stop)
     if denied.outage:
-        resume = "the next user message tries again; on_outage='open' goes on without the store and books later"
+        resume = "bring the store back: the next message tries again. on_outage='open' goes on and books later"
         money = Money("run", f"store {ledger}", None, None, resume=resume)
         return Finding(
             "guard_error",

@@ -162,6 +162,8 @@ def store_error_of(path: Path, error: Exception) -> StoreError | StoreOutage:
     if isinstance(error, OSError) or name.startswith(
         ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")
     ):
+        if path.is_dir():
+            return StoreDeniedError(f"{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}")
         return StoreDeniedError(f"{path}: {error}; check that the file and its folder can be written")
     return StoreError(f"{path}: {error}")
 
