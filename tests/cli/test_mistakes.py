@@ -1,5 +1,7 @@
 """A mistake of the user, or a store that is away: one readable message, exit code 2, never a traceback."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +73,40 @@ def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, messa
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert message in ran.stderr
     assert "runguard.toml" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "--store", "sqlite:///locked/guard.db"],
+        ["init", "locked/runguard.toml"],
+        ["doctor", "--store", "sqlite:///locked/guard.db"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_folder_that_may_not_be_entered_is_no_traceback(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(path: Path, **_: bool) -> os.stat_result:
+        if "locked" in path.parts:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return os.stat(path)  # noqa: PTH116 - Path.stat is replaced
+
+    monkeypatch.setattr(Path, "stat", locked)
+    ran = runguard(*command)
+    assert (ran.exit_code, ran.stdout) == (2, "")
+    assert "locked" in ran.stderr
+    assert "Permission denied" in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_a_folder_of_recordings_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def locked(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (tmp_path / "runs").mkdir()
+    monkeypatch.setattr(Path, "iterdir", locked)
+    monkeypatch.setattr(Path, "rglob", lambda *_: [])  # it is silent about a folder that it may not read
+    ran = runguard("replay", "runs")
+    assert (ran.exit_code, ran.stderr) == (2, "runs: cannot be read: Permission denied\n")
 
 
 def test_a_policy_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,10 @@ class Command(click.Command):
             if not isinstance(error, CommandError | RunGuardError):
                 raise
             fail(ctx, str(error))
+        except PermissionError as error:
+            if error.filename is None:
+                raise
+            fail(ctx, f"{error.filename}: {error.strerror}; check the permissions of the file and of its folders")
 
 
 class CommandGroup(Command, click.Group):

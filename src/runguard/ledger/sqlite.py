@@ -162,7 +162,7 @@ def store_error_of(path: Path, error: Exception) -> StoreError | StoreOutage:
     if isinstance(error, OSError) or name.startswith(
         ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")
     ):
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - Path.is_dir raises where the folder around may not be searched
             return StoreDeniedError(f"{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}")
         return StoreDeniedError(f"{path}: {error}; check that the file and its folder can be written")
     return StoreError(f"{path}: {error}")

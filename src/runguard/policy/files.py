@@ -90,7 +90,7 @@ def load_policy_file(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise PolicyError(f"{path}: cannot be read: {error}; save it as UTF-8") from None
     except OSError as error:
-        if path.is_dir():
+        if isinstance(error, IsADirectoryError):
             raise PolicyError(f"{path}: is a folder, not a policy file; remove it, or name the file") from None
         raise PolicyError(f"{path}: cannot be read: {error.strerror}; check its permissions") from None
     except tomllib.TOMLDecodeError as error:

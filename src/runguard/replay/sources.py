@@ -124,6 +124,7 @@ def _sources(given: str) -> list[Source]:
         return [_of_url(given, scheme.partition("+")[0], rest)]
     path = Path(given)
     if path.is_dir():
+        next(path.iterdir(), None)  # rglob is silent about a folder that it may not read
         files = sorted(file for file in path.rglob("*") if file.is_file() and file.name.lower().endswith(_SUFFIXES))
         found = [source for file in files if (source := _of_file_in_folder(file)) is not None]
         if not found:
