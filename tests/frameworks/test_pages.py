@@ -36,6 +36,14 @@ def test_snippet_runs(code: str, tmp_path: Path) -> None:
         assert shown in done.stdout.splitlines()
 
 
+@pytest.mark.parametrize("code", BLOCKS)
+def test_a_snippet_needs_only_what_its_install_line_brings(code: str) -> None:
+    """The environment of the tests has every framework, and so packages that a user does not have."""
+    named = set(re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE))
+    brought = {"runguard", "agents", "openai", "langchain", "langchain_core", "langgraph", "pydantic_ai", "strands"}
+    assert named <= brought | {"agent_framework"} | sys.stdlib_module_names
+
+
 @pytest.mark.skipif(bool(MISSING), reason="the oldest supported frameworks do not have all columns")
 def test_the_table_is_up_to_date() -> None:
     script = ROOT / "docs" / "write_matrix.py"
