@@ -43,3 +43,14 @@ def test_what_a_user_may_not_ask_is_not_guessed(rights: tuple[str, ...], state: 
         raw.close()
         line = store_line(url.replace("redis://", "redis://few:pw@"))
     assert line["state"] == state
+
+
+def test_a_server_that_wants_a_password_need_not_be_started() -> None:
+    with valkey() as url:
+        raw: Any = redis.Redis.from_url(url)
+        raw.config_set("requirepass", "s3cret")
+        raw.close()
+        line = store_line(url)
+    assert line["state"] == "problem"
+    assert "wants another user name or password" in line["found"]
+    assert line["do"] == "correct the store's URL or its rights"

@@ -34,6 +34,7 @@ from runguard.cli.screens import (
     seen_models,
 )
 from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
+from runguard.ledger.ledger import StoreDeniedError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy.files import find_policy_file
@@ -359,6 +360,8 @@ def store_line(policy: Policy) -> CheckResult:
         view.close()
     except CommandError as error:
         return CheckResult("store", "problem", str(error), "name a file")
+    except StoreDeniedError as error:  # no run can begin, whatever on_outage says
+        return CheckResult("store", "problem", str(error), "correct the store's URL or its rights")
     except RunGuardError as error:
         until = {"open": "RunGuard allows calls and books them later", "closed": "RunGuard allows no paid call"}[
             policy.on_outage

@@ -73,7 +73,10 @@ def store_error_of(error: Exception, name: str, prefix: str) -> RunGuardError:
         | exceptions.AuthorizationError
         | exceptions.AuthenticationWrongNumberOfArgsError,
     ) or (isinstance(error, exceptions.ResponseError) and _DENIED.search(text)):
-        return StoreDeniedError(f"{name}: the server refuses the user name or password of the URL, or wants one")
+        return StoreDeniedError(
+            f"{name}: the server wants another user name or password; write redis://:password@host or "
+            "redis://user:password@host, with %40 for an @"
+        )
     if isinstance(error, exceptions.NoPermissionError) or _NO_RIGHT.search(text):
         return StoreDeniedError(
             f"{name}: {text}; this user needs the keys ~{prefix}* and +@read +@write +@scripting +info"

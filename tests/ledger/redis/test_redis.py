@@ -399,7 +399,9 @@ def test_a_wrong_password_is_denied_and_not_told(own_server: Valkey, user: str) 
     with redis.Redis.from_url(own_server.url) as raw:
         raw.config_set("requirepass", "s3cret")
     place = own_server.url.partition("://")[2]
-    with pytest.raises(StoreDeniedError, match="refuses the user name or password") as error:
+    with pytest.raises(
+        StoreDeniedError, match="wants another user name or password; write redis://:password@host"
+    ) as error:
         RedisStore(f"redis://{user}{place}").connect(5)
     assert "wr0ng" not in str(error.value) + repr(error.value.__cause__)
     RedisStore(f"redis://:s3cret@{place}").connect(5).close()
