@@ -166,8 +166,12 @@ def test_extending_in_words(file_store: str) -> None:
 
 def test_a_scope_without_spend_is_extended_by_the_policy_file(file_store: str) -> None:
     Path("runguard.toml").write_text(f'store = "{file_store}"\n[[budgets]]\nusd = 5\nper = "user"\nwindow = "1d"\n')
-    (row,) = told("extend", "user:docs/newcomer", "--usd", "2")["budgets"]
+    answer = told("extend", "user:docs/alcie", "--usd", "2")
+    (row,) = answer["budgets"]
     assert (row["limit"], row["granted"], row["spent"]) == ("5", "2", "0")
+    (note,) = answer["notes"]
+    assert note.endswith("no active run of user:docs/alcie; did you mean 'user:docs/alice'?"), "it may be mistyped"
+    assert told("extend", "user:docs/alcie", "--usd", "2")["notes"] == [], "now it is known"
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,11 @@ def test_status_of_a_scope_tells_what_was_spent_in_it(filled: str, scope: str, c
     assert (f"spent in {scope} since" in said) is filtered
 
 
+def test_status_of_a_scope_that_cannot_be(filled: str) -> None:
+    ran = runguard("status", "--store", filled, "--scope", "usr:docs/alice")
+    assert (ran.exit_code, ran.stderr) == (2, "--scope usr:docs/alice: no such scope; did you mean 'user'?\n")
+
+
 def test_trips_are_listed_newest_first_and_shadow_ones_are_marked(filled: str) -> None:
     ran = told("trips", "--store", filled)
     assert [(trip["rule"], trip["user_id"], trip["shadow"]) for trip in ran["trips"]] == [
@@ -172,7 +177,8 @@ def test_an_empty_store_says_so(file_store: str, tmp_path: Any) -> None:
     assert "no budget beyond single runs" in runguard("status", "--store", empty).stdout
     assert "no trip yet" in runguard("trips", "--store", empty).stdout
     assert (
-        "no scope of a budget starts with usr:;" in runguard("status", "--store", file_store, "--scope", "usr:").stdout
+        "no scope of a budget starts with user:x;"
+        in runguard("status", "--store", file_store, "--scope", "user:x").stdout
     )
     assert "no trip yet" in runguard("trips", "show", "last", "--store", empty).stderr
 

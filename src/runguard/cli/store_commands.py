@@ -79,8 +79,13 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
     cannot be read.
     """
     from runguard.cli.screens import look_at, print_status
+    from runguard.core.errors import nearest
+    from runguard.core.money import KINDS
     from runguard.view.story import plain
 
+    kind = scope.partition(":")[0].partition("+")[0]
+    if not any(known.startswith(kind) for known in KINDS):
+        raise CommandError(f"--scope {scope}: no such scope; {nearest(kind, KINDS)}")
     view, policy = look_at(store)
     state = _gather(view, scope, by, since)
     limits = _rate_limits(policy)
@@ -665,6 +670,7 @@ def extend_command(
         raise CommandError("nothing to add: pass --usd, --tokens or --calls")
     check_dollars("--usd", usd)
     view, policy = look_at(store)
+    known = known_scopes(view)
     guard = desk(policy)
     try:
         moved = {
@@ -676,8 +682,10 @@ def extend_command(
             raise CommandError(
                 f"{scope}: its budgets limit {' and '.join(units)}; pass --{' or --'.join(units)}"
             ) from None
-        raise CommandError(f"{scope}: no budget of that scope; {near(scope, known_scopes(view))}") from None
+        raise CommandError(f"{scope}: no budget of that scope; {near(scope, known)}") from None
     notes = tell_alerts(guard)
+    if scope not in known and not scope.startswith("run:"):  # a run that has ended may go on
+        notes.append(f"until now the store had no budget and no active run of {scope}; {near(scope, known)}")
     rows = [row for row in view.budgets(ended_runs=True) if (row.scope, row.window, row.unit) in moved]
     if as_json:
         print_json({"ok": True, "scope": scope, "budgets": plain(rows), "store": view.name, "notes": notes})
