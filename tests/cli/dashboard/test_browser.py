@@ -118,6 +118,7 @@ def test_runs_stops_and_figures_appear_without_a_reload(store: str, served: Serv
     page.evaluate("window.stayed = true")
     healthy(plugin, user_id="bob", app_name="docs")
     wait_for(page, "#budgets .scope", "user:docs/bob")
+    wait_for(page, "#budgets .more", "per day, resets in")
     assert not page.is_visible("#empty")
     wait_for(page, "#totals td", "docs")
     with Alive(plugin, user_id="carol", app_name="support"):

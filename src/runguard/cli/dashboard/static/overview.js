@@ -2,7 +2,7 @@
 import { Bars } from "./chart.js";
 import { find, keep, make, name, note, say, show, table } from "./dom.js";
 import { Live } from "./live.js";
-import { ago, amount, briefly, counted, lasted, moment, ruleWords, tick, usd } from "./words.js";
+import { ago, amount, briefly, counted, lasted, moment, ruleWords, tick, usd, windowWords } from "./words.js";
 
 const CHOICES = {
   by: { app: "app", agent: "agent", model: "model", user: "user", tool: "tool" },
@@ -131,7 +131,7 @@ function showBudgets({ budgets, budgets_left_out, now }) {
       Number(row.reserved) ? `${amount(row.unit, row.reserved)} reserved` : "",
       Number(row.granted) ? `${amount(row.unit, row.granted)} granted on top` : "",
       Number(row.overrun) ? `${amount(row.unit, row.overrun)} overrun` : "",
-      row.window ? `per ${row.window}${row.ends ? `, resets in ${lasted(Math.max(row.ends - now, 0))}` : ""}` : "",
+      row.window ? `per ${windowWords(row.window)}${row.ends ? `, resets in ${lasted(Math.max(row.ends - now, 0))}` : ""}` : "",
       isFull ? "" : budgetForecast(row.forecast, now),
     ].filter(Boolean).join(" · "));
     const badge = line.querySelector(".badge");

@@ -27,6 +27,13 @@ export function lasted(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
+const WINDOWS = { s: "second", m: "minute", h: "hour", d: "day", w: "week" };
+
+export function windowWords(window) {
+  const [, number, unit] = /^(\d+)([smhdw])$/.exec(window) ?? [];
+  return number === "1" ? WINDOWS[unit] : number ? `${number} ${WINDOWS[unit]}s` : window;
+}
+
 export const sentence = (text) => (text ? text[0].toUpperCase() + text.slice(1) : "");
 
 export const ago = (at, now) => (at === null || at === undefined ? "" : now - at < 5 ? "just now" : `${lasted(Math.round(now - at))} ago`);
