@@ -137,6 +137,7 @@ def test_a_source_in_which_nothing_can_be_read_is_an_error(tmp_path: Path, conte
     done = replay(runs, "--html", tmp_path / "page.html")
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith(message)
+    assert done.stderr.endswith("`runguard replay --help` names what can be read\n") is bool(content.strip())
     assert not (tmp_path / "page.html").exists()
     answer = json.loads(replay(runs, "--json").stdout)
     assert (answer["ok"], answer["error"].startswith(message)) == (False, True)

@@ -115,7 +115,10 @@ def nothing_read(sources: list[Source], faults: Faults) -> UnreadableError:
     if not faults.count:
         return UnreadableError(f"{names_of(sources)}: contains no run")
     skipped = f"{faults.count} record{'s' * (faults.count != 1)} skipped"
-    return UnreadableError(f"{names_of(sources)}: no run could be read, {skipped}; the first: {faults.first[0]}")
+    return UnreadableError(
+        f"{names_of(sources)}: no run could be read, {skipped}; the first: {faults.first[0]}. "
+        "`runguard replay --help` names what can be read"
+    )
 
 
 def _sources(given: str) -> list[Source]:
