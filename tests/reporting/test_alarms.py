@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import runguard
-from runguard import Budget, BudgetExceededError, RunStoppedError, guard, run
+from runguard import Budget, BudgetExceededError, RunStoppedError, UnpricedModelError, guard, run
 from runguard.alerts import Alert
 from runguard.calls.function_calls import Caller
 from runguard.calls.functions import _settings
@@ -135,6 +135,19 @@ def test_an_alert_about_a_store_in_memory_names_no_command_that_cannot_work() ->
     settled(call)
     (told,) = heard.of(*TRIPS)
     assert "trips show" not in told.text
+
+
+def test_a_stop_whose_numbers_say_nothing_is_told_in_words() -> None:
+    heard = Heard()
+    call = guard(
+        lambda model: {"input_tokens": 1, "output_tokens": 1}, budget={"max_usd": 1}, alerts=heard, name="clerk"
+    )
+    call(model="nobody-sells-this")
+    with pytest.raises(UnpricedModelError):
+        call(model="nobody-sells-this")
+    settled(call)
+    (told,) = heard.of(*TRIPS)
+    assert told.text == "RunGuard stopped clerk: unpriced, the price of a call is not known"
 
 
 def test_workers_that_share_a_store_tell_it_once(tmp_path: Path) -> None:

@@ -610,6 +610,12 @@ class Breakers:
 _HOUR: Final = 3_600.0
 _DAY: Final = 86_400.0
 _LONGEST: Final = 30 * _DAY
+# What is told of a stop whose numbers say nothing
+_UNCOUNTED: Final = {
+    "unpriced": "the price of a call is not known",
+    "guard_error": "a call could not be checked",
+    "policy_error": "the policy cannot be read",
+}
 
 
 class Alarms:
@@ -646,10 +652,8 @@ class Alarms:
         who = f"{where} of user {trip.user_id}" if trip.user_id else where
         who = f"{who} on {trip.model}" if trip.model else who
         money = finding.money
-        text = (
-            f"RunGuard {verb} {who}: {trip.rule}, {_amount(trip.unit, trip.observed)}, "
-            f"limit {_figure(trip.unit, trip.limit)}"
-        )
+        counted = f"{_amount(trip.unit, trip.observed)}, limit {_figure(trip.unit, trip.limit)}"
+        text = f"RunGuard {verb} {who}: {trip.rule}, {_UNCOUNTED.get(trip.rule, counted)}"
         key, period = f"{trip.rule} {trip.app} {where} {trip.tool or ''} {int(trip.at // _HOUR)}", _HOUR
         repeated: Callable[[Alert], None] | None = self._repeated.add
         if money is not None and trip.rule == "budget":
