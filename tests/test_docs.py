@@ -82,7 +82,10 @@ def test_snippets_import_the_modules_that_they_name() -> None:
 
 
 @pytest.mark.parametrize("text", snippets("toml"))
-def test_policy_snippet_is_valid(text: str) -> None:
+def test_policy_snippet_is_valid(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in re.findall(r'"env:(\w+)"', text):
+        secret = "https://hooks.slack.com/services/T000/B000/xxxx" if name == "SLACK_WEBHOOK" else "0" * 32
+        monkeypatch.setenv(name, secret)
     Policy.validated(tomllib.loads(text), "docs")
 
 
