@@ -160,7 +160,7 @@ def test_an_app_by_module_and_attribute(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir("agents")
     found = lines("--app", "an_app_by_name.agent:app")
     assert (found["plugins"]["state"], found["policy"]["state"]) == ("ok", "warning")
-    assert "of the app's plugin; mode shadow, which decides and records but stops nothing" in found["policy"]["found"]
+    assert "of the app's guard; mode shadow, which decides and records but stops nothing" in found["policy"]["found"]
     assert found["prices"]["found"] == "known for gemini-2.5-flash, claude-sonnet-4-5", (
         "those of agents called as tools, too"
     )

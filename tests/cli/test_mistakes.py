@@ -218,7 +218,8 @@ main({arguments}, prog_name="runguard")
 @pytest.mark.parametrize(
     ("missing", "arguments", "message"),
     [
-        ("google.adk", ["doctor", "--app", str(ADK_APP)], "cannot be checked: runguard.adk needs google-adk"),
+        ("google.adk", ["doctor", "--app", str(ADK_APP)], "google-adk is not installed, or too old"),
+        ("google.adk", ["doctor", "--app", "json:dumps"], "json:dumps is a function; it must be an App, a Runner or"),
         ("google.adk", ["demo"], "runguard demo needs google-adk 2.3 or newer"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],

@@ -329,7 +329,7 @@ def _shadows(origin: Path) -> list[Path]:
 def policy_line(policy: Policy, *, of_app: bool) -> CheckResult:
     path = find_policy_file()
     source = (
-        "of the app's plugin"
+        "of the app's guard"
         if of_app
         else str(path)
         if path is not None
@@ -491,16 +491,27 @@ def load_application(target: str, loader: Callable[[], Any]) -> Application:
         agents = [root, *others] if root is not None else others
         names = list(dict.fromkeys(model_names(agents)))
         return Application(agent_lines(target, root, others), policy_of(agents), names)
-    return _adk_missing(target) or _adk_application(target, loaded)
+    if _adk_missing(target) is not None:  # then it cannot be an app of ADK
+        return _no_app(target, loaded)
+    return _adk_application(target, loaded)
 
 
 def _adk_missing(target: str) -> Application | None:
     try:
         import runguard.adk.plugin  # noqa: F401
-    except ImportError as error:
-        found = f"{target} cannot be checked: {error}"
-        return Application([CheckResult("app", "problem", found, "pip install -U 'runguard-agents[adk]'")])
+    except ImportError:
+        found = f"{target}: a folder or file is loaded as an app of ADK, and google-adk is not installed, or too old"
+        do = "name an agent of another framework as module:attribute, or pip install -U 'runguard-agents[adk]'"
+        return Application([CheckResult("app", "problem", found, do)])
     return None
+
+
+def _no_app(target: str, loaded: Any) -> Application:
+    found = (
+        f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent of ADK, or an agent of "
+        "LangChain, the OpenAI Agents SDK, Pydantic AI, Strands or Microsoft Agent Framework"
+    )
+    return Application([CheckResult("app", "problem", found, "name another attribute")])
 
 
 def _adk_application(target: str, loaded: Any) -> Application:
@@ -509,11 +520,7 @@ def _adk_application(target: str, loaded: Any) -> Application:
 
     plugins = _plugins(loaded)
     if plugins is None:
-        found = (
-            f"{target} is a {type(loaded).__name__}; it must be an App, a Runner or an agent of ADK, or an agent of "
-            "LangChain, the OpenAI Agents SDK, Pydantic AI, Strands or Microsoft Agent Framework"
-        )
-        return Application([CheckResult("app", "problem", found, "name another attribute")])
+        return _no_app(target, loaded)
     models = list(_models(loaded, set()))
     own = next((plugin for plugin in plugins if isinstance(plugin, RunGuardPlugin)), None)
     guard = own or IN_USE.installed
@@ -796,7 +803,7 @@ def _examined(one: Any, ends: list[Any]) -> FoundAgent | None:
 
 
 def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
-    do = "give the agent the same RunGuardMiddleware, or wrap the chat model of a graph in GuardedChatModel"
+    do = "give each agent one RunGuardMiddleware, the same for all, or wrap a graph's chat model in GuardedChatModel"
     name = str(getattr(graph, "name", ""))
     found = FoundAgent("" if name == _UNNAMED else name, "LangChain", do)
     own, guarded_model = _class("runguard.langchain.middleware", "RunGuardMiddleware"), _guarded_model()
@@ -853,7 +860,7 @@ def _openai(agent: Any, ends: list[Any]) -> FoundAgent:
 
 
 def _pydantic(agent: Any, ends: list[Any]) -> FoundAgent:
-    do = "give the agent the same capability: Agent(..., capabilities=[guard])"
+    do = "give each agent one RunGuard, the same for all: Agent(..., capabilities=[guard])"
     while (inner := getattr(agent, "wrapped", None)) is not None:
         agent = inner
     found = FoundAgent(str(agent.name or ""), "Pydantic AI", do)
