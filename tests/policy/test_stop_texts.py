@@ -1,5 +1,6 @@
 """What the end user reads after a stop: one text, texts by rule, or a function of the trip."""
 
+import ast
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from google.adk.agents import LlmAgent
 import runguard
 from runguard import Budget, PolicyError, Trip
 from runguard.adk import RunGuardPlugin
+from runguard.core.decision import STOPPING_RULES
 from runguard.policy import Policy
+from runguard.policy.settings import RULES
 from runguard.testing import ScriptedModel, call, run
 
 PRICED: dict[str, Any] = {"prices": {"scripted-1": {"input": 0, "output": 100}}}
@@ -74,3 +77,24 @@ def test_mistakes() -> None:
         with pytest.raises(PolicyError, match="stop_text"):
             Policy.validated({"stop_text": wrong}, "keywords")
     assert Policy.validated({"stop_text": lambda trip: ""}, "keywords").digest
+
+
+def test_a_mistyped_rule_is_no_text_that_nobody_reads() -> None:
+    with pytest.raises(PolicyError, match=r"stop_text.*no such rule: 'bugdet'; did you mean 'budget'\?"):
+        Policy.validated({"stop_text": {"bugdet": "Sorry."}}, "keywords")
+    Policy.validated({"stop_text": dict.fromkeys((*STOPPING_RULES, "default"), "Sorry.")}, "keywords")
+
+
+def _names(node: ast.expr) -> list[object]:
+    if isinstance(node, ast.IfExp):
+        return _names(node.body) + _names(node.orelse)
+    return [node.value] if isinstance(node, ast.Constant) and node.value else []
+
+
+def test_every_rule_that_can_be_found_may_have_a_text() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(runguard.__file__).parent.rglob("*.py")]
+    calls = [node for source in sources for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "Finding" and call.args]
+    found = {rule for call in made for rule in _names(call.args[0])}
+    assert found | set(RULES) <= set(STOPPING_RULES)
+    assert len(found) > 20

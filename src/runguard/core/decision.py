@@ -410,6 +410,22 @@ _STOP_TEXTS: Final[dict[str, str]] = {
     "guard_error": "I stopped because a safety check could not be made.",
 }
 _STOP_TEXT: Final = "I stopped because this request reached a safety limit."
+# What a stop may be by: the keys of ``stop_text``.
+STOPPING_RULES: Final = (
+    *_STOP_TEXTS,
+    "breaker",
+    "budget",
+    "depth",
+    "empty",
+    "model_calls",
+    "once",
+    "once_unsure",
+    "result_size",
+    "stopped",
+    "tool_calls",
+    "tool_limit",
+    "unpriced",
+)
 
 
 def text_for_model(finding: Finding, others: Sequence[str] = (), *, withheld: bool = False) -> str:

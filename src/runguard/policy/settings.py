@@ -28,7 +28,7 @@ from pydantic import (
 
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.background import off_loop
-from runguard.core.decision import Rungs, Trip
+from runguard.core.decision import STOPPING_RULES, Rungs, Trip
 from runguard.core.errors import PolicyError, nearest
 from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
 from runguard.ledger.memory import check_store
@@ -508,6 +508,9 @@ class PolicyFile(SettingsModel):
             raise ValueError(
                 "give a text, texts by rule such as {'budget': '…', 'default': '…'}, or a function of the trip"
             )
+        names = (*STOPPING_RULES, "default")
+        if isinstance(given, Mapping) and (unknown := [str(name) for name in given if name not in names]):
+            raise ValueError(f"no such rule: '{unknown[0]}'; {nearest(unknown[0], names)}")
         return given
 
     @field_validator("prices_source")
