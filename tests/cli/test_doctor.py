@@ -152,6 +152,21 @@ def test_is_the_app_guarded_and_does_the_guard_stand_first(more: str, state: str
     assert bool(line["do"]) == (state != "ok")
 
 
+@pytest.mark.parametrize(
+    ("rule", "hint"),
+    [
+        ("helpr", "tools.helpr: the app has no such tool; did you mean 'helper'?"),
+        ("helper", ""),
+        ("help*", ""),
+        ("pay", ""),
+    ],
+)
+def test_a_mistyped_tool_rule_gets_a_warning(rule: str, hint: str) -> None:
+    """A rule for another app of the same policy gets none."""
+    app = agent(f"package.install(tools={{{rule!r}: {{'once': True}}}})".replace("package", "runguard"))
+    assert lines("--app", app).get("tools", {"found": ""})["found"] == hint
+
+
 def test_an_app_by_module_and_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
     agent(
         "app = App(name='an_app', root_agent=root_agent, plugins=[RunGuardPlugin(mode='shadow', max_usd=1)])",

@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from importlib import import_module, metadata
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -33,7 +34,7 @@ from runguard.cli.screens import (
     price_of,
     seen_models,
 )
-from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError
+from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError, nearest
 from runguard.ledger.ledger import StoreDeniedError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
@@ -532,6 +533,8 @@ def _adk_application(target: str, loaded: Any) -> Application:
     _, called = find_agents(loaded, target)  # by tools: agents of other frameworks, other Runners
     names = [name for name, _ in models if name] + model_names(called)
     lines = [_order(target, plugins, own, guard, models), *agent_lines(target, None, called)]
+    if policy is not None:
+        lines += _tool_lines(policy, list(_tool_names(loaded, set())))
     return Application(lines, policy, list(dict.fromkeys(names)))
 
 
@@ -567,6 +570,17 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
         "ok",
         f"RunGuardPlugin is the first of {len(plugins)} plugin{'' if len(plugins) == 1 else 's'} of {target}",
     )
+
+
+def _tool_lines(policy: Policy, tools: list[str]) -> list[CheckResult]:
+    """Warn about rules for tools whose names look mistyped: such a rule has no effect."""
+    found = []
+    for name in policy.tools:
+        hint = nearest(name, tools, cutoff=0.8, shown=0)
+        if hint and not any(fnmatchcase(tool, name) for tool in tools):
+            text = f"tools.{name}: the app has no such tool; {hint}"
+            found.append(CheckResult("tools", "warning", text, "correct the name: this rule has no effect"))
+    return found
 
 
 # ---- loading the app
@@ -648,15 +662,30 @@ def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
             model if isinstance(model, str) else str(getattr(model, "model", "")),
             model if isinstance(model, GuardedLlm) else None,
         )
+    for one in _below(part):
+        yield from _models(one, seen)
+
+
+def _tool_names(part: Any, seen: set[int]) -> Iterator[str]:
+    """Yield the names of the tools of a tree of agents, as far as they are known before a run."""
+    if part is None or id(part) in seen:
+        return
+    seen.add(id(part))
+    for tool in getattr(part, "tools", None) or ():
+        yield str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
+    for one in _below(part):
+        yield from _tool_names(one, seen)
+
+
+def _below(part: Any) -> list[Any]:
     graph = getattr(part, "graph", None)
-    below = [
+    return [
         getattr(part, "root_agent", None),
         getattr(part, "agent", None),
         *(getattr(part, "sub_agents", None) or ()),
+        *(getattr(part, "tools", None) or ()),
+        *(getattr(graph, "nodes", None) or ()),
     ]
-    below += [*(getattr(part, "tools", None) or ()), *(getattr(graph, "nodes", None) or ())]
-    for one in below:
-        yield from _models(one, seen)
 
 
 # ---- agents of other frameworks than ADK: is each guarded, what does its framework hide?
