@@ -73,7 +73,7 @@ async def main() -> None:
     try:
         await agent(guard, "Where is my refund?")
     except RunStoppedError as stop:
-        print(f"stopped: {stop.trip}")
+        print(stop.trip)
 
 
 if __name__ == "__main__":

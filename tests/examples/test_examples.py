@@ -149,5 +149,5 @@ def test_plain_functions(folder: Path) -> None:
 
 def test_own_adapter(folder: Path) -> None:
     lines = printed(folder, "python examples/own_adapter")
-    assert [line.split(" ")[0] for line in lines] == ["step", "step", "notice:", "step", "step", "stopped:"]
-    assert lines[-1].startswith("stopped: stopped by repetition of tool 'search': 4 identical calls")
+    assert [line.split(" ")[0] for line in lines] == ["step", "step", "notice:", "step", "step", "stopped"]
+    assert lines[-1].startswith("stopped by repetition of tool 'search': 4 identical calls")
