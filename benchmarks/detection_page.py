@@ -104,13 +104,13 @@ def _answers(figures: Figures) -> str:
     noticed, soon = len(loops) - loops.count("."), figures["soon"]
     ok = {what: whole["rates"][f"ok {what}"] for what in ("stop", "hard", "nudge")}
     touched, of = ok["hard"][:2]
-    stalls = ", both real stalls by a reader's word" if touched == _READ_AS_STALLS else ""
+    stalls = "; a person who read both found real stalls" if touched == _READ_AS_STALLS else ""
     word, stop = soon["word"], soon["stop"]
     share, in_capped = f"{whole['saved'][0]:.2f} %", f"{capped['saved'][0]:.0f} %"
     low, high = ok["nudge"][2:]
     answers = {
         "How many stuck runs are noticed?": f"{noticed} of {len(loops)} made-up loops; {loops.count('S')} are stopped",
-        "How soon?": f"half of them get the first word by step {word}, half of those stopped end by step {stop}",
+        "How soon?": f"half of them get a notice by step {word}; half of those stopped end by step {stop}",
         "What does that save?": f"{share} of the tokens of failed public runs, {in_capped} in those that met a cap",
         "How many healthy runs are touched?": (
             f"{alike.count('S') + alike.count('b')} of {len(alike)} look-alikes; {touched} of {of:,} successful public "
