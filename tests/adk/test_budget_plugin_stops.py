@@ -83,7 +83,7 @@ async def test_the_stop_is_no_answer_of_the_agent() -> None:
     trip = assert_stopped(result, "budget")
     assert (
         str(trip)
-        == "stopped by budget: 1250 tokens, limit 1250 (100% of 1250 tokens reached) in worker; 1 model call so far"
+        == "stopped by budget: 1250 tokens, limit 1250 (100% of 1250 tokens reached), in worker; 1 model call so far"
     )
     assert (trip.app, trip.user_id, trip.observed, trip.tokens, trip.model_calls) == ("app", "u1", 1_250, 1_250, 1)
 

@@ -147,6 +147,8 @@ def test_why_is_said_in_words() -> None:
         "message": MESSAGE,
     }
     assert why(**switched) == ("everything was stopped by root: again in time; 0 model calls too",)
+    long = {"model_calls": 1_200, "message": MESSAGE.replace("; 0 model calls, 0 tool", "; 1,200 model calls, 0 tool")}
+    assert why(**{**switched, **long}) == why(**switched)
     assert why(**{**switched, "message": "cut"}) == ("cut",)
     assert why(
         rule="budget",
@@ -164,7 +166,7 @@ def test_why_is_said_in_words() -> None:
 
 
 MESSAGE = (
-    "stopped by kill_switch: all, stopped by root: again in time; 0 model calls too in a→b; 0 model calls, 0 tool "
+    "stopped by kill_switch: all, stopped by root: again in time; 0 model calls too, in a→b; 0 model calls, 0 tool "
     "calls, 0 tokens so far"
 )
 

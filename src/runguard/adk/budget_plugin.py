@@ -223,7 +223,7 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
     def _trip(self, run: _Run, ic: InvocationContext | None, llm_request: LlmRequest) -> Trip:
         monitor, (app, user, session) = run.monitor, run.key
         agent = getattr(ic.agent, "name", "") if ic is not None else ""
-        where = f" in {agent}" if agent else ""
+        where = f", in {agent}" if agent else ""
         tokens, limit, turns = monitor.current_tokens, monitor.stop_limit, monitor.turn_count
         trip = Trip(
             id=secrets.token_hex(8),

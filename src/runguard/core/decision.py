@@ -483,7 +483,7 @@ def text_for_operator(
     about = f" of tool '{finding.tool}'" if finding.tool else ""
     # the detail of a hand-off is its path
     detail = f" ({finding.detail})" if finding.detail and finding.rule not in ("handoff", "reentry") else ""
-    where = f" in {'→'.join(path)}" if path else ""
+    where = f", in {'→'.join(path)}" if path else ""
     verb = "stopped" if enforced else "would have stopped"
     found = against_limit(finding.observed, finding.unit, finding.limit) + detail
     if finding.money is not None:
@@ -496,7 +496,7 @@ def text_for_operator(
 
 
 def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return f"{number} {thing}" if number == 1 else f"{number:,} {thing}s"
 
 
 def against_limit(observed: Decimal | float, unit: str, limit: Decimal | float) -> str:
