@@ -7,7 +7,7 @@ import pytest
 
 from runguard.core import failure_texts
 from runguard.core.events import FAILURES, LATE, Outcome
-from runguard.core.failure_texts import LAST_LINES, SAYINGS, bare, last_line
+from runguard.core.failure_texts import FIGURES, LAST_LINES, SAYINGS, bare, last_line
 from runguard.core.outcomes import classify
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
 
@@ -31,6 +31,53 @@ def test_each_example_of_a_last_line_is_a_failure_after_a_long_log(line: str) ->
     outcome, why = classify(f"{LOG}\n{line}\n")
     assert outcome is Outcome.FAILED
     assert why.startswith(LATE)
+
+
+@pytest.mark.parametrize("text", [example for saying in FIGURES for example in saying.examples])
+def test_each_example_of_a_figure_is_an_answer(text: str) -> None:
+    assert classify(text) == (Outcome.OK, "")
+    assert classify(f"{LOG}\n{text}") == (Outcome.OK, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Usage: 45 % of 512 GB",
+        f"{LOG}\nerror log is empty",
+        f"{LOG}\nerror handling was checked in 3 places",
+        {"error": 0.0231, "epochs": 10},
+        {"file": "a.py", "errors": 2, "warnings": 0},
+        {"error": "None.", "data": 1},
+        {"error": "No error"},
+    ],
+)
+def test_a_figure_or_a_count_of_errors_is_an_answer(text: Any) -> None:
+    assert classify(text) == (Outcome.OK, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error: 500",
+        "Error 404: forbidden",
+        "Error code: 7",
+        "Error: 0x80070005",
+        "Error: 5.7.1 relaying denied",
+        "Error: 0.5 is not a valid share",
+        "Error: 127.0.0.1:80 is in use",
+        "Error rate limit exceeded",
+        "Invalid arguments: 3 given",
+        "Invalid address: 12",
+        "Failed to read 30 bytes: 0 left",
+        "Timeout: 30 s",
+        "Usage: grep [-abc]",
+        {"error": 500},
+        {"error": True},
+        {"errors": ["name is required"]},
+    ],
+)
+def test_a_failure_with_a_number_is_a_failure(text: Any) -> None:
+    assert classify(text)[0] is Outcome.FAILED
 
 
 @pytest.mark.parametrize(

@@ -55,11 +55,7 @@ SAYINGS: Final = (
         r"|(?:tool|function) \S{1,80} (?:raised|returned|failed with) an (?:error|exception)"
         r"|action '[^'\n]{1,80}' (?:don't|doesn't|does not) exist|[^\n:]{1,80} is not a valid (?:tool|function),"
         r"|tool_use_error>|mcp error -?\d"
-        r"|exit ?code: \d{1,3} \(execution failed\)"
-        r"|(?:execution|runtime) error in |\d{1,3} validation errors?(?: for [\w.]{1,80})?\s{0,4}(?::|\n)"
-        r"|(?:tool|function) \S{1,80} (?:raised|returned|failed with) an (?:error|exception)"
-        r"|action '[^'\n]{1,80}' (?:don't|doesn't|does not) exist|[^\n:]{1,80} is not a valid (?:tool|function),"
-        r"|tool_use_error>|mcp error -?\d",
+        r"|exit ?code: \d{1,3} \(execution failed\)",
         (
             "An error occurred while running the tool. Please try again. Error: division by zero",
             "An error occurred (AccessDenied) when calling the ListBuckets operation: Access Denied",
@@ -173,7 +169,7 @@ SAYINGS: Final = (
         ("fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
     ),
     Saying(
-        r"usage:|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
+        r"usage:(?!\s?[~<>]?\d)|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
         ("usage: grep [-abc]", "/bin/bash: line 1: x: command not found"),
         ("usage:", "bash", "sh:", "zsh", "dash:", "/"),
     ),
@@ -231,8 +227,8 @@ LAST_LINES: Final = (
         ("UnboundLocalError: local variable 'x' referenced before assignment", "requests.exceptions.HTTPError: 500"),
     ),
     Saying(
-        r"(?i:(?:fatal(?: error)?|error|panic|npm err!):?\s.{1,400})",
-        ("Error: 'name' is a required property", "fatal: no upstream branch"),
+        r"(?i:(?:fatal(?: error)?|error|panic|npm err!)(?::\s|\s(?=[^:]{1,80}:\s)).{1,400}|npm err! .{1,400})",
+        ("Error: 'name' is a required property", "fatal: no upstream branch", "error TS2304: Cannot find name 'x'."),
     ),
     Saying(
         r"g?make(?:\[\d+\])?: \*\*\* .{1,300}",
@@ -255,6 +251,38 @@ LAST_LINES: Final = (
 )
 
 
+# ---- Figures that were asked for, though their line begins like an error.
+
+_NUMBER: Final = r"[-+~<>]?\s?\d[\d,]{0,20}"
+FIGURES: Final = (
+    Saying(
+        r"(?:[a-z]{1,20}[ _-]){1,3}(?:rate|count|budget|ratio|share|percentage|total)s?(?: [a-z]{1,20})?"
+        rf"\s?[:=]?\s?{_NUMBER}",
+        ("Error rate: 2 %", "error_count=0", "Error budget remaining: 93 %", "Failure rate < 1 %"),
+    ),
+    Saying(
+        r"(?:failed|failing|invalid|fatal|forbidden) (?:[a-z]{1,20} )?(?!arguments|parameters|inputs|options|flags)"
+        rf"[a-z]{{1,20}}(?<![su])s\s?[:=]\s?{_NUMBER}",
+        ("Invalid records: 3", "Failed logins: 12 since Monday", "Fatal accidents: 3,400"),
+    ),
+    Saying(
+        r"[a-z]{1,20}(?: [a-z]{1,20})?(?:\s?[:=]\s?|\s)"
+        rf"(?:[-+~<>]{{0,2}}\d{{0,20}}\.\d{{1,20}}(?:e[-+]?\d{{1,3}})?\s?%?|{_NUMBER}\s?%|0)(?![\w.:])"
+        r"\s?(?=$|[\n,;|()]|(?:after|of|per|on|at) )",
+        ("error: 0.0231", "Error = 1.5e-3 after 30 epochs", "Failed: 0", "Failure: 12 % of all", "error 0.2 (best)"),
+    ),
+    Saying(
+        rf"(?:failed|errors?|invalid)\s?[:=]?\s?{_NUMBER}\s?[,;|/]\s?(?:passed|ok|valid|succeeded|successful|skipped|total)",
+        ("Failed: 2, passed: 10", "Invalid: 3; valid: 90"),
+    ),
+    Saying(
+        r"time-?_?out(?:_\w{1,20})?\s?(?:=\s?\d|:\s?\d{1,9}\s?m?s?\n[\w-]{1,40}\s?:\s)",
+        ("timeout = 30", "timeout: 30\nretries: 3"),
+    ),
+)
+
+
+_FIGURE: Final = re.compile(rf"^\W{{0,4}}(?:{'|'.join(saying.pattern for saying in FIGURES)})", re.IGNORECASE)
 _BAD_TEXT: Final = re.compile(rf"^\W{{0,4}}(?:{'|'.join(saying.pattern for saying in SAYINGS)})", re.IGNORECASE)
 _BAD_STARTS: Final = tuple(dict.fromkeys(word for saying in SAYINGS for word in saying.begins))
 _LAST_LINE: Final = re.compile("|".join(f"(?:{saying.pattern})" for saying in LAST_LINES))
@@ -272,7 +300,7 @@ _CLOSING: Final = re.compile(r"</?[\w-]{1,30}>|`{3,}|\W*")  # a line that says n
 def reports_failure(text: str) -> bool:
     """Return whether a text starts like an error. A word inside a page of search results is not a failure."""
     head = text[:HEAD]
-    if _TRACE[0] in head or (_may_be_bad(head) and _BAD_TEXT.match(head)):
+    if _TRACE[0] in head or (_may_be_bad(head) and _BAD_TEXT.match(head) and not _FIGURE.match(head)):
         return True
     if "<" in head[:80] and _ERROR_PAGE.search(head):
         return True
@@ -299,7 +327,7 @@ def ends_in_failure(text: str) -> bool:
     ``MAY_END_BADLY`` matches the last line of all such texts. Asking it first spares most answers a call.
     """
     last = last_line(text)
-    if _LAST_LINE.fullmatch(last) is None:
+    if _LAST_LINE.fullmatch(last) is None or _FIGURE.match(last) is not None:
         return False
     lines = text[-8 * LAST :].splitlines()[-_LISTED:]
     is_listed = sum(_LAST_LINE.fullmatch(line.strip()) is not None for line in lines) > 1

@@ -72,7 +72,8 @@ _NO_SUCH_PAGE: Final = (404, 410)
 _REFUSED: Final = (401, 403, 407, 429)
 # only values of these types are tested for truth, because others may run code
 _PLAIN: Final = frozenset({str, int, float, bool, dict, list, tuple})
-_NO_ERROR: Final = ("0", "none", "None", "null", "ok", "OK")
+_NO_ERROR: Final = frozenset({"0", "none", "null", "nil", "ok", "false", "no error", "no errors", "n/a", "-"})
+_LONGEST_NO: Final = 12  # characters
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _EXIT_KEYS: Final = ("exit_code", "exitCode", "returncode", "return_code")
 _OUTPUT_KEYS: Final = ("stderr", "stdout", "output")
@@ -195,8 +196,12 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
         return _failed(_said(answer), answer)
     for key in _ERROR_KEYS:
         error = get(key)
-        if error is None or (type(error) in _PLAIN and (not error or error in _NO_ERROR)):
+        if error is None or (type(error) in _PLAIN and not error):
             continue
+        if type(error) is str and len(error) <= _LONGEST_NO and error.strip(" .").lower() in _NO_ERROR:
+            continue
+        if type(error) is float or (type(error) is int and key == "errors"):
+            continue  # a measurement or a count
         if type(error) is list and _is_record(answer):
             continue  # they were found in a thing: a linter's errors are its answer
         return _failed(_said(answer if error is True else error) or type(error).__name__, error)
