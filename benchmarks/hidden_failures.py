@@ -53,6 +53,19 @@ def answers_in_the_wrong_format() -> Steps:
 
 
 @LOOPS.of("hidden failures")
+def answers_without_the_one_action_that_is_asked_for() -> Steps:
+    for n in range(12):
+        said = f"Please always provide EXACTLY ONE action in triple backticks, found {n % 3} actions."
+        yield from turn(("act", {"thought": f"step {n}"}, said))
+
+
+@LOOPS.of("hidden failures")
+def what_an_api_says_in_its_only_field() -> Steps:
+    for n in range(12):
+        yield from turn(("orders", {"page": n}, {"detail": "Not authenticated"}))
+
+
+@LOOPS.of("hidden failures")
 def output_that_could_not_be_parsed() -> Steps:
     for n in range(12):
         yield from turn(

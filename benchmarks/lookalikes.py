@@ -386,3 +386,37 @@ def long_tracebacks_that_end_in_other_errors() -> Steps:
     ):
         yield from turn(("run", {"attempt": n}, frames + what))
     yield from turn(("run", {"attempt": 8}, "all passed"))
+
+
+# ---- figures about errors
+# ----------------------------------------------------------------------------------------------------------
+
+
+@HEALTHY.of("figures about errors")
+def error_rates_of_twenty_services() -> Steps:
+    for n in range(20):
+        yield from turn(("error_rate", {"service": f"service-{n}"}, f"Error rate: {0.13 * n:.2f} %"))
+
+
+@HEALTHY.of("figures about errors")
+def counts_of_invalid_records_in_twenty_files() -> Steps:
+    for n in range(20):
+        yield from turn(("validate", {"file": f"{n}.csv"}, f"Invalid records: {n % 4}"))
+
+
+@HEALTHY.of("figures about errors")
+def counts_of_errors_in_twenty_modules() -> Steps:
+    for n in range(20):
+        yield from turn(("lint", {"module": f"m{n}.py"}, {"module": f"m{n}.py", "errors": n % 5, "warnings": 2}))
+
+
+@HEALTHY.of("figures about errors")
+def the_error_of_twenty_models() -> Steps:
+    for n in range(20):
+        yield from turn(("train", {"rate": n / 100}, f"10 epochs\nerror: {1 / (n + 3):.4f}"))
+
+
+@HEALTHY.of("figures about errors")
+def the_usage_of_twenty_disks() -> Steps:
+    for n in range(20):
+        yield from turn(("disk", {"host": f"host-{n}"}, f"Usage: {40 + n} % of 512 GB"))

@@ -178,7 +178,54 @@ def test_a_good_result_is_not_empty(text: Any) -> None:
     assert classify(text)[0] is Outcome.OK
 
 
-@pytest.mark.parametrize("text", ["No changes were made.", "No modifications have been made to the file."])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"detail": "Not authenticated"},
+        {"message": "Error: cannot open the file"},
+        {"success": "false", "message": "locked"},
+        {"status": "unsuccessful", "reason": "locked"},
+        "Could not apply the edit: the old text was not found",
+        "No match for the search block in a.py",
+        "Parsing error: no action found",
+    ],
+)
+def test_a_failure_in_a_field_or_of_an_edit_is_a_failure(answer: Any) -> None:
+    assert classify(answer)[0] is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"message": "Saved. No errors."},
+        {"detail": "Chapter 4 is about errors."},
+        {"text": "Error codes: E1 means that the disk is full."},
+        {"success": "true", "message": "saved"},
+        "The change has introduced a new dish to the menu.",
+        "Please provide exactly what the customer asked for.",
+        "Not authorized dealers sell it, too.",
+        "Unknown Pleasures is an album of 1979.",
+        "The service has reported an error rate of 2 %.",
+        "Your message does not contain personal data.",
+        "Access to the lake is free.",
+        "Server errors: 3",
+    ],
+)
+def test_a_field_or_a_sentence_that_only_looks_like_a_failure_is_none(answer: Any) -> None:
+    assert classify(answer)[0] is Outcome.OK
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No changes were made.",
+        "No modifications have been made to the file.",
+        "Nothing was changed.",
+        "0 replacements made",
+        "Replaced 0 occurrences of x in a.py",
+        "The file was not modified.",
+    ],
+)
 def test_an_edit_that_changes_nothing_is_an_empty_answer(text: str) -> None:
     assert classify(text)[0] is Outcome.EMPTY
 

@@ -42,9 +42,26 @@ SAYINGS: Final = (
         ),
     ),
     Saying(
-        r"(?:the )?(?:tool|function|api|code) (?:execution|call|parsing) failed(?![a-z])",
-        ("Tool execution failed: x", "The tool execution failed with the following error:", "Code parsing failed"),
-        ("the ", "tool ", "function ", "api ", "code "),
+        r"(?:the )?(?:tool|function|api|code) (?:execution|call|parsing) failed(?![a-z])"
+        r"|(?:the |your )?(?:edit|patch|upload|download|authentication|authori[sz]ation|navigation|search|fetch|parsing"
+        r"|extraction|conversion) (?:has |was )?(?:failed|rejected|refused)"
+        r"(?=\W*$|[.:;!]|\s(?:after|with|due|because)\b)"
+        r"|(?:tool|parsing|format|runtime|server|api|database|network|connection|internal|request|unexpected) error:"
+        r"|(?:the )?(?:tool|function|server|api|service) (?:has )?(?:returned|reported|responded with) an "
+        r"(?:error|exception)(?=\W*$|[.:])",
+        (
+            "Tool execution failed: x",
+            "The tool execution failed with the following error:",
+            "Code parsing failed",
+            "Upload failed: disk full",
+            "Your edit was rejected.",
+            "Parsing error: no action",
+            "The server returned an error: 500",
+        ),
+        (
+            *("the ", "your ", "tool ", "function ", "api ", "code ", "service ", "server ", "edit", "patch", "upload"),
+            *("download", "auth", "navigation", "search", "fetch", "parsing", "extraction", "conversion"),
+        ),
     ),
     Saying(  # what frameworks make of an exception of a tool, or of arguments that they cannot read
         r"an (?:error|exception) occurr?ed (?:\(\w{1,80}\) )?(?:while|during|when|in) (?:the )?(?:tool|function|code"
@@ -135,7 +152,8 @@ SAYINGS: Final = (
     Saying(  # the tools of coding agents
         r"apply_patch verification failed|(?:\d{1,3} |the )?search(?:/replace)? blocks? failed to match"
         r"|file has (?:not been read yet|been (?:modified|changed|unexpectedly modified) since)"
-        r"|(?:unrecogni[sz]ed|unsupported) (?:command|option|operation|argument)"
+        r"|(?:unrecogni[sz]ed|unsupported|unknown) (?:command|option|operation|argument|parameter|action|method)"
+        r"|(?:argument|parameter) \S{1,60} is (?:required|missing)"
         r"|missing (?:\d{1,3} )?required (?:\w{1,20} )?(?:argument|parameter|field|propert|option|input)"
         r"|you do(?: not|n't) have (?:the )?permission to (?:perform|access|use|view|do|execute|call)\b",
         (
@@ -143,6 +161,8 @@ SAYINGS: Final = (
             "❌ 1 SEARCH/REPLACE block failed to match!",
             "File has not been read yet. Read it first before writing to it.",
             "Unrecognized command 'x'",
+            "Unknown parameter: x",
+            "Argument 'x' is required",
             "Missing required argument: x",
         ),
         (
@@ -155,7 +175,7 @@ SAYINGS: Final = (
                 "unrecogni",
                 "unsupported",
             ),
-            *("missing ", "you do"),
+            *("missing ", "you do", "unknown ", "argument", "parameter"),
         ),
     ),
     Saying(
@@ -179,20 +199,27 @@ SAYINGS: Final = (
         ('file "',),
     ),
     Saying(
-        r"(?:the |your )?(?:proposed |last )?(?:edit|change|patch|replacement)s? (?:has |have )?(?:introduced"
-        r"|(?:was|were|could) not (?:be )?(?:applied|performed|made|saved)|did not apply|failed to apply)\b",
-        ("Your proposed edit has introduced new syntax error(s).", "The patch could not be applied to a.py"),
+        r"(?:the |your )?(?:proposed |last )?(?:edit|change|patch|replacement)s?(?: (?:that )?you (?:proposed|made))? "
+        r"(?:(?:has |have |would |will )?introduc(?:ed?|es) (?:an? |the )?(?:new )?(?:syntax|lint|indent|errors?\b)"
+        r"|(?:(?:was|were|could) not (?:be )?(?:applied|performed|made|saved)|did not apply|failed to apply)\b)",
+        (
+            "Your proposed edit has introduced new syntax error(s).",
+            "The edit you proposed would introduce a syntax error",
+            "The patch could not be applied to a.py",
+        ),
         ("the ", "your ", "proposed", "last ", "edit", "change", "patch", "replacement"),
     ),
     Saying(
         r"no (?:replacement|edit)s? (?:was|were) (?:performed|made|applied)\b"
+        r"|no match(?:es)? (?:found )?for (?:the )?(?:search block|old_?str)"
         r"|(?:the )?(?:string to replace|search text|old_?str(?:ing)?)\b.{0,300}?\b(?:not found|is not unique"
         r"|did not (?:appear|match))",
         (
             "No replacement was performed, old_str `x` did not appear verbatim in a.py.",
             "String to replace not found in file.",
+            "No match found for old_string in a.py",
         ),
-        ("no replacement", "no edit", "the ", "string to", "search text", "old_str", "oldstr"),
+        ("no replacement", "no edit", "no match", "the ", "string to", "search text", "old_str", "oldstr"),
     ),
     Saying(
         r"(?:your|thoughts?|action|response|output|message|tool call|function call|arguments?|input)\b[^.\n]{0,80}?\b"
@@ -200,6 +227,32 @@ SAYINGS: Final = (
         r"|(?:could not|cannot|can't) be parsed|(?:is|was) not (?:a )?valid (?:json|action|command|tool call))",
         ("Thought or action not provided in the correct format.", "Your response could not be parsed as JSON."),
         ("your ", "thought", "action", "response", "output", "message", "tool ", "function ", "argument", "input"),
+    ),
+    Saying(
+        r"(?:please )?(?:always )?provide exactly one (?:\w{1,20} )?(?:action|tool call|code block|command)"
+        r"|exactly one (?:\w{1,20} )?(?:action|tool call) must"
+        r"|no (?:valid )?(?:action|tool call|function call|code block)s? (?:was |were )?(?:found|provided|detected)"
+        r"|your (?:response|reply|output|message) (?:did|does) not (?:contain|include) (?:an? |any |the )?(?:valid )?"
+        r"(?:action|tool call|function call|json|code block)",
+        (
+            "Please always provide EXACTLY ONE action in triple backticks, found 0 actions.",
+            "Exactly one action must be given.",
+            "No tool call found in your response.",
+            "Your response did not contain a valid action.",
+        ),
+        ("please ", "provide exactly", "exactly one", "no action", "no valid", "no tool", "no function", "no code"),
+    ),
+    Saying(
+        r"(?:you are )?not (?:authenticated|authori[sz]ed)(?=\W*$|[.:;!]| to )|authentication (?:is )?required"
+        r"|your (?:session|token) (?:has |is )?expired|access to (?:this|the) \w{1,20} (?:is|was) denied",
+        (
+            "Not authenticated",
+            "You are not authorized to perform this action.",
+            "Authentication required",
+            "Your session has expired. Please log in again.",
+            "Access to this resource is denied.",
+        ),
+        ("you are not", "not auth", "auth", "your ", "access to"),
     ),
     Saying(
         r"npm err!|panic: |segmentation fault|killed(?=\W*$)|out of memory"

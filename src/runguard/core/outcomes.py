@@ -34,7 +34,7 @@ _WRAPPED: Final = 32  # levels of {"result": …} to open; real answers have one
 
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 _BAD_WORDS: Final = (
-    r"error|errors|err|fail|failed|failure|fault|forbidden|unauthori[sz]ed|timeout|timed[\s_\-]?out|unavailable|"
+    r"error|errors|err|fail|failed|failure|unsuccessful|not[\s_]ok|fault|forbidden|unauthori[sz]ed|timeout|timed[\s_\-]?out|unavailable|"
     r"aborted|exception|throttled|rate[\s_\-]?limited|quota[\s_\-]?exceeded|(?:permission|access|request)[\s_\-]?(?:denied|refused|rejected)|invalid[\s_\-](?:request|argument|input|parameter)s?"
 )
 # A status is a few words; "no errors", "0 failed" and "without errors" say the opposite.
@@ -65,6 +65,7 @@ _HTTP_KEYS: Final = ("status", "status_code", "statusCode", "http_status")
 _ERROR_KEYS: Final = ("error", "errors", "error_message", "error_code", "exception", "errorMessage", "errorCode")
 _MESSAGE_KEYS: Final = ("message", "error", "detail", "reason", "text", "content")
 _SAYING: Final = frozenset({*_STATUS_KEYS, *_MESSAGE_KEYS})
+_MESSAGES: Final = ("message", "detail", "msg")  # of a dict with nothing else
 MISSING: Final = "missing"  # class of an EMPTY answer that was reported as an error: nothing was done
 _TRACE: Final = "Traceback (most recent call last)"
 _ZERO: Final = re.compile(r"\W{0,4}<returncode>0<")
@@ -206,7 +207,7 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
             continue  # they were found in a thing: a linter's errors are its answer
         return _failed(_said(answer if error is True else error) or type(error).__name__, error)
     for key in _FLAG_KEYS:
-        if get(key) is False:
+        if (flag := get(key)) is False or (type(flag) is str and flag in ("false", "False")):
             return _failed(_said(answer), answer)
     for key in _HTTP_KEYS:
         code = get(key)
@@ -273,6 +274,8 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
         (key, value), *_ = answer.items()
         if key in _BODIES and (value is None or type(value) in (str, list, dict)):
             return classify(value, depth - 1)
+        if key in _MESSAGES and type(value) is str and reports_failure(value):
+            return _of_text(value, depth)
     elif _MCP_KEYS.issuperset(answer):
         content = answer.get("content")
         content = (
@@ -476,6 +479,8 @@ _NOTHING: Final = re.compile(
     r"^\W*(?:none|null|empty(?:[\s_\-]result)?|not[\s_\-]?found|nothing(?:\s(?:found|here|to\s\w+))?"
     r"|(?:found )?(?:0|zero) (?:results?|matches|rows?|hits?|files|documents|records|items|entries)"
     r"|no (?:changes?|modifications?) (?:(?:were|was|have been|has been) )?(?:made|applied|performed).{0,80}"
+    r"|nothing (?:was|has been) (?:changed|modified|replaced)|the file (?:was|has) not (?:been )?(?:modified|changed)"
+    r"|(?:replaced )?(?:0|zero) (?:occurrences?|replacements?)(?: (?:(?:was|were) )?(?:made|replaced))?.{0,80}"
     rf"|(?:sorry,? |(?:there|here) (?:are|were|is|was) |(?:search |query |i |we )?(?:found|returned|got) ){{0,2}}"
     rf"no[\s_\-](?:[^\W_]{{1,30}}[\s_\-]){{0,3}}(?:{_THINGS})"
     r"(?:\s(?:(?:were|was|are|is) )?(?:found|returned|available|matched?).{0,80})?"
@@ -486,7 +491,10 @@ _NOTHING: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _EDIT: Final = re.compile(
-    r"\W{0,4}(?:tool_use_error>\W{0,4})?(?:the )?(?:string to replace|search text|old_?str|apply_patch)", re.IGNORECASE
+    r"\W{0,4}(?:tool_use_error>\W{0,4})?(?:the )?(?:string to replace|search text|old_?str|apply_patch|replacement text"
+    r"|(?:could not|cannot|unable to|failed to) apply|(?:edit|patch) failed|no match(?:es)? (?:found )?for (?:the )?"
+    r"(?:search block|old_?str)|parsing error)",
+    re.IGNORECASE,
 )
 _NOT_THERE: Final = re.compile(
     r"(?<![a-z])not[\s_\-]?(?:be )?found(?![a-z])|(?<!file)(?<!module)(?<!command)notfound(?:error"
