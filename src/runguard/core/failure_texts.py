@@ -462,7 +462,8 @@ _MOST_CHARS: Final = 4_096  # a longer text is data, unless it starts like a rep
 _MOST_OF_A_FAILURE: Final = 16_384
 _NOTE_BEFORE, _NOTE_AFTER = 240, 400  # characters around JSON that are looked through
 _TELLING_JSON: Final = re.compile(
-    r'"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status'
+    r'"(?=[cdefhimors])'  # how each name begins: most others are left at once
+    r"(?:is_?error|errors?|error_?(?:message|code)|exception|ok|success|succeeded|successful|state|outcome|result_status"
     r"|(?:http_)?status(?:_?code)?|response_type|exit_?code|return_?code|result|results|output|response|data|items|content"
     r'|matches|documents|rows|hits|records|entries|files|organic_results|search_results)"\s{0,4}:',
     re.IGNORECASE,
