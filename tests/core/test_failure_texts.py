@@ -7,7 +7,7 @@ import pytest
 
 from runguard.core import failure_texts
 from runguard.core.events import FAILURES, LATE, Outcome
-from runguard.core.failure_texts import FIGURES, LAST_LINES, SAYINGS, bare, last_line
+from runguard.core.failure_texts import LAST_LINES, LOOK_ALIKES, SAYINGS, bare, last_line
 from runguard.core.outcomes import classify
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
 
@@ -33,8 +33,8 @@ def test_each_example_of_a_last_line_is_a_failure_after_a_long_log(line: str) ->
     assert why.startswith(LATE)
 
 
-@pytest.mark.parametrize("text", [example for saying in FIGURES for example in saying.examples])
-def test_each_example_of_a_figure_is_an_answer(text: str) -> None:
+@pytest.mark.parametrize("text", [example for saying in LOOK_ALIKES for example in saying.examples])
+def test_each_example_of_a_look_alike_is_an_answer(text: str) -> None:
     assert classify(text) == (Outcome.OK, "")
     assert classify(f"{LOG}\n{text}") == (Outcome.OK, "")
 
@@ -43,6 +43,7 @@ def test_each_example_of_a_figure_is_an_answer(text: str) -> None:
     "text",
     [
         "Usage: 45 % of 512 GB",
+        "Usage: high",
         f"{LOG}\nerror log is empty",
         f"{LOG}\nerror handling was checked in 3 places",
         {"error": 0.0231, "epochs": 10},
@@ -66,6 +67,10 @@ def test_a_figure_or_a_count_of_errors_is_an_answer(text: Any) -> None:
         "Error: 0.5 is not a valid share",
         "Error: 127.0.0.1:80 is in use",
         "Error rate limit exceeded",
+        "error_code: E7",
+        "invalid_grant",
+        "Error, try again",
+        "Invalid: a name is required",
         "Invalid arguments: 3 given",
         "Invalid address: 12",
         "Failed to read 30 bytes: 0 left",

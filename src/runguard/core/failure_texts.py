@@ -189,7 +189,7 @@ SAYINGS: Final = (
         ("fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
     ),
     Saying(
-        r"usage:(?!\s?[~<>]?\d)|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
+        r"usage:(?!\s?[~<>]?\d)[^\n]{0,200}[-\[<]|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
         ("usage: grep [-abc]", "/bin/bash: line 1: x: command not found"),
         ("usage:", "bash", "sh:", "zsh", "dash:", "/"),
     ),
@@ -304,10 +304,10 @@ LAST_LINES: Final = (
 )
 
 
-# ---- Figures that were asked for, though their line begins like an error.
+# ---- Answers that only begin like an error: figures, names of files and settings, the head of a table, a verdict.
 
 _NUMBER: Final = r"[-+~<>]?\s?\d[\d,]{0,20}"
-FIGURES: Final = (
+LOOK_ALIKES: Final = (
     Saying(
         r"(?:[a-z]{1,20}[ _-]){1,3}(?:rate|count|budget|ratio|share|percentage|total)s?(?: [a-z]{1,20})?"
         rf"\s?[:=]?\s?{_NUMBER}",
@@ -332,10 +332,15 @@ FIGURES: Final = (
         r"time-?_?out(?:_\w{1,20})?\s?(?:=\s?\d|:\s?\d{1,9}\s?m?s?\n[\w-]{1,40}\s?:\s)",
         ("timeout = 30", "timeout: 30\nretries: 3"),
     ),
+    Saying(
+        r"(?:error|exception|fatal|failed|failure|timeout)s?(?:\.[a-z]|_(?!code|messages?|msg|type)[a-z])"
+        r"|[a-z_]{1,30}(?:\s?[,;|\t]\s?[a-z_]{1,30}){1,20}\s{0,4}\n|invalid\W*$",
+        ("error.tsx\nlayout.tsx", "failed_jobs.csv", "error_log /var/log/a.log;", "error,count\n404,3", "Invalid"),
+    ),
 )
 
 
-_FIGURE: Final = re.compile(rf"^\W{{0,4}}(?:{'|'.join(saying.pattern for saying in FIGURES)})", re.IGNORECASE)
+_LOOK_ALIKE: Final = re.compile(rf"^\W{{0,4}}(?:{'|'.join(saying.pattern for saying in LOOK_ALIKES)})", re.IGNORECASE)
 _BAD_TEXT: Final = re.compile(rf"^\W{{0,4}}(?:{'|'.join(saying.pattern for saying in SAYINGS)})", re.IGNORECASE)
 _BAD_STARTS: Final = tuple(dict.fromkeys(word for saying in SAYINGS for word in saying.begins))
 _LAST_LINE: Final = re.compile("|".join(f"(?:{saying.pattern})" for saying in LAST_LINES))
@@ -353,7 +358,7 @@ _CLOSING: Final = re.compile(r"</?[\w-]{1,30}>|`{3,}|\W*")  # a line that says n
 def reports_failure(text: str) -> bool:
     """Return whether a text starts like an error. A word inside a page of search results is not a failure."""
     head = text[:HEAD]
-    if _TRACE[0] in head or (_may_be_bad(head) and _BAD_TEXT.match(head) and not _FIGURE.match(head)):
+    if _TRACE[0] in head or (_may_be_bad(head) and _BAD_TEXT.match(head) and not _LOOK_ALIKE.match(head)):
         return True
     if "<" in head[:80] and _ERROR_PAGE.search(head):
         return True
@@ -380,7 +385,7 @@ def ends_in_failure(text: str) -> bool:
     ``MAY_END_BADLY`` matches the last line of all such texts. Asking it first spares most answers a call.
     """
     last = last_line(text)
-    if _LAST_LINE.fullmatch(last) is None or _FIGURE.match(last) is not None:
+    if _LAST_LINE.fullmatch(last) is None or _LOOK_ALIKE.match(last) is not None:
         return False
     lines = text[-8 * LAST :].splitlines()[-_LISTED:]
     is_listed = sum(_LAST_LINE.fullmatch(line.strip()) is not None for line in lines) > 1
