@@ -122,22 +122,12 @@ def _nothing_new(result: ToolResult, args: Any) -> str:
 # ---- What a call did, as the rules see it.
 
 _PLAIN_NAME: Final = re.compile(r"[\w.:/#@+-]{1,64}")
-# Why a model stopped, as OpenAI, Anthropic and Gemini say it. As a signature it says nothing about the step.
+# Why a model stopped, as providers and SDKs say it. As a signature it says nothing about the step.
 _STOP_REASONS: Final = frozenset(
     {
-        *(
-            "stop",
-            "end_turn",
-            "complete",
-            "completed",
-            "stop_sequence",
-            "pause_turn",
-            "eos",
-            "eos_token",
-            "refusal",
-            "safety",
-        ),
-        *("length", "max_tokens", "max_output_tokens", "incomplete", "content_filter"),
+        *("stop", "end_turn", "complete", "completed", "finished", "stop_sequence", "pause_turn", "eos", "eos_token"),
+        *("length", "max_tokens", "max_output_tokens", "model_length", "incomplete"),
+        *("content_filter", "refusal", "safety", "recitation", "guardrail_intervened"),
         *("tool_use", "tool_calls", "function_call"),
     }
 )
@@ -190,7 +180,12 @@ def _signature(caller: "Caller", reading: Reading, result: Any) -> tuple[Any, bo
 
 def _is_stop_reason(signature: Any) -> bool:
     reason = signature.value if isinstance(signature, Enum) else signature
-    return isinstance(reason, str) and reason.lower().removeprefix("finishreason.") in _STOP_REASONS  # str() of an enum
+    if not isinstance(reason, str):
+        return False
+    reason = reason.lower().replace("-", "_")
+    for prefix in ("finishreason.", "finish_reason_"):  # str() of an enum, and its name in a protocol
+        reason = reason.removeprefix(prefix)
+    return reason in _STOP_REASONS
 
 
 def _answers(call: "GuardedCall", reading: Reading, signature: Any) -> list[Answer]:

@@ -241,10 +241,11 @@ def refused_at(
     return 0
 
 
-GEMINI = [types.FinishReason.STOP, str(types.FinishReason.STOP), types.FinishReason.MAX_TOKENS]
+GEMINI = [types.FinishReason.STOP, str(types.FinishReason.STOP), types.FinishReason.MAX_TOKENS, "FINISH_REASON_STOP"]
+REASONS = ["end_turn", "stop", "STOP", "completed", "COMPLETE", "tool_use", "tool-calls", "model_length", *GEMINI]
 
 
-@pytest.mark.parametrize("reason", ["end_turn", "stop", "STOP", "completed", "COMPLETE", "tool_use", *GEMINI], ids=repr)
+@pytest.mark.parametrize("reason", REASONS, ids=repr)
 def test_a_stop_reason_is_never_a_loop(reason: str) -> None:
     call = guard(lambda said: {"sig": reason, "usd": 0}, loop={"repeats": 3, "max_cycle_len": 4})
     assert refused_at(call, lambda n: f"question {n}") == 0
