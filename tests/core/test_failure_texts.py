@@ -206,6 +206,7 @@ def test_a_failure_in_a_field_or_of_an_edit_is_a_failure(answer: Any) -> None:
         {"detail": "Chapter 4 is about errors."},
         {"text": "Error codes: E1 means that the disk is full."},
         {"success": "true", "message": "saved"},
+        {"payment": 7, "status": "unsuccessful"},
         "The change has introduced a new dish to the menu.",
         "Please provide exactly what the customer asked for.",
         "Not authorized dealers sell it, too.",

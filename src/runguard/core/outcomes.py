@@ -42,7 +42,8 @@ _BAD_STATUS: Final = re.compile(
     rf"(?<![a-z])(?<!\bno[\s_\-])(?<!\b0[\s_\-])(?<!\bwithout[\s_\-])(?:{_BAD_WORDS})(?![a-z])", re.IGNORECASE
 )
 _STATE: Final = re.compile(
-    r"\W*(?:failed|failure|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$", re.IGNORECASE
+    r"\W*(?:failed|failure|unsuccessful|not[\s_]ok|aborted|unavailable|timed[\s_\-]?out|forbidden|rejected)\W*$",
+    re.IGNORECASE,
 )  # what jobs and orders can be in
 _NO_SUCH_TOOL: Final = re.compile(
     r"(?:tool|function|action)\s[`'\"]?[\w.\-]{0,80}[`'\"]?\s(?:is\s)?"
