@@ -27,6 +27,22 @@ def build_that_fails_alike_after_reads_and_edits() -> Steps:
 
 
 @LOOPS.of("work between")
+def check_that_ends_alike_after_a_log_in_other_words() -> Steps:
+    for n in range(60):
+        yield from turn(("edit", {"path": "a.yaml", "line": n}, f"replaced line {n}"))
+        log = "\n".join(f"read the {WORDS[(n + k) % 16]} of {WORDS[(5 * n + k) % 16]}" for k in range(4))
+        yield from turn(("check", {"path": "a.yaml"}, f"{log}\nCheckError: 'name' is a required property"))
+
+
+@LOOPS.of("work between")
+def parser_that_repeats_its_question_while_the_search_brings_news() -> Steps:
+    for n in range(60):
+        question = f"{WORDS[n % 16]} of {WORDS[3 * n % 16]} {n}"
+        yield from turn(("search", {"q": f"fragment {n}"}, f"fragment {n} has {n * n} words"))
+        yield from turn(("parse", {"hint": question}, {"status": "partial_parse_error", "hint": question}))
+
+
+@LOOPS.of("work between")
 def parser_that_fails_while_the_search_brings_news() -> Steps:
     for n in range(120):
         yield from turn(("search", {"q": f"fragment {n}"}, f"fragment {n} has {n * n} words"))
@@ -105,6 +121,14 @@ def tool_that_fails_in_a_third_of_its_calls_while_others_work() -> Steps:
 def import_in_which_every_other_row_is_refused() -> Steps:
     for n in range(60):
         yield from turn(("insert", {"row": n}, {"error": "duplicate key"} if n % 2 else {"inserted": n}))
+
+
+@HEALTHY.of("batches")
+def import_in_which_every_other_row_is_refused_by_name() -> Steps:
+    for n in range(200):
+        refused = {"error": f"row customer-{n} is a duplicate"}
+        yield from turn(("insert", {"row": f"customer-{n}"}, refused if n % 2 else {"inserted": n}))
+        yield from turn(("log", {"row": n}, f"line {n * n}"))
 
 
 @HEALTHY.of("edit-test-edit")

@@ -288,3 +288,22 @@ async def test_an_exception_that_nobody_recovers_opens_it_too() -> None:
         assert isinstance(result.error, ConnectionError)
     assert plugin.snapshot()["breakers"] == {"fetch": "open"}
     assert plugin.snapshot()["runs"] == []
+
+
+async def test_a_call_that_ends_in_the_same_line_is_seen_between_other_work() -> None:
+    check = Tool("check", lambda n: f"read part {chr(97 + n % 26) * n}\nCheckError: no name")
+    edit = Tool("edit", lambda n: f"edited line {n}")
+    seen = await observe(agent(lambda n, _: call("edit", q=n) if n % 2 else call("check"), check, edit))
+    assert seen.rules == [("nudge", "stall"), ("stop", "stall")]
+    assert check.runs == 50
+
+
+async def test_a_tool_that_repeats_what_it_was_asked_is_noticed_between_other_work() -> None:
+    def parse(hint: str) -> dict[str, str]:
+        """Parse."""
+        return {"status": "partial_parse_error", "hint": hint}
+
+    refine = Tool("refine", lambda n: f"hint {n}")
+    script = [step for n in range(30) for step in (call("refine", q=n), call("parse", hint=f"hint {n} of many"))]
+    seen = await observe(agent([*script, text("done")], parse, refine))
+    assert seen.rules == [("nudge", "stall")]

@@ -40,6 +40,7 @@ ONLY_TOLD = {
     "one query with another condition each time",
     "busy service with a fifth of good answers",
     "edits that change nothing",
+    "parser that repeats its question while the search brings news",
 }
 
 

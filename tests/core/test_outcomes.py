@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.events import FAILURES, Outcome
-from runguard.core.outcomes import classify, failure_class, was_done
+from runguard.core.outcomes import classify, ending_class, failure_class, was_done, without_items
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
 
 FAILED: list[Any] = [
@@ -329,6 +329,30 @@ def test_the_same_failure_about_another_thing_is_the_same_failure(one: str, othe
 @pytest.mark.parametrize(("one", "other"), [("permission denied", "disk full"), ("KeyError: 'a'", "ValueError: 'a'")])
 def test_another_failure_is_another_failure(one: str, other: str) -> None:
     assert failure_class(one) != failure_class(other)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda said: said,
+        lambda said: {"result": said},
+        lambda said: {"content": [{"type": "text", "text": said}], "isError": True},
+        lambda said: {"result": {"content": [{"type": "text", "text": said}]}},
+    ],
+)
+def test_the_ending_is_the_last_line_however_the_text_is_wrapped(wrap: Callable[[str], Any]) -> None:
+    one, other = (ending_class(wrap(f"read {n} of {n}\nCheckError: no name"), n) for n in ("ducks", "geese"))
+    assert one == other == "CheckError: no name"
+
+
+@pytest.mark.parametrize("answer", ['{"ok": false, "error": "x"}', {"result": "[1]"}, {"error": "x", "n": 1}, None, ""])
+def test_what_has_no_last_line_ends_as_a_whole(answer: Any) -> None:
+    assert ending_class(answer, "whole") == "whole"
+
+
+def test_a_failure_without_the_items_that_it_names() -> None:
+    one, other = (without_items(failure_class(f"no table in {name}"), name) for name in ("page-7", "the appendix"))
+    assert one == other == "no table in #"
 
 
 def test_the_class_does_not_depend_on_the_order_of_fields() -> None:

@@ -20,6 +20,7 @@ from runguard.core.failure_texts import (
     ends_in_failure,
     failing_json,
     is_list_of_errors,
+    last_line,
     reports_failure,
     says_error,
     unreadable_places,
@@ -31,6 +32,8 @@ from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
 _WRAPPED: Final = 32  # levels of {"result": …} to open; real answers have one or two
+_WRAPPINGS: Final = 4  # of them around a text whose last line is looked for
+_FEW_CHARS: Final = 40
 
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
 _BAD_WORDS: Final = (
@@ -134,6 +137,19 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
     if kind is list and len(answer) == 1 and type(answer[0]) is dict and answer[0].get("type") == "text":
         return classify(answer[0].get("text"), depth - 1)  # the content of an MCP answer
     return _OK, ""
+
+
+def ending_class(answer: object, failure: str) -> str:
+    """Return the class of the last line of a failure; ``failure``, its class, where it has no such line."""
+    for _ in range(_WRAPPINGS):
+        if type(answer) is dict and (len(answer) == 1 or _MCP_KEYS.issuperset(answer)):
+            answer = next((answer[key] for key in _BODIES if key in answer), None)
+        elif type(answer) is list and len(answer) == 1 and type(answer[0]) is dict:
+            answer = answer[0].get("text")
+        else:
+            break
+    line = last_line(answer) if type(answer) is str and answer[:_FEW_CHARS].lstrip()[:1] not in ("{", "[") else ""
+    return failure_class(line) if line and line[0] not in "{[" else failure
 
 
 def failure_class(text: str) -> str:
@@ -434,6 +450,13 @@ def named_items(args: object, answer: object, volatile: Iterable[str] = ()) -> s
         quoted = {name for pattern in _QUOTED for name in pattern.findall(said)}
         names |= {name for name in quoted if any(_contains(value, name) for value in long)}
     return "\0".join(sorted(names))  # in the same order, however a store keeps the arguments
+
+
+def without_items(failure: str, items: str) -> str:
+    """Return the class of a failure without the items that it names, which are those of ``named_items``."""
+    for item in items.split("\0"):
+        failure = failure.replace(failure_class(item), "#")
+    return failure
 
 
 def _name(value: object) -> str:

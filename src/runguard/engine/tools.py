@@ -16,10 +16,19 @@ from typing import Any, Final
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import FAILURES, LATE, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
-from runguard.core.failure_texts import last_line
 from runguard.core.identity import LruDict, answer_text, digest, mask, size_of
 from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
-from runguard.core.outcomes import MISSING, classify, failure_class, is_unfinished, named_items, says_missing, was_done
+from runguard.core.outcomes import (
+    MISSING,
+    classify,
+    ending_class,
+    failure_class,
+    is_unfinished,
+    named_items,
+    says_missing,
+    was_done,
+    without_items,
+)
 from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
 from runguard.core.rules.limits import CallsPerTool, ToolCalls
 from runguard.engine.calls import Settling
@@ -536,9 +545,10 @@ class Answers:
                 a.lacks_arguments = not a.failure.startswith(LATE) and lacks_arguments(a.args, answer_text(raw))
                 if not a.failure or value is not raw:  # the normalizer decides what identifies a failure, too
                     a.failure = failure_class(answer_text(value))
-                a.ending = failure_class(last_line(raw)) if type(raw) is str else a.failure
+                a.ending = ending_class(raw, a.failure)
                 if items := named_items(a.args, value, rule.volatile if rule is not None else ()):
                     a.failure = f"{a.failure}\0{items}"
+                    a.ending = without_items(a.ending, items)
             a.answer, new = lane.book.name(a.call, value, agent)
             size = lane.book.size
             a.size = size if value is raw else 0

@@ -180,6 +180,8 @@ class ToolFailures(Stall):
 
 
 _LASTING_KEPT: Final = 64
+_NAMING: Final = "\0"  # in the class of a failure, before the items that it names
+_NAMES_ITEMS: Final = Rungs(nudge=12)  # the items of a batch may well fail alike: no stop
 _DISTINCT_KEPT: Final = 256
 
 
@@ -219,11 +221,14 @@ class LastingFailures:
                 if a.outcome is not Outcome.REFUSED:
                     self._kept.pop(a.call, None)
                     self._kept.pop(a.tool, None)
+                    self._kept.pop(f"{a.tool}{_NAMING}", None)
             elif a.counted:
-                counted = (
+                counted = [
                     (self._add(a.call, a.ending or a.failure), self._of_call),
                     (self._add(a.tool, a.failure, a.call), self._of_tool),
-                )
+                ]
+                if _NAMING in a.failure:  # it says of each call what it was asked
+                    counted.append((self._add(f"{a.tool}{_NAMING}", a.ending, a.call), _NAMES_ITEMS))
                 for count, rungs in counted:
                     reached = rungs.at(count)
                     if reached is not None and (worst is None or reached[0] > worst.action):
