@@ -29,8 +29,12 @@ def test_an_answer_in_other_words_is_nudged_and_then_stopped() -> None:
     actions = [action for _, action in found(*(event(said(n)) for n in range(12)))]
     assert actions[:1] == [Action.NUDGE]
     assert Action.STOP in actions
-    first = found(*(event({"result": said(n)}) for n in range(12)))
-    assert [action for _, action in first] == actions
+    for wrap in (
+        lambda text: {"result": text},
+        lambda text: {"content": [{"type": "text", "text": text}], "isError": False},
+    ):
+        wrapped = found(*(event(wrap(said(n))) for n in range(12)))
+        assert [action for _, action in wrapped] == actions
 
 
 def test_a_new_number_or_four_new_words_start_anew() -> None:

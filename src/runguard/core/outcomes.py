@@ -32,7 +32,7 @@ from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
 _WRAPPED: Final = 32  # levels of {"result": …} to open; real answers have one or two
-_WRAPPINGS: Final = 4  # of them around a text whose last line is looked for
+_WRAPPINGS: Final = 4  # of them around the only text of an answer
 _FEW_CHARS: Final = 40
 
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
@@ -139,16 +139,24 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
     return _OK, ""
 
 
-def ending_class(answer: object, failure: str) -> str:
-    """Return the class of the last line of a failure; ``failure``, its class, where it has no such line."""
+def only_text(answer: object) -> str:
+    """Return the text of an answer that is one text, bare or as frameworks and MCP wrap it; else an empty one."""
     for _ in range(_WRAPPINGS):
-        if type(answer) is dict and (len(answer) == 1 or _MCP_KEYS.issuperset(answer)):
-            answer = next((answer[key] for key in _BODIES if key in answer), None)
+        if type(answer) is dict and len(answer) == 1:
+            (answer,) = answer.values()
+        elif type(answer) is dict and _MCP_KEYS.issuperset(answer):
+            answer = answer.get("content")
         elif type(answer) is list and len(answer) == 1 and type(answer[0]) is dict:
             answer = answer[0].get("text")
         else:
             break
-    line = last_line(answer) if type(answer) is str and answer[:_FEW_CHARS].lstrip()[:1] not in ("{", "[") else ""
+    return answer if type(answer) is str else ""
+
+
+def ending_class(answer: object, failure: str) -> str:
+    """Return the class of the last line of a failure; ``failure``, its class, where it has no such line."""
+    text = only_text(answer)
+    line = last_line(text) if text[:_FEW_CHARS].lstrip()[:1] not in ("{", "[") else ""
     return failure_class(line) if line and line[0] not in "{[" else failure
 
 

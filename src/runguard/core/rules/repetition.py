@@ -38,6 +38,7 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.core.identity import answer_text, digest, mask, read_as
+from runguard.core.outcomes import only_text
 
 # ---- What every rule looks like.
 
@@ -570,7 +571,7 @@ class Reworded:
             return None
         if answer.call != self._call:
             self._call, self._count = answer.call, 0
-            self._text, self._last, self._known = _prose(answer.value), set(), set()
+            self._text, self._last, self._known = only_text(answer.value)[:_READ], set(), set()
             return None
         if not event.news:
             return None
@@ -592,7 +593,7 @@ class Reworded:
         if self._text:
             self._last, self._text = _words(self._text), ""
             self._known = set(self._last)
-        words, before = _words(_prose(answer.value)), self._last
+        words, before = _words(only_text(answer.value)[:_READ]), self._last
         new = words - self._known
         self._last = words
         if len(self._known) > _MOST:
@@ -601,13 +602,6 @@ class Reworded:
         if len(words) < _LEAST or len(new) >= _NEW or not all(map(str.isalpha, new)):
             return ""
         return OTHER_WORDS if len(words - before) - len(new) >= _BACK else FEWER_WORDS
-
-
-def _prose(value: object) -> str:
-    """Return the text of an answer that is one text, as it is or as the only value of a dict; else an empty one."""
-    if type(value) is dict and len(value) == 1:
-        value = next(iter(value.values()))
-    return value[:_READ] if type(value) is str else ""
 
 
 def _words(text: str) -> set[str]:
