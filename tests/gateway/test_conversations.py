@@ -5,6 +5,7 @@ import json
 import time
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -137,6 +138,95 @@ def test_two_equal_prompts_at_the_same_time_are_two_runs(asks: RawUpstream) -> N
             pass
         assert one.said.startswith("I stopped")
         assert two.step()
+
+
+class Nameless(Agent):
+    """A conversation with Gemini, whose calls have no ids."""
+
+    def step(self, url: str = "") -> bool:
+        path = f"{url or self.url}/v1beta/models/{MODEL}:generateContent"
+        tools = [{"functionDeclarations": [{"name": "parse"}]}]
+        body = {"contents": self.messages, "tools": tools, "generationConfig": {"maxOutputTokens": 250}}
+        said = httpx.post(path, json=body, headers={"x-goog-api-key": "k"}).json()["candidates"][0]["content"]
+        part = said["parts"][0]
+        self.said = part.get("text", "")
+        number = len(self.messages)
+        result = {"name": "parse", "response": {"result": f"page {number} of many"}}
+        self.messages += [said, {"role": "user", "parts": [{"functionResponse": result}]}]
+        return "functionCall" in part
+
+    @classmethod
+    def start(cls, url: str) -> "Nameless":
+        agent = cls(url)
+        agent.messages = [{"role": "user", "parts": [{"text": "go"}]}]
+        return agent
+
+
+@pytest.fixture
+def nameless(upstream: RawUpstream) -> RawUpstream:
+    """A model of Gemini that asks for the next page."""
+
+    def answer(request: Arrived) -> JSONResponse:
+        part = {"functionCall": {"name": "parse", "args": {"n": len(request.json["contents"])}}}
+        usage = {"promptTokenCount": 1_000, "candidatesTokenCount": 250, "totalTokenCount": 1_250}
+        candidate = {"content": {"role": "model", "parts": [part]}, "finishReason": "STOP"}
+        return JSONResponse({"candidates": [candidate], "usageMetadata": usage, "modelVersion": MODEL})
+
+    upstream.answer = answer
+    return upstream
+
+
+def test_equal_prompts_without_ids_of_calls_are_runs_of_their_own(nameless: RawUpstream) -> None:
+    gateway = a_gateway(nameless.url, max_model_calls=8)
+    with served(gateway) as url:
+        agents = [Nameless.start(url) for _ in range(3)]
+        for _ in range(6):
+            assert all(agent.step() for agent in agents)
+        assert [run["model_calls"] for run in runs(gateway)] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("name", ["functions.parse:{}", "call_0", ""])
+@pytest.mark.parametrize("prompts", [("a", "b"), ("a", "a")])
+def test_ids_that_repeat_keep_conversations_apart(asks: RawUpstream, name: str, prompts: tuple[str, str]) -> None:
+    """Kimi counts its calls anew in each conversation. Some servers give every call one id, or none."""
+
+    def answer(request: Arrived) -> JSONResponse:
+        number = len(request.json["messages"])
+        function = {"name": "parse", "arguments": json.dumps({"n": number})}
+        call = {"id": name.format(number), "type": "function", "function": function}
+        return JSONResponse(chat_answer("", tool_calls=[call]))
+
+    asks.answer = answer
+    gateway = a_gateway(asks.url, max_model_calls=8)
+    with served(gateway) as url:
+        agents = [Agent(url, prompt) for prompt in prompts]
+        for number in range(6):
+            for agent in agents:
+                assert agent.step()
+                agent.messages[-1]["content"] = f"page {number} of many"
+        assert [run["model_calls"] for run in runs(gateway)] == [6, 6]
+    with served(gateway := a_gateway(asks.url)) as url:
+        agent = Agent(url)
+        for _ in range(6):
+            assert agent.step()
+        assert not agent.step()
+        assert [trip.rule for trip in gateway.trips] == ["stall"]
+
+
+def test_the_next_turn_of_one_of_two_equal_prompts_ends_its_own_run(asks: RawUpstream) -> None:
+    gateway = a_gateway(asks.url)
+    with served(gateway) as url:
+        one = Agent(url)
+        asks.answer, tools = lambda request: JSONResponse(chat_answer("ready")), asks.answer
+        one.step()
+        asks.answer, before = tools, {run["run"] for run in runs(gateway)}
+        two = Agent(url)
+        two.step()
+        (name,) = {run["run"] for run in runs(gateway)} - before
+        one.say("and now?")
+        one.step()
+        two.step()
+        assert [run["model_calls"] for run in runs(gateway) if run["run"] == name] == [2]
 
 
 def test_the_ids_of_another_key_find_nothing(asks: RawUpstream) -> None:
@@ -377,6 +467,33 @@ def test_a_run_that_moves_between_workers_is_stopped_all_the_same(
     assert len(asks.arrived) == 6
     names = {trip.run_id for gateway, _ in workers for trip in gateway.trips}
     assert len(names) == 1
+
+
+def test_calls_without_ids_find_their_run_on_another_worker(nameless: RawUpstream, tmp_path: Path) -> None:
+    made = [a_gateway(nameless.url, store=f"sqlite:///{tmp_path / 'guard.db'}", max_usd="0.0425") for _ in range(2)]
+    with served(made[0]) as one, served(made[1]) as two:
+        agent = Nameless.start("")
+        while agent.step((one, two)[len(agent.messages) // 2 % 2]):
+            assert len(nameless.arrived) < 30
+        assert len(nameless.arrived) == 12
+        assert len({run["run"] for gateway in made for run in runs(gateway)}) == 1
+
+
+def test_a_run_is_found_while_its_name_is_being_written(
+    workers: list[tuple[Gateway, str]], asks: RawUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for gateway, _ in workers:
+        asked: list[Any] = []
+
+        async def named(*given: Any, known: Any = gateway.guard.pauses.named, asked: Any = asked) -> Any:
+            asked.append(given)
+            return await known(*given) if len(asked) % 2 == 0 else ""
+
+        monkeypatch.setattr(gateway.guard.pauses, "named", named)
+    agent = Agent("")
+    for number in range(6):
+        agent.step(workers[number % 3][1])
+    assert len({run["run"] for gateway, _ in workers for run in runs(gateway)}) == 1
 
 
 def test_the_budget_of_a_run_holds_on_all_workers(workers: list[tuple[Gateway, str]], asks: RawUpstream) -> None:

@@ -3,18 +3,20 @@
 Each request to a model carries the history of its conversation, and nothing tells where one run ends and the next one
 begins. ``Conversations`` finds out:
 
-- A request that answers tool calls goes on with the strand whose answer asked for them. It is known by the ids of the
-  calls, or else by the beginning of the transcript.
+- A request that answers tool calls goes on with the strand that waits for them. It is known by the beginning of the
+  transcript and by the calls: their ids, or else their tools and arguments. Some models give the same ids in every
+  conversation, others none.
 - A request that ends with the user's word, in a conversation that has had an answer, is the next turn: a new run.
 - Other requests of the same session are lanes of its run: titles, summaries, sub-agents. A client names its session in
   a header. Without one, each conversation is a session of its own.
 - What the transcript tells and this process has not seen happened on another worker of the store: it is replayed.
 """
 
+import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -23,7 +25,7 @@ from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome, RunInfo
-from runguard.core.identity import LruDict, digest, size_of
+from runguard.core.identity import LruDict, call_fingerprint, digest, size_of
 from runguard.engine.guard import Guard
 from runguard.gateway.answers import AnswerReader
 from runguard.gateway.formats import Body, WireFormat
@@ -33,7 +35,9 @@ from runguard.providers.messages import Reading, Round
 IDLE_S: Final = 1_800.0  # a tool may work for a long time
 _MOST: Final = 10_000  # conversations kept
 _MOST_STRANDS: Final = 64  # of one conversation
+_MOST_TWINS: Final = 256  # strands with the same beginning
 _CALLS_KEPT: Final = 50_000
+_NAME_WAITS_S: Final = (0.02, 0.08)  # the worker that gave the last answer may be writing the name of the run
 _ROUNDS_KEPT: Final = 512  # of one strand
 _ARGUMENTS_KEPT: Final = 65_536  # bytes of a call that waits for its tool
 
@@ -111,16 +115,32 @@ class Strand:
     def is_working(self) -> bool:
         return self.in_flight or bool(self.waiting)
 
-    def catch_up(self, rounds: Iterator[Round]) -> None:
-        """Show the rules the results that came since the last request, and what happened on other workers."""
+    @property
+    def is_over(self) -> bool:
+        return self.conversation.is_over
+
+    def awaits(self, one: Round, length: int) -> bool:
+        """Whether the calls that wait are those of a round, in a transcript of this length."""
+        if not self.waiting or not _answers(one, self.waiting):
+            return False
+        asked = {call_fingerprint(use.tool, use.args, exact=True) for use in self.waiting.values()}
+        if one.calls and asked.isdisjoint(_meant(one.calls)):
+            return False
+        return _has_ids(one) or self.length < length
+
+    def catch_up(self, rounds: Iterator[Round], before: int) -> None:
+        """Show the rules the results that came since the last request, and what happened on other workers.
+
+        ``before``: the length of the transcript that this strand has seen last.
+        """
         missed: list[Round] = []
         for one in rounds:
-            mark = _mark(one)
-            if mark in self.seen:
+            mark, is_answer = _mark(one), _has_ids(one) and self.waiting and _answers(one, self.waiting)
+            if not is_answer and (mark in self.seen or (missed and not _has_ids(one) and one.at < before)):
                 break
             self.seen[mark] = None
             missed.append(one)
-            if self.waiting and _answers(one, self.waiting):
+            if is_answer:
                 break
         for one in reversed(missed):
             if self.waiting and _answers(one, self.waiting):
@@ -132,13 +152,14 @@ class Strand:
 
     def settle(self, permission: Permission, reading: Reading, size: int, *, estimated: bool = False) -> list[str]:
         """Book what a call took. Return the ids of the tool calls that the answer asks for."""
-        uses = [ToolUse(id_, tool, args) for id_, tool, args in _named(_calls_of(reading))]
+        asked = _calls_of(reading)
+        uses = [ToolUse(id_, tool, args) for id_, tool, args in _named(asked)]
         permission.settle(
             reading.usage, model=reading.model, calls=uses, text=reading.text, size=size, estimated=estimated
         )
         self.waiting = {use.id: use for use in uses}
         self.has_answered = True
-        return [id_ for id_ in reading.ids if id_]
+        return _ids_of(reading.ids, asked)
 
     def fail(self, permission: Permission, error: BaseException | None, reader: AnswerReader | None = None) -> None:
         """Book a call that failed, or whose answer was cut: what ``reader`` has seen of it."""
@@ -164,7 +185,7 @@ class Conversations:
         self._guard, self.idle_s, self._most, self._now = guard, idle_seconds, most, now
         self._open: OrderedDict[int, Conversation] = OrderedDict()  # by identity, the longest unused first
         self._sessions: dict[str, Conversation] = {}  # the newest of each session
-        self._strands = LruDict[str, Strand](4 * most)  # the newest of each beginning
+        self._strands = LruDict[str, list[Strand]](4 * most)  # of each beginning, the newest last
         self._calls = LruDict[str, Strand](_CALLS_KEPT)  # by the id of a tool call
 
     def __len__(self) -> int:
@@ -181,12 +202,12 @@ class Conversations:
         elif strand.in_flight:
             strand = self._begin(asked, "")
         conversation = strand.conversation
+        before, strand.length = strand.length, max(asked.length, 1)
         strand.in_flight, strand.has_answered = True, False
-        strand.length = max(asked.length, 1)
         conversation.used_at = self._now()
         self._open.move_to_end(id(conversation))
         if newest is not None:
-            self._guard.faults.attempt("gateway", strand.catch_up, chain([newest], asked.rounds))
+            self._guard.faults.attempt("gateway", strand.catch_up, chain([newest], asked.rounds), before)
         return strand
 
     def give_back(self, strand: Strand, calls: list[str]) -> None:
@@ -224,18 +245,30 @@ class Conversations:
 
     def _known(self, asked: Asked, newest: Round) -> Strand | None:
         """Return the strand whose answer asked for the newest calls."""
-        for id_, _ in newest.results:
+        free, length = self._free(asked), asked.length
+        if waiting := [strand for strand in free if strand.awaits(newest, length)]:
+            return max(waiting, key=lambda strand: (strand.length < length, strand.length))
+        if again := [strand for strand in free if strand.length == length and not strand.has_answered]:
+            return again[0]  # the same request again, after a failure
+        mark = _mark(newest)
+        for id_, _ in newest.results:  # with another beginning: the provider keeps it, or the client has shortened it
             strand = self._calls.get(_owned(asked.payer, id_)) if id_ else None
-            if strand is not None and not strand.conversation.is_over:
+            if strand is not None and not strand.is_over and (strand.awaits(newest, length) or mark in strand.seen):
                 return strand
-        strand = self._strands.get(_strand_key(asked))
-        return strand if strand is not None and not strand.conversation.is_over and not strand.in_flight else None
+        return free[-1] if free else None
+
+    def _free(self, asked: Asked) -> list[Strand]:
+        """Return the strands with the beginning of a request that have no call in flight, the newest last."""
+        known = self._strands.get(_strand_key(asked)) or ()
+        return [strand for strand in known if not strand.is_over and not strand.in_flight]
 
     def _next_turn(self, asked: Asked) -> Strand | None:
         """Return the strand of a request that ends with the user's word. None: it begins a run."""
-        strand = self._strands.get(_strand_key(asked))
+        free = self._free(asked)
+        before = [(one.length, not one.waiting, n) for n, one in enumerate(free) if one.length < asked.length]
+        strand = free[max(before)[2] if before else -1] if free else None
         session = self._sessions.get(_session_key(asked)) if asked.session else None
-        if strand is not None and not strand.conversation.is_over and not strand.in_flight:
+        if strand is not None:
             conversation, is_same = strand.conversation, asked.length <= strand.length
             if is_same and not strand.has_answered:
                 return strand  # the same request again, after a failure
@@ -257,13 +290,17 @@ class Conversations:
         """Return the name of the run that another worker of the store has begun, or ""."""
         if not self._guard.shares_store:
             return ""
-        ids = [id_ for id_, _ in newest.results if id_][:1]
+        ids = _ids_of([id_ for id_, _ in newest.results], newest.calls)[:1]
         info = RunInfo("", at=self._guard.clock(), **self._whom(asked))
         try:
-            return await self._guard.pauses.named(ids, info)
+            for patience in (*_NAME_WAITS_S, None):
+                name = await self._guard.pauses.named(ids, info)
+                if name or not ids or patience is None:
+                    return name
+                await asyncio.sleep(patience)
         except (StoreOutage, StoreError) as error:
             self._guard.faults.note("gateway", error)
-            return ""
+        return ""
 
     def _begin(self, asked: Asked, name: str) -> Strand:
         """Begin a run, or a lane of the run of the session. ``name``: that of a run which other workers know."""
@@ -293,7 +330,9 @@ class Conversations:
     def _add(self, conversation: Conversation, run: AgentRun, asked: Asked) -> Strand:
         strand = Strand(conversation, run, asked)
         conversation.strands[max(conversation.strands, default=0) + 1] = strand
-        self._strands[_strand_key(asked)] = strand
+        key = _strand_key(asked)
+        known = self._strands.get(key) or ()
+        self._strands[key] = [*[one for one in known if not one.is_over][-_MOST_TWINS:], strand]
         return strand
 
     def _end(self, conversation: Conversation) -> None:
@@ -336,19 +375,34 @@ def _named(calls: Any) -> Iterator[tuple[str, str, object]]:
         yield id_ or f"call-{number}", tool, args
 
 
+def _meant(calls: Any) -> list[bytes]:
+    return [call_fingerprint(tool, args, exact=True) for _, tool, args in _named(calls)]
+
+
+def _ids_of(given: Sequence[str], calls: Sequence[tuple[str, str, object]]) -> list[str]:
+    """Return the ids of calls, or one for all of them that says what they ask for."""
+    ids = [id_ for id_ in given if id_]
+    if ids or not calls:
+        return ids
+    return [digest(str(_meant(calls))).hex()]
+
+
+def _has_ids(one: Round) -> bool:
+    return any(id_ for id_, _ in one.results)
+
+
 def _mark(one: Round) -> bytes:
     """Return the identity of a round within its strand."""
-    ids = [id_ for id_, _ in one.results if id_] or [id_ for id_, _, _ in one.calls if id_]
-    return digest("\0".join(ids) if ids else f"{one.at}\0{one.calls}")
+    ids = [id_ for id_, _ in one.results if id_]
+    return digest(f"{ids or one.at}\0{_meant(one.calls)}")
 
 
 def _answers(one: Round, waiting: dict[str, ToolUse]) -> bool:
     """Whether the results of a round are those that calls wait for."""
-    ids = [id_ for id_, _ in one.results if id_]
-    if ids:
-        return any(id_ in waiting for id_ in ids)
+    if _has_ids(one):
+        return any(id_ in waiting for id_, _ in one.results)
     tools = {use.tool for use in waiting.values()}
-    return any(result.tool in tools for _, result in one.results)
+    return any(not result.tool or result.tool in tools for _, result in one.results)
 
 
 def _paired(one: Round, uses: dict[str, ToolUse]) -> list[tuple[ToolUse, object, Outcome | None]]:
@@ -357,7 +411,7 @@ def _paired(one: Round, uses: dict[str, ToolUse]) -> list[tuple[ToolUse, object,
     for id_, result in one.results:
         use = left.pop(id_, None)
         if use is None and not id_:
-            name = next((name for name, held in left.items() if held.tool == result.tool), None)
+            name = next((name for name, held in left.items() if result.tool in ("", held.tool)), None)
             use = left.pop(name) if name is not None else None
         if use is not None:
             found.append((use, result.value, Outcome.ERROR if result.is_error else None))
