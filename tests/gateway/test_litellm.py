@@ -16,10 +16,21 @@ from starlette.responses import JSONResponse, StreamingResponse
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
 litellm = pytest.importorskip("litellm")
 ModifyResponseException: Any = pytest.importorskip("litellm.exceptions").ModifyResponseException
+ProxyException: Any = pytest.importorskip("litellm.proxy._types").ProxyException
 
 import runguard as package  # noqa: E402
 from runguard.litellm import RunGuardGateway  # noqa: E402
-from tests.kit.gateways import FAILED, MODEL, PRICES, TOOL, Arrived, RawUpstream, chat_answer, chat_loop  # noqa: E402
+from tests.kit.gateways import (  # noqa: E402
+    FAILED,
+    MODEL,
+    PRICES,
+    TOOL,
+    Arrived,
+    RawUpstream,
+    anthropic_loop,
+    chat_answer,
+    chat_loop,
+)
 
 # litellm brings the proxy's own packages only with its extra
 PROXY = os.environ.get("RUNGUARD_LITELLM_PYTHON", sys.executable)
@@ -141,11 +152,36 @@ async def test_a_stream_is_settled_before_its_last_piece_leaves() -> None:
     assert str(guard.spend()["usd"]) == "0.0035"
 
 
-async def test_structured_output_gets_an_error() -> None:
-    guard = RunGuardGateway(prices=PRICES, max_usd="0.0001")
-    asked = data([{"role": "user", "content": "go"}], 1, response_format={"type": "json_object"})
-    with pytest.raises(package.RunStoppedError):
+@pytest.mark.parametrize(
+    ("policy", "more"), [({}, {"response_format": {"type": "json_object"}}), ({"on_stop": "raise"}, {})]
+)
+async def test_a_stop_that_no_text_can_say_is_an_error_that_nobody_tries_again(
+    policy: dict[str, Any], more: dict[str, Any]
+) -> None:
+    guard = RunGuardGateway(prices=PRICES, max_usd="0.0001", **policy)
+    asked = data([{"role": "user", "content": "go"}], 1, **more)
+    with pytest.raises(ProxyException) as raised:
         await guard.async_pre_call_hook(Key(), None, asked, "acompletion")
+    assert (raised.value.code, raised.value.headers) == ("429", {"x-should-retry": "false"})
+    assert raised.value.message == "I stopped because this request reached a safety limit."
+    assert isinstance(raised.value.__cause__, package.RunStoppedError)
+
+
+async def test_a_stop_in_a_stream_of_messages_is_a_series_of_events() -> None:
+    """The proxy gives it as one whole message, which Anthropic's clients do not read in a stream."""
+    guard = RunGuardGateway(prices=PRICES)
+
+    async def pieces() -> AsyncIterator[Any]:
+        yield {"type": "message", "role": "assistant", "model": MODEL, "content": [{"type": "text", "text": "over"}]}
+
+    asked = data([], 1)
+    (said,) = [chunk async for chunk in guard.async_post_call_streaming_iterator_hook(Key(), pieces(), asked)]
+    assert [line for line in said.splitlines() if line.startswith("event:")][:2] == [
+        "event: message_start",
+        "event: content_block_start",
+    ]
+    assert '"text": "over"' in said
+    assert said.endswith('data: {"type": "message_stop"}\n\n')
 
 
 # ---- the real proxy
@@ -234,6 +270,15 @@ def test_the_real_proxy_stops_a_loop_streamed_and_not(proxy: Any, upstream: RawU
         turns, said = chat_loop(url, stream=stream, prompt=f"go {stream}", timeout=30)
         assert (turns, said) == (7, "I stopped because a step kept failing in the same way.")
         assert len(upstream.arrived) == 6
+
+
+@pytest.mark.timeout(240)
+def test_the_real_proxy_stops_clients_of_anthropic(proxy: Any, upstream: RawUpstream) -> None:
+    url = proxy("budgets=[{'usd': '0.00001', 'per': 'app'}]")
+    for stream in (False, True):
+        turns, said = anthropic_loop(url, stream=stream, prompt=f"go {stream}", timeout=30)
+        assert (turns, said) == (1, "I stopped because this request reached a safety limit.")
+    assert not [request for request in upstream.arrived if request.method == "POST"]
 
 
 @pytest.mark.timeout(240)

@@ -12,9 +12,10 @@ from typing import Any, Final, Unpack
 
 from litellm.exceptions import ModifyResponseException
 from litellm.integrations.custom_logger import CustomLogger
+from litellm.proxy._types import ProxyException
 
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import last_words
+from runguard.calls.run import error_of
 from runguard.core.decision import Trip
 from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Controls, Guard
@@ -62,7 +63,8 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
     """``callbacks: [my_module.guard]`` in the proxy's settings, with ``guard = RunGuardGateway(max_usd=2)`` in it.
 
     The keywords are those of every adapter. Whose budgets a request is for says its virtual key: the team is the app,
-    the key's user is the user. A stop is an answer with a text; with ``on_stop="raise"`` the request fails.
+    the key's user is the user. A stop is an answer with a text. With ``on_stop="raise"``, and where the program expects
+    data, it is an error with status 429.
     """
 
     def __init__(self, *, idle_seconds: float = IDLE_S, **policy: Unpack[PolicySettings]) -> None:
@@ -118,10 +120,12 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
             self._fail(self._calls.pop(name), None)
 
     def _stop(self, end: Trip | Ended, wire: WireFormat, body: Body, data: dict[str, Any]) -> Exception:
-        text = last_words(self.guard, end, takes_text=not wire.asks_for_data(body))
-        stop: Exception = ModifyResponseException(
-            text, wire.model(body, ""), data, "runguard", {"runguard": end.to_dict()}
-        )
+        text = self.guard.stop_text(end) if isinstance(end, Trip) else end.reason
+        if self.guard.policy.on_stop == "raise" or wire.asks_for_data(body):
+            stop: Exception = ProxyException(text, "runguard_stop", None, 429, headers={"x-should-retry": "false"})
+            stop.__cause__ = error_of(end)
+        else:
+            stop = ModifyResponseException(text, wire.model(body, ""), data, "runguard", {"runguard": end.to_dict()})
         return stop
 
     # ---- after a call -----------------------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         call = self._calls.get(_id_of(request_data))
         if call is None:
             async for chunk in response:
-                yield chunk
+                yield _streamed(chunk)
             return
         reader, is_whole = AnswerReader(call.wire, "", is_stream=True), False
         before: Any = None
@@ -200,6 +204,13 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
 
 def _id_of(data: dict[str, Any]) -> str:
     return str(data.get("litellm_call_id") or "")
+
+
+def _streamed(chunk: Any) -> Any:
+    """Return a piece of a stream. The proxy gives a stop as a whole message, also to clients that wait for events."""
+    if not isinstance(chunk, dict) or chunk.get("type") != "message":
+        return chunk
+    return _MESSAGES.stop_events(chunk, "", read(chunk).text).decode()
 
 
 def _asked(wire: WireFormat, body: Body, data: dict[str, Any], key: Any) -> Asked:
