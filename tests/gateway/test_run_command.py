@@ -114,6 +114,25 @@ def test_a_dollar_budget_holds(openai_server: OpenAIServer, policy: Path) -> Non
     assert re.search(r"stopped by budget \(\$0\.0\d+, limit \$0\.01\)", ran.stderr), ran.stderr
 
 
+def test_an_answer_that_the_provider_breaks_off_prints_nothing_on_the_programs_screen(
+    openai_server: OpenAIServer, policy: Path
+) -> None:
+    openai_server.script(Reply(text="one two three", cut_after=2))
+    source = """
+import os, httpx
+asked = {"model": "a-model", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+key = {"authorization": "Bearer a-dummy-key"}
+try:
+    httpx.post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json=asked, headers=key)
+except httpx.RemoteProtocolError:
+    print("broken")
+"""
+    program = [sys.executable, "-c", source]
+    ran = run("--policy", policy, "--max-usd", 1, "--", *program, OPENAI_BASE_URL=f"{openai_server.url}/v1")
+    assert ran.stdout == "broken\n"
+    assert re.fullmatch(r"runguard: 1 model call, \$0\.0\d+\n", ran.stderr), ran.stderr
+
+
 def test_a_program_that_goes_around_the_gateway_is_named() -> None:
     ran = run("--", sys.executable, "-c", "print('hi')")
     assert (ran.returncode, ran.stdout) == (0, "hi\n")

@@ -103,6 +103,15 @@ def test_other_requests_pass_unread_and_cost_nothing(upstream: RawUpstream) -> N
         assert gateway.spend()["usd"] in ("0", 0, Decimal(0))
 
 
+def test_a_message_in_a_thread_of_openai_asks_no_model(upstream: RawUpstream) -> None:
+    upstream.answer = lambda request: JSONResponse({"object": "thread.message"})
+    gateway = a_gateway(upstream.url, max_usd=1)
+    with served(gateway) as url:
+        said = httpx.post(f"{url}/openai/v1/threads/t-1/messages", json={"role": "user", "content": "hi"}).json()
+        assert said == {"object": "thread.message"}
+        assert gateway.tally.calls == gateway.tally.refused == 0
+
+
 def test_embeddings_are_reserved_and_billed(upstream: RawUpstream) -> None:
     usage = {"prompt_tokens": 1_000, "total_tokens": 1_000}
     upstream.answer = lambda request: JSONResponse({"object": "list", "data": [], "model": MODEL, "usage": usage})
@@ -198,6 +207,24 @@ def test_a_stream_that_breaks_is_billed_by_what_came(upstream: RawUpstream) -> N
             httpx.post(f"{url}{CHAT}", json=asked(stream=True))
         assert Decimal("0.001") < spent(gateway) < Decimal("0.0035")
         assert all(not run["reserved_usd"] for run in gateway.snapshot()["runs"])
+
+
+def test_a_whole_answer_that_breaks_is_billed_as_if_it_had_come(upstream: RawUpstream) -> None:
+    """Its first bytes come when the model has said everything; some providers send blanks until then."""
+
+    def broken(_: Any) -> StreamingResponse:
+        async def pieces() -> Any:
+            yield b"\n" * 20
+            raise ConnectionResetError
+
+        return StreamingResponse(pieces(), media_type="application/json")
+
+    upstream.answer = broken
+    gateway = a_gateway(upstream.url, max_usd=1)
+    with served(gateway) as url:
+        assert httpx.post(f"{url}{CHAT}", json=asked()).status_code == 502
+        assert gateway.spend()["output_tokens"] == 300
+        assert not gateway.guard.guard_errors
 
 
 def test_a_client_that_leaves_ends_the_call_and_pays_for_what_came(upstream: RawUpstream) -> None:

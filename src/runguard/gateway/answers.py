@@ -43,7 +43,7 @@ class AnswerReader:
     """What an answer has said so far, and whether it is complete."""
 
     def __init__(self, wire: WireFormat, encoding: str, *, is_stream: bool) -> None:
-        self._wire, self._is_stream = wire, is_stream
+        self._wire, self.is_stream = wire, is_stream
         self._inflate = Inflater(encoding)
         self._stream = StreamReading()
         self._rest = bytearray()
@@ -58,7 +58,7 @@ class AnswerReader:
         if len(self._rest) > _MOST_BYTES:
             self._rest.clear()
             self._inflate.is_readable = False
-        if not self._is_stream:
+        if not self.is_stream:
             return False
         is_complete = False
         while (end := self._rest.find(b"\n")) >= 0:
@@ -70,7 +70,7 @@ class AnswerReader:
 
     def end(self) -> None:
         """Read a body that is no stream: it is complete."""
-        if self._is_stream or not self._rest:
+        if self.is_stream or not self._rest:
             return
         try:
             data = json.loads(bytes(self._rest))
@@ -79,7 +79,7 @@ class AnswerReader:
         if isinstance(data, list):  # Gemini's stream without server-sent events
             for one in data:
                 self._note(one)
-            self._is_stream = True
+            self.is_stream = True
         else:
             self._whole, self.name = read(data), _name_of(data)
 
@@ -103,7 +103,7 @@ class AnswerReader:
     @property
     def said(self) -> int:
         """Bytes that the model has said, for the estimate of an answer without a report."""
-        if self._is_stream:
+        if self.is_stream:
             return self._stream.received or (0 if self._inflate.is_readable else self.size)
         if self._whole is None:
             return self.size

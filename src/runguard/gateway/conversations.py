@@ -162,8 +162,11 @@ class Strand:
         return _ids_of(reading.ids, asked)
 
     def fail(self, permission: Permission, error: BaseException | None, reader: AnswerReader | None = None) -> None:
-        """Book a call that failed, or whose answer was cut: what ``reader`` has seen of it."""
-        if reader is None:
+        """Book a call that failed, or whose stream was cut: what ``reader`` has seen of it.
+
+        The first bytes of an answer that is no stream come when the model has said everything.
+        """
+        if reader is None or not reader.is_stream:
             permission.fail(error)
         else:
             reading = reader.reading

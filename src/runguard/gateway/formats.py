@@ -360,7 +360,7 @@ class Messages(WireFormat):
     provider = "anthropic"
 
     def matches(self, path: str) -> bool:
-        return path.endswith("/messages")
+        return path.endswith("/messages") and "/threads/" not in path  # OpenAI's, which asks no model
 
     def limit(self, body: Body) -> int | None:
         return _count(body.get("max_tokens"))

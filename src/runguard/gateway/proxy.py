@@ -110,7 +110,11 @@ class Gateway(Controls):
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._sweep())
         target = self.upstreams.target(admitted, scope["query_string"].decode("latin-1"), headers)
-        await Exchange(self, scope, headers, receive, send, target).run()
+        try:
+            await Exchange(self, scope, headers, receive, send, target).run()
+        except Exception as error:
+            self.guard.faults.note("gateway", error)
+            raise
 
     def note_unguarded(self, path: str) -> None:
         """Count a request that may be paid and is not understood. Logged once for each path."""
@@ -167,7 +171,7 @@ class Exchange:
             task = asyncio.current_task()
             if not self._left or task is None or task.uncancel() > 0:
                 raise
-        except _ClientLeftError:
+        except (_ClientLeftError, _CutError):
             return
         except _TooLargeError:
             text = f"the request is larger than {self._gateway.max_body:,} bytes"
@@ -268,7 +272,7 @@ class Exchange:
         except httpx.HTTPError as error:
             call.fail(error, reader)
             if self._has_begun:
-                raise  # the server closes the connection, as the provider did
+                raise _CutError from error
             await self._unreachable(call.wire, error)
             return
         except BaseException as error:
@@ -336,8 +340,11 @@ class Exchange:
             await asyncio.shield(response.aclose())  # also where the client leaves just now
 
     async def _relay(self, chunks: AsyncIterator[bytes]) -> None:
-        async for chunk in chunks:
-            await self._piece(chunk)
+        try:
+            async for chunk in chunks:
+                await self._piece(chunk)
+        except httpx.HTTPError as error:
+            raise _CutError from error
         await self._piece(b"", is_last=True)
 
     # ---- the client -------------------------------------------------------------------------------------------------
@@ -515,6 +522,10 @@ class GuardedCall:
 
 class _TooLargeError(Exception):
     """The body of a request is beyond the limit."""
+
+
+class _CutError(Exception):
+    """The provider has broken off its answer. The server closes the connection of an answer that is not complete."""
 
 
 class _ClientLeftError(Exception):

@@ -22,6 +22,7 @@ class BoundedProtocol(H11Protocol):
     request_seconds: ClassVar[float] = 120.0  # for a complete request, of which a large body takes its time
     most_waiting: ClassVar[int] = 512  # connections without a complete request; one more closes the oldest
     most_open: ClassVar[int] = 4_096  # all connections; one more is closed at once
+    log_level: ClassVar[str] = "critical"  # the gateway logs its own faults, and a program may have the terminal
 
     _deadline: asyncio.TimerHandle | None = None
 
@@ -69,7 +70,7 @@ def configured(
         app,
         http=protocol,
         ws="none",
-        log_level="error",  # do not log refused or broken requests to the terminal
+        log_level=protocol.log_level,
         access_log=False,
         lifespan="off",
         server_header=False,

@@ -87,6 +87,7 @@ class PageProtocol(BoundedProtocol):
     request_seconds = 5.0
     most_waiting = 32
     most_open = 128
+    log_level = "error"  # do not log refused or broken requests to the terminal
 
 
 # ---- access control, before everything else
