@@ -1,8 +1,10 @@
 """What passes through unchanged, what the gateway adds, and what it books when a call does not end well."""
 
+import asyncio
 import gzip
 import json
 import socket
+import threading
 import time
 from decimal import Decimal
 from typing import Any
@@ -163,6 +165,34 @@ def test_small_pieces_leave_at_once() -> None:
         accepted, _ = listening.accept()
         with accepted:
             assert accepted.proto == socket.IPPROTO_TCP
+
+
+def test_a_stream_of_gemini_without_events_comes_in_pieces(upstream: RawUpstream) -> None:
+    usage = {"promptTokenCount": 1_000, "candidatesTokenCount": 250, "totalTokenCount": 1_250}
+    candidate = {"content": {"role": "model", "parts": [{"text": "fine"}]}}
+    end = {"candidates": [{**candidate, "finishReason": "STOP"}], "usageMetadata": usage, "modelVersion": MODEL}
+    first_came = threading.Event()
+    said = [b"[" + json.dumps({"candidates": [candidate]}).encode(), b",\n", json.dumps(end).encode() + b"]"]
+
+    def answer(_: Any) -> StreamingResponse:
+        async def pieces() -> Any:
+            yield said[0]
+            yield said[1]
+            assert await asyncio.to_thread(first_came.wait, 10)
+            yield said[2]
+
+        return StreamingResponse(pieces(), media_type="application/json")
+
+    upstream.answer = answer
+    gateway = a_gateway(upstream.url, max_usd=1)
+    path = f"/v1beta/models/{MODEL}:streamGenerateContent"
+    with served(gateway) as url, httpx.stream("POST", f"{url}{path}", json={"contents": []}) as streamed:
+        pieces = streamed.iter_raw()
+        got = [next(pieces)]
+        first_came.set()
+        got += pieces
+        assert b"".join(got) == b"".join(said)
+        assert spent(gateway) == Decimal("0.0035")
 
 
 # ---- errors

@@ -256,19 +256,18 @@ class Exchange:
         reader = AnswerReader(call.wire, encoding, is_stream=is_stream)
         held: list[bytes] = []
         try:
-            if is_stream:
+            if is_stream or call.wire.is_streamed(call.body, self._target.path):
                 await self._begin(response)
             async for chunk in call.permission.pieces(response.aiter_raw()):
                 if reader.feed(chunk):
                     call.settle(reader)
-                if self._has_begun:
-                    await self._piece(chunk)
-                    continue
                 held.append(chunk)
-                if reader.size > _BUFFERED:  # too large to hold back
+                if not self._has_begun and reader.size > _BUFFERED:  # too large to hold back
                     await self._begin(response)
+                if self._has_begun:  # without events, the newest piece waits: it may be the end
+                    last = [] if is_stream else [held.pop()]
                     await self._piece(b"".join(held))
-                    held.clear()
+                    held = last
         except httpx.HTTPError as error:
             call.fail(error, reader)
             if self._has_begun:
@@ -282,6 +281,8 @@ class Exchange:
             call.fail(None, reader)
             if not self._has_begun:
                 await self._stop(call, end)
+            elif not is_stream:
+                raise _CutError
             else:
                 await self._piece(b"" if encoding not in ("", "identity") else call.wire.cut(call.stop_text(end)))
                 await self._piece(b"", is_last=True)
