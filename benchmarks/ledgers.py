@@ -269,7 +269,6 @@ class Worker:
             await booked
             second.append(time.perf_counter() - between)
 
-
     def _run(self, first: Floats, second: Floats) -> None:
         self.loop.run_until_complete(self._calls(first, second, 20))
 
@@ -298,7 +297,8 @@ def work(kind: str, url: str, blocks: list[str], seconds: float, pipe: Connectio
 
 
 def measure(kind: str, url: str, workers: int, rounds: int, seconds: float) -> dict[str, Any]:
-    turn = ["raw", *(["bare"] if kind == "redis" else []), "session", "step", *(["ledger", "run"] if workers == 1 else [])]
+    bare, ledger = ["bare"] if kind == "redis" else [], ["ledger", "run"] if workers == 1 else []
+    turn = ["raw", *bare, "session", "step", *ledger]
     # the first round warms up
     blocks = [what for number in range(rounds + 1) for what in (turn if number % 2 else turn[::-1])]
     pairs = [FORK.Pipe() for _ in range(workers)]
