@@ -29,6 +29,7 @@ def turns(d: Driver, count: int, message: Any, **info: Any) -> list[str]:
         pytest.param(PROCEED, id="go on"),
         pytest.param(FORMAT, id="a long complaint"),
         pytest.param(lambda n: f"Continue. You have {50 - n} steps left.", id="with a counter"),
+        pytest.param(lambda n: ("Go on.", "Please continue.", "Keep going!")[n % 3], id="in other words"),
     ],
 )
 def test_a_loop_goes_on_counting_under_an_automatic_user(message: Any) -> None:
@@ -44,6 +45,8 @@ def test_a_loop_goes_on_counting_under_an_automatic_user(message: Any) -> None:
         pytest.param("yes", id="a word"),
         pytest.param("please make an exception", id="an insisting user"),
         pytest.param(lambda n: f"question {'abcdefghi'[n] * 3} about {'jklmnopqr'[n] * 4}", id="other words"),
+        pytest.param(lambda n: f"please continue with {'abcdefghi'[n] * 3} and {'jklmnopqr'[n] * 4}", id="other work"),
+        pytest.param("please", id="a polite word"),
         pytest.param("", id="no text"),
     ],
 )

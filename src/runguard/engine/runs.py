@@ -735,6 +735,8 @@ _WORDS: Final = re.compile(r"[^\W\d_]+")
 _NEAR: Final = 0.8  # share of the words of both messages
 _TOO_LONG_TO_REPEAT: Final = 12  # words that nobody types twice
 _GO_ON: Final = re.compile(r"\b(?:continue|proceed|go on|keep going|carry on|next step)\b", re.IGNORECASE)
+_POLITE: Final = frozenset({"please"})
+_BRIEF: Final = 80  # characters
 _CARRIED: Final[tuple[type, ...]] = (*_LOOP_RULES, NearEqualCalls, OnlyNotes, Reworded, Talk)
 
 
@@ -789,7 +791,11 @@ class LastRuns:
 
 
 def _words_of(message: str) -> frozenset[str]:
-    return frozenset(_WORDS.findall(message[:_MESSAGE_READ].lower()))
+    """Return the words of a message. In a brief one "go on", "keep going" and "please proceed" are the same."""
+    said = message[:_MESSAGE_READ].lower()
+    if len(said) <= _BRIEF:
+        said = _GO_ON.sub("continue", said)
+    return frozenset(_WORDS.findall(said)) - _POLITE
 
 
 def _is_sent_again(message: str, before: frozenset[str]) -> bool:
