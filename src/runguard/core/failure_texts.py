@@ -189,7 +189,8 @@ SAYINGS: Final = (
         ("fehler", "erreur", "erro", "ошибка", "错误", "錯誤", "エラー", "오류"),
     ),
     Saying(
-        r"usage:(?!\s?[~<>]?\d)[^\n]{0,200}[-\[<]|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
+        r"usage:(?!\s?[~<>]?\d)(?:[^\n]{0,200}[-\[<]|\s?\S{1,40} (?-i:[A-Z]{2}))"
+        r"|(?:/[\w./-]{1,60}/)?(?:bash|sh|zsh|dash)(?:: -c)?(?:: line \d+)?: ",
         ("usage: grep [-abc]", "/bin/bash: line 1: x: command not found"),
         ("usage:", "bash", "sh:", "zsh", "dash:", "/"),
     ),
@@ -212,14 +213,24 @@ SAYINGS: Final = (
     Saying(
         r"no (?:replacement|edit)s? (?:was|were) (?:performed|made|applied)\b"
         r"|no match(?:es)? (?:found )?for (?:the )?(?:search block|old_?str)"
-        r"|(?:the )?(?:string to replace|search text|old_?str(?:ing)?)\b.{0,300}?\b(?:not found|is not unique"
-        r"|did not (?:appear|match))",
+        r"|(?:the )?(?:string to replace|(?:search|replacement) text|old_?str(?:ing)?)\b.{0,300}?\b"
+        r"(?:not found|is not unique|did not (?:appear|match))",
         (
             "No replacement was performed, old_str `x` did not appear verbatim in a.py.",
             "String to replace not found in file.",
             "No match found for old_string in a.py",
         ),
-        ("no replacement", "no edit", "no match", "the ", "string to", "search text", "old_str", "oldstr"),
+        (
+            "no replacement",
+            "no edit",
+            "no match",
+            "replacement",
+            "the ",
+            "string to",
+            "search text",
+            "old_str",
+            "oldstr",
+        ),
     ),
     Saying(
         r"(?:your|thoughts?|action|response|output|message|tool call|function call|arguments?|input)\b[^.\n]{0,80}?\b"
@@ -307,21 +318,22 @@ LAST_LINES: Final = (
 # ---- Answers that only begin like an error: figures, names of files and settings, the head of a table, a verdict.
 
 _NUMBER: Final = r"[-+~<>]?\s?\d[\d,]{0,20}"
+_END: Final = r"\s?(?=$|[\n;|()]|,(?!\s?\d)|(?:after|of|per|on|at|in|since) )"
 LOOK_ALIKES: Final = (
     Saying(
-        r"(?:[a-z]{1,20}[ _-]){1,3}(?:rate|count|budget|ratio|share|percentage|total)s?(?: [a-z]{1,20})?"
-        rf"\s?[:=]?\s?{_NUMBER}",
+        r"(?!invalid)(?:[a-z]{1,20}[ _-]){1,3}(?:rate|count|budget|ratio|share|percentage|total)s?"
+        rf"(?: (?:remaining|left|used|is|was))?\s?[:=]?\s?{_NUMBER}",
         ("Error rate: 2 %", "error_count=0", "Error budget remaining: 93 %", "Failure rate < 1 %"),
     ),
     Saying(
-        r"(?:failed|failing|invalid|fatal|forbidden) (?:[a-z]{1,20} )?(?!arguments|parameters|inputs|options|flags)"
-        rf"[a-z]{{1,20}}(?<![su])s\s?[:=]\s?{_NUMBER}",
-        ("Invalid records: 3", "Failed logins: 12 since Monday", "Fatal accidents: 3,400"),
+        r"(?:(?:failed|failing|fatal|forbidden) (?:[a-z]{1,20} )?(?!arguments|parameters|inputs|options|flags)"
+        r"[a-z]{1,20}(?<![su])s|invalid (?:records|rows|entries|lines|items|votes|files|documents|messages|events))"
+        rf"\s?[:=]\s?{_NUMBER}\s?%?{_END}",
+        ("Invalid records: 3", "Invalid votes: 3 %", "Failed logins: 12 since Monday", "Fatal accidents: 3,400"),
     ),
     Saying(
-        r"[a-z]{1,20}(?: [a-z]{1,20})?(?:\s?[:=]\s?|\s)"
-        rf"(?:[-+~<>]{{0,2}}\d{{0,20}}\.\d{{1,20}}(?:e[-+]?\d{{1,3}})?\s?%?|{_NUMBER}\s?%|0)(?![\w.:])"
-        r"\s?(?=$|[\n,;|()]|(?:after|of|per|on|at) )",
+        r"(?!invalid)[a-z]{1,20}(?: [a-z]{1,20})?(?:\s?[:=]\s?|\s)"
+        rf"(?:[-+~<>]{{0,2}}\d{{0,20}}\.\d{{1,20}}(?:e[-+]?\d{{1,3}})?\s?%?|{_NUMBER}\s?%|0)(?![\w.:]){_END}",
         ("error: 0.0231", "Error = 1.5e-3 after 30 epochs", "Failed: 0", "Failure: 12 % of all", "error 0.2 (best)"),
     ),
     Saying(
@@ -329,13 +341,13 @@ LOOK_ALIKES: Final = (
         ("Failed: 2, passed: 10", "Invalid: 3; valid: 90"),
     ),
     Saying(
-        r"time-?_?out(?:_\w{1,20})?\s?(?:=\s?\d|:\s?\d{1,9}\s?m?s?\n[\w-]{1,40}\s?:\s)",
-        ("timeout = 30", "timeout: 30\nretries: 3"),
+        r"time-?_?out(?:_\w{1,20})?\s?(?:=\s?\d|:\s?\d{1,9}\s?m?s?\n[\w-]{1,40}\s?:\s)|error_(?:log|page)\s",
+        ("timeout = 30", "timeout: 30\nretries: 3", "timeout_ms = 30", "error_log /var/log/a.log;"),
     ),
     Saying(
-        r"(?:error|exception|fatal|failed|failure|timeout)s?(?:\.[a-z]|_(?!code|messages?|msg|type)[a-z])"
+        r"(?:error|exception|fatal|failed|failure|timeout)s?[\w-]{0,60}\.[a-z]{1,5}(?=\s|$)"
         r"|[a-z_]{1,30}(?:\s?[,;|\t]\s?[a-z_]{1,30}){1,20}\s{0,4}\n|invalid\W*$",
-        ("error.tsx\nlayout.tsx", "failed_jobs.csv", "error_log /var/log/a.log;", "error,count\n404,3", "Invalid"),
+        ("error.tsx\nlayout.tsx", "failed_jobs.csv", "error,count\n404,3", "Invalid"),
     ),
 )
 
