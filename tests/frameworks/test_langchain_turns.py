@@ -560,6 +560,36 @@ def test_a_stream_whose_pieces_are_read_in_contexts_of_their_own_stays_in_its_bl
     assert not guard.guard.runs
 
 
+def test_a_turn_that_is_resumed_twice_at_once_stays_one_run() -> None:
+    first_is_inside, second_is_done, answers = threading.Event(), threading.Event(), [0]
+
+    @tool("look")
+    def slow(n: int) -> str:
+        """Look something up."""
+        answer = interrupt("may I?")
+        answers[0] += 1
+        if answers[0] == 1:
+            first_is_inside.set()
+            assert second_is_done.wait(10)
+        return f"page {n}: {answer}"
+
+    chat, made = calling()
+    guard = RunGuardMiddleware(max_model_calls=3)
+    agent: Any = create_agent(chat, [slow], middleware=[guard], checkpointer=InMemorySaver())
+    agent.invoke(HI, CONFIG)
+    first = threading.Thread(target=agent.invoke, args=(Command(resume="yes"), CONFIG))
+    first.start()
+    assert first_is_inside.wait(10)
+    agent.invoke(Command(resume="yes"), CONFIG)
+    second_is_done.set()
+    first.join(10)
+    assert (made, guard.guard.guard_errors) == ([3], 0)
+    agent.invoke(Command(resume="yes"), CONFIG)
+    assert made == [3]
+    assert [trip.rule for trip in guard.trips] == ["model_calls"]
+    assert not guard.guard.runs
+
+
 # ---- Loops that are written by hand.
 
 

@@ -546,7 +546,7 @@ class Spent(NamedTuple):
 class Home:
     """The run of an agent, and who ends it: the agents that share it, or the block of ``runguard.run()`` around."""
 
-    __slots__ = ("begins", "block", "guard", "keys", "run", "waits")
+    __slots__ = ("__weakref__", "begins", "block", "guard", "keys", "run", "waits")
 
     def __init__(self, guard: Guard, run: Run, block: RunContext | None, *, begins: bool) -> None:
         """``begins``: the run begins or continues with this agent. Else an earlier agent of the block has begun it."""
@@ -577,6 +577,7 @@ class Home:
             is_free = not block.agents and block.id not in guard.runs
             run = run or _begin(guard, block.id if is_free else secrets.token_hex(8), keys, whom)
             state = block.agents[guard] = AgentsState(run)
+            run.owners.add(state)
         state.keys = ()  # the run is at work again: its end is no pause
         block.bill(guard, state.run)
         return cls(guard, state.run, block, begins=begins)

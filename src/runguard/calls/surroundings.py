@@ -113,7 +113,7 @@ class Kept(Protocol):
         """End what is kept, because the block ends."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class AgentsState:
     """The run of all agents of one guard in one block, and under which keys it will be kept when the block ends."""
 
@@ -123,8 +123,9 @@ class AgentsState:
     waits: bool = False
 
     def end(self, guard: Guard) -> None:
-        if guard.runs.get(self.run.info.run) is not self.run:
-            return
+        self.run.owners.discard(self)
+        if self.run.owners or guard.runs.get(self.run.info.run) is not self.run:
+            return  # a turn that was resumed twice is still at work
         if self.keys:
             guard.pauses.keep(self.run.info.run, waits=self.waits, keys=self.keys)
         else:

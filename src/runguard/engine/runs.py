@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from weakref import WeakSet
 
 from runguard.core.breaker import Permit
 from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, Rungs, Trip
@@ -311,7 +312,7 @@ class Run(Stoppable):
         self.pauses = 0  # so many times
         self.written: Future[None] | None = None  # the record of its last pause
         self.memo: Any = None  # what the adapter needs to go on after a pause
-        self.owners: set[object] = set()  # who works on it, where the last one to finish ends it
+        self.owners: WeakSet[object] = WeakSet()  # who works on it, where the last one to finish ends it
         self.unsure = False  # it was resumed, and what it had used before could not be read
         self.spend = RunCounts()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
