@@ -30,6 +30,7 @@ CLOSED_SAFELY: Final = {
     "calls/model_calls.py:in_flight": "closed by the coroutine that makes the call",
     "langchain/chat_model.py:_making": "resets a variable",
     "langchain/chat_model.py:_stream": "leaves a job when it is closed",
+    "langchain/turns.py:_in_its_block": "resets a variable",
     "ledger/ledger.py:store_faults": "one operation of a store",
     "ledger/postgres.py:_until": "one operation of a store",
     "ledger/postgres.py:_mapped_errors": "one operation of a store",

@@ -8,7 +8,7 @@ part of. So nothing lives in a graph's state, and a client of the app cannot cho
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, Token
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -304,7 +304,8 @@ def _in_its_block(scope: Scope | None) -> Iterator[None]:
     try:
         yield
     finally:
-        SURROUNDINGS.reset(token)
+        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+            SURROUNDINGS.reset(token)
 
 
 class Runs:
