@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,24 @@ async def test_a_turn_with_many_approvals_is_one_run(stored: bool, way: str) -> 
     [trip] = agent.runguard.trips
     assert result.final_output == agent.runguard.guard.stop_text(trip)
     assert agent.runguard.spent(result).calls == 8
+    assert not agent.runguard.guard.runs
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+async def test_a_turn_that_is_resumed_several_times_at_once_is_one_run(in_blocks: bool) -> None:
+    model = Counting()
+    agent = guarded(Agent(name="worker", model=model, tools=[delete]), max_model_calls=8)
+    first = await Runner.run(agent, "go")
+
+    async def go_on(result: Any) -> None:
+        for _ in range(20):
+            if not result.interruptions:
+                return
+            with runguard.run() if in_blocks else nullcontext():
+                result = await approve(agent, result, "run", stored=True)
+
+    await asyncio.gather(*[go_on(first) for _ in range(4)])
+    assert (model.calls, agent.runguard.guard.guard_errors) == (8, 0)
     assert not agent.runguard.guard.runs
 
 

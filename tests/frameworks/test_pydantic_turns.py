@@ -135,6 +135,24 @@ async def test_a_turn_is_one_run_however_often_a_human_approves(way: str, stream
     assert guard.guard.pauses.waiting == 0
 
 
+async def test_a_turn_that_is_resumed_several_times_at_once_is_one_run() -> None:
+    guard = RunGuard(max_model_calls=8)
+    conversation = Conversation(guard)
+    agent, first = conversation.agent, await conversation.agent.run("delete them all")
+
+    async def go_on(result: Any) -> None:
+        for _ in range(MOST):
+            if not isinstance(result.output, DeferredToolRequests):
+                return
+            answers, history = answers_to(result.output), result.all_messages()
+            result = await agent.run(message_history=history, deferred_tool_results=answers, usage_limits=ENDLESS)
+
+    await asyncio.gather(*[go_on(first) for _ in range(4)])
+    assert (conversation.calls, guard.guard.guard_errors) == (8, 0)
+    assert not guard.guard.runs
+    assert guard.guard.pauses.waiting == 0
+
+
 async def test_an_approval_with_a_message_goes_on_with_the_turn() -> None:
     guard = RunGuard(max_model_calls=8)
     conversation = Conversation(guard)

@@ -38,7 +38,7 @@ from runguard.calls.model_calls import (
     dearest,
     last_permission,
 )
-from runguard.calls.surroundings import HELPERS, AgentsState, RunContext, drive
+from runguard.calls.surroundings import HELPERS, AgentsState, RunContext, drive, leave
 from runguard.calls.threads import carry
 from runguard.calls.tool_calls import (
     OUTERMOST,
@@ -599,13 +599,7 @@ class Home:
             if state is not None and state.run is run:
                 state.keys, state.waits = self.keys, self.waits
             return
-        run.owners.discard(self)
-        if run.owners or guard.runs.get(run.info.run) is not run:
-            return
-        if self.keys and not run.unsure:
-            guard.pauses.keep(run.info.run, waits=self.waits, keys=self.keys)
-        else:
-            guard.end(run.info.run)
+        leave(guard, run, self, () if run.unsure else self.keys, waits=self.waits)
 
 
 async def _paused_run(guard: Guard, choices: Sequence[Sequence[str]], info: RunInfo) -> Run | None:

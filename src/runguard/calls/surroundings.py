@@ -9,7 +9,7 @@ import contextlib
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -123,13 +123,24 @@ class AgentsState:
     waits: bool = False
 
     def end(self, guard: Guard) -> None:
-        self.run.owners.discard(self)
-        if self.run.owners or guard.runs.get(self.run.info.run) is not self.run:
-            return  # a turn that was resumed twice is still at work
-        if self.keys:
-            guard.pauses.keep(self.run.info.run, waits=self.waits, keys=self.keys)
-        else:
-            guard.end(self.run.info.run)
+        leave(guard, self.run, self, self.keys, waits=self.waits)
+
+
+def leave(guard: Guard, run: Run, owner: object, keys: Sequence[str], *, waits: bool) -> None:
+    """Leave a run. The last one who works on it ends it, or keeps it under ``keys`` and the keys of the others.
+
+    Two work on it where one turn is resumed twice at once. Either may go on after the other has ended.
+    """
+    run.owners.discard(owner)
+    if guard.runs.get(run.info.run) is not run:
+        return
+    if run.owners:
+        guard.pauses.name(run, keys)
+        run.is_forked = True
+    elif keys or run.is_forked:
+        guard.pauses.keep(run.info.run, waits=waits and bool(keys), keys=keys)
+    else:
+        guard.end(run.info.run)
 
 
 class Surroundings(NamedTuple):

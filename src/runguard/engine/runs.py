@@ -270,6 +270,7 @@ class Run(Stoppable):
         "growth",
         "in_flight",
         "info",
+        "is_forked",
         "journal",
         "lanes",
         "last_failure",
@@ -313,6 +314,7 @@ class Run(Stoppable):
         self.written: Future[None] | None = None  # the record of its last pause
         self.memo: Any = None  # what the adapter needs to go on after a pause
         self.owners: WeakSet[object] = WeakSet()  # who works on it, where the last one to finish ends it
+        self.is_forked = False  # it was resumed twice at once, so that its turn may go on although one has ended
         self.unsure = False  # it was resumed, and what it had used before could not be read
         self.spend = RunCounts()
         self.in_flight: set[Callable[[], None]] = set()  # how to end each call that is at a model now
