@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runguard import (
+    Budget,
     CircuitOpenError,
     ContextOverflowError,
     DeadlineExceededError,
@@ -73,6 +74,16 @@ def test_a_run_budget_is_not_lifted_by_the_hour() -> None:
     clock.now += 7_200
     assert refused(swallowing(call, 3)) == 3
     assert model.calls == 2
+
+
+@pytest.mark.parametrize("budget", [{"max_usd": 5}, [Budget(usd=5, per="run")]])
+def test_the_budgets_of_both_settings_hold(budget: Any) -> None:
+    model = Model()
+    call = guard(model, budget=budget, budgets=[Budget(calls=3, per="user")])
+    with run(user="ann"):
+        assert refused(swallowing(call, 5)) == 2
+    assert model.calls == 3
+    assert [status.scope for status in call.budgets()] == ["user:Model/ann"]
 
 
 def test_the_kill_switch_stops_and_lets_go_again() -> None:

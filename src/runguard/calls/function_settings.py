@@ -118,7 +118,7 @@ def settings_of(
         keywords["max_tool_failures"] = values.get("failures", _FAILURES)
         keywords["half_open_reset_seconds"] = values.get("reset_seconds", _RESET_S)
     if budget is not None:
-        keywords["budgets"] = _budgets(budget)
+        keywords["budgets"] = [*(policy.get("budgets") or ()), *_budgets(budget)]
     # The rules about tools need answers that a plain callable does not have. Only cycles of signatures can be seen.
     seen = {"cycle", "resubmission", *(["context"] if context is not None else [])}
     keywords["rules"] = dict.fromkeys(RULES.keys() - seen, False)
