@@ -560,6 +560,23 @@ def test_a_stream_whose_pieces_are_read_in_contexts_of_their_own_stays_in_its_bl
     assert not guard.guard.runs
 
 
+@WAYS
+async def test_a_tool_that_asks_a_human_many_times_is_no_repetition(is_async: bool) -> None:
+    @tool("look")
+    def asking(n: int) -> str:
+        """Fill in a form."""
+        return f"page {n}: {[interrupt(f'question {number}') for number in range(20)]}"
+
+    guard, (chat, made) = RunGuardMiddleware(), calling(most=1)
+    agent: Any = create_agent(chat, [asking], middleware=[guard], checkpointer=InMemorySaver())
+    result = await play(agent, HI, CONFIG, is_async)
+    for _ in range(20):
+        assert "__interrupt__" in result
+        result = await play(agent, Command(resume="yes"), CONFIG, is_async)
+    assert result["messages"][-1].content == "gave up"
+    assert (made, guard.trips) == ([2], [])
+
+
 def test_a_turn_that_is_resumed_twice_at_once_stays_one_run() -> None:
     first_is_inside, second_is_done, answers = threading.Event(), threading.Event(), [0]
 

@@ -31,6 +31,7 @@ from runguard.core.outcomes import (
 )
 from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
 from runguard.core.rules.limits import CallsPerTool, ToolCalls
+from runguard.core.rules.repetition import Repetition
 from runguard.engine.calls import Settling
 from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.context import GuardContext
@@ -213,6 +214,9 @@ class ToolGate:
         run.spend.tool_calls -= 1
         for detector in run.detectors:
             if isinstance(detector, ToolCalls | CallsPerTool):
+                detector.take_back(event)
+        for detector in run.lanes[event.lane].detectors if event.lane in run.lanes else ():
+            if isinstance(detector, Repetition):
                 detector.take_back(event)
         held = run.permits.pop(event.id, None)
         if held is not None:

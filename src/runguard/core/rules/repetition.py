@@ -208,6 +208,11 @@ class Repetition:
             event.call.hex(),
         )
 
+    def take_back(self, event: ToolCall) -> None:
+        """Do not count a call that waits for an approval: its answer is still to come."""
+        if event.batch == self._unanswered[1]:
+            self._silent = max(self._silent - 1, 0)
+
 
 class SameCall:
     """The same call over and over although its answers differ: busy waiting, or a clock in the answer.
