@@ -114,6 +114,18 @@ def test_a_dollar_budget_holds(openai_server: OpenAIServer, policy: Path) -> Non
     assert re.search(r"stopped by budget \(\$0\.0\d+, limit \$0\.01\)", ran.stderr), ran.stderr
 
 
+def test_a_model_without_a_price_is_named_and_not_called_free(openai_server: OpenAIServer) -> None:
+    looping(openai_server)
+    program = [sys.executable, "-c", agent()]
+    address = f"{openai_server.url}/v1"
+    refused = run("--max-usd", 1, "--", *program, OPENAI_BASE_URL=address)
+    assert not openai_server.billed
+    assert "stopped by unpriced ('a-model' has no price: limit tokens or calls, or add" in refused.stderr
+    ran = run("--max-calls", 2, "--", *program, OPENAI_BASE_URL=address)
+    assert ran.stderr.startswith("runguard: 2 model calls, $0 and 2 without a price; stopped by budget (3 calls")
+    assert "saved" not in ran.stderr
+
+
 def test_an_answer_that_the_provider_breaks_off_prints_nothing_on_the_programs_screen(
     openai_server: OpenAIServer, policy: Path
 ) -> None:

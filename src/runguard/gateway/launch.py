@@ -136,6 +136,7 @@ def summary(gateway: Gateway) -> dict[str, Any]:
         "model_calls": tally.calls,
         "refused_calls": tally.refused,
         "unguarded_requests": tally.unguarded,
+        "unpriced_calls": spent["unpriced_calls"],
         "tokens": spent["tokens"],
         "usd": _plain(spent["usd"]),
         "saved_usd": _plain(saved),
@@ -157,13 +158,18 @@ def told(gateway: Gateway, usd: Any) -> str:
             "them in its own settings, or see `runguard run --help`"
         )
     calls = found["model_calls"]
-    parts = [f"{calls} model call{'' if calls == 1 else 's'}, {usd(found['usd'])}"]
+    unpriced = f" and {found['unpriced_calls']} without a price" if found["unpriced_calls"] else ""
+    parts = [f"{calls} model call{'' if calls == 1 else 's'}, {usd(found['usd'])}{unpriced}"]
     if not calls and not found["refused_calls"]:
         parts = [f"{found['requests']} requests, none of them to a model"]
     for trip in gateway.trips[-3:]:
         verb = "stopped" if trip.enforced else "would have stopped"
         about = f" of tool '{trip.tool}'" if trip.tool else ""
-        parts.append(f"{verb} by {trip.rule}{about} ({against_limit(trip.observed, trip.unit, trip.limit)})")
+        why = against_limit(trip.observed, trip.unit, trip.limit)
+        if trip.rule == "unpriced":
+            name = trip.model
+            why = f"'{name}' has no price: limit tokens or calls, or add [prices.\"{name}\"] to runguard.toml"
+        parts.append(f"{verb} by {trip.rule}{about} ({why})")
     if found["refused_calls"]:
         saved = f", about {usd(found['saved_usd'])} saved" if found["saved_usd"] is not None else ""
         refused = found["refused_calls"]

@@ -125,8 +125,10 @@ class Gateway(Controls):
 
     def saved_usd(self) -> Decimal | None:
         """Return what the refused calls would have cost, at the average of those that were made."""
-        usd = self.spend()["usd"]
-        return None if usd is None or not self.tally.calls else Decimal(usd) * self.tally.refused / self.tally.calls
+        spent, calls = self.spend(), self.tally.calls
+        if spent["usd"] is None or spent["unpriced_calls"] or not calls:
+            return None
+        return Decimal(spent["usd"]) * self.tally.refused / calls
 
     async def _sweep(self) -> None:
         """End idle runs, also while no request comes."""
