@@ -41,6 +41,7 @@ CLOSED_SAFELY: Final = {
     "openai_agents/runner.py:_as": "resets a variable",
     "agent_framework.py:_at_work": "resets a variable",
     "gateway/launch.py:_forwarding": "a with block of one function, which waits for the program, is its only caller",
+    "gateway/serving.py:capture_signals": "the server enters it in a with block for as long as it serves",
     "gateway/serving.py:served_in_background": "commands enter it in a with block for as long as they run",
     "core/identity.py:stored_attributes": "catches what reading an attribute raises",
 }

@@ -315,6 +315,30 @@ def test_a_short_token_is_refused() -> None:
     assert (ran.returncode, "16 characters" in stderr) == (2, True)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_books_the_calls_in_flight(upstream: RawUpstream, tmp_path: Path, number: signal.Signals) -> None:
+    store, policy = f"sqlite:///{tmp_path / 'guard.db'}", tmp_path / "team.toml"
+    policy.write_text('[prices."a-model"]\ninput = 1\noutput = 10\n[[budgets]]\nusd = 1\nper = "app"\n')
+    upstream.answer = lambda request: upstream.never_ending(chat_events("word " * 100)[:1])
+    arguments = ("--port", 0, "--policy", policy, "--upstream", f"openai={upstream.url}/v1", "--json")
+    with command(*arguments, RUNGUARD_STORE=store) as ran:
+        assert ran.stdout is not None
+        url = json.loads(ran.stdout.readline())["url"]
+        with httpx.stream("POST", f"{url}{CHAT}", json={**ASKED, "stream": True}, timeout=20) as answer:
+            next(answer.iter_raw())
+            ran.send_signal(number)
+            ran.communicate(timeout=20)
+        assert ran.returncode == 0
+    status = subprocess.run(
+        [*PROGRAM, "status", "--store", store, "--json"],
+        capture_output=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(Path(package.__file__).parents[1])},
+    )
+    (budget,) = json.loads(status.stdout)["budgets"]
+    assert float(budget["reserved"]) == 0 < float(budget["spent"])
+
+
 def test_the_command_serves_a_policy_and_ends_with_a_signal(fine: RawUpstream, tmp_path: Path) -> None:
     policy = tmp_path / "team.toml"
     policy.write_text('[prices."a-model"]\ninput = 1\noutput = 10\n[[budgets]]\ncalls = 2\nper = "user"\n')

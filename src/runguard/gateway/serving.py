@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -11,6 +12,7 @@ import h11
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import HANDLED_SIGNALS
 
 _START_S: Final = 10.0
 _STOP_S: Final = 10.0
@@ -81,11 +83,24 @@ def configured(
 
 
 async def serve(app: ASGIApp, listening: socket.socket, close: Callable[[], Awaitable[None]]) -> None:
-    """Serve until interrupted, then call ``close`` on the same event loop."""
+    """Serve until a signal asks to end, then call ``close`` on the same event loop."""
     try:
-        await uvicorn.Server(configured(app)).serve(sockets=[listening])
+        await _Ending(configured(app)).serve(sockets=[listening])
     finally:
         await close()
+
+
+class _Ending(uvicorn.Server):
+    """A server that returns after a signal. uvicorn sends it again, and the process would die with calls unbooked."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self.handle_exit) for number in HANDLED_SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 class _Quiet(uvicorn.Server):
