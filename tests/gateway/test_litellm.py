@@ -95,6 +95,22 @@ async def test_the_notice_and_the_lower_limit_reach_the_request() -> None:
     assert all(not run["reserved_usd"] for run in guard.snapshot()["runs"])
 
 
+async def test_a_tool_that_keeps_failing_is_left_out_of_the_next_request() -> None:
+    guard = RunGuardGateway(prices=PRICES, rules={"stall": {"withhold": 4}})
+    tools = [{"type": "function", "function": {"name": name}} for name in (TOOL, "look")]
+    offered: list[list[str]] = []
+    messages: list[Any] = [{"role": "user", "content": "go"}]
+    for number in range(1, 6):
+        asked = data(messages, number, tools=tools)
+        await guard.async_pre_call_hook(Key(), None, asked, "acompletion")
+        offered.append([tool["function"]["name"] for tool in asked["tools"]])
+        given = answer(number)
+        await guard.async_post_call_success_hook(asked, Key(), given)
+        call = given.choices[0].message.model_dump()
+        messages = [*messages, call, {"role": "tool", "tool_call_id": f"c-{number}", "content": FAILED}]
+    assert offered == [[TOOL, "look"]] * 4 + [["look"]]
+
+
 async def test_an_attempt_that_the_proxy_repeats_does_not_end_the_call() -> None:
     guard = RunGuardGateway(prices=PRICES, max_usd=1)
     asked = data([{"role": "user", "content": "go"}], 1)
