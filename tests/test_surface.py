@@ -113,6 +113,13 @@ def test_the_guard_of_another_framework_is_told_with_its_module(name: str, modul
         assert f'"{name}"' in file.read_text()
 
 
+def test_a_name_of_runguard_itself_is_not_found_in_a_package_of_it() -> None:
+    with pytest.raises(ImportError, match=r"^runguard\.adk has no Budget; write: from runguard import Budget$"):
+        exec("from runguard.adk import Budget")
+    with pytest.raises(ImportError, match="cannot import name 'Nonsense'"):
+        exec("from runguard.adk import Nonsense")
+
+
 def test_dir_shows_the_public_names() -> None:
     assert set(dir(runguard)) == {*runguard.__all__, "__version__"}
 

@@ -14,6 +14,8 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     def load(name: str) -> Any:
         home = homes.get(name)
         if home is None:
+            if name in import_module("runguard").__all__:  # an AttributeError would not tell the place
+                raise ImportError(f"{package} has no {name}; write: from runguard import {name}")
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         return getattr(import_module(home), name)
 
