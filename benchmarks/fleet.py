@@ -3,9 +3,9 @@
     python benchmarks/fleet.py [--quick] [--json]
 
 Workers are processes. Each plays runs of ten model calls: "one by one" reserves and settles every call by itself, "in
-one step" settles a call together with the reservation of the next one, as a run does whose next call follows. All
-workers share one account, or each run takes one of 1,000; or a call has three accounts, of its run, its user and the
-app. Server and workers share this machine's cores: more cores for the workers mean more calls, until the server is
+one step" settles a call together with the reservation of the next one, as a run does whose next call follows within 0.1
+s. All workers share one account, or each run takes one of 1,000; or a call has three accounts, of its run, its user and
+the app. Server and workers share this machine's cores: more cores for the workers mean more calls, until the server is
 busy. What the server takes per call is its own CPU time. The best of several rounds is shown, because other work on the
 machine makes all of them worse.
 """
