@@ -75,6 +75,7 @@ def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, messa
     assert "runguard.toml" in ran.stderr
 
 
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="there Path.is_dir and the like answer False")
 @pytest.mark.parametrize(
     "command",
     [
