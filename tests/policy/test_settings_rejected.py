@@ -133,7 +133,7 @@ def test_a_stop_needs_no_reason(reason: Any) -> None:
     call.stop("all", actor="ops", reason=reason)
     (stop,) = call.stops()
     assert (stop.actor, stop.reason) == ("ops", "")
-    with pytest.raises(runguard.RunStoppedError, match=r"all, stopped by ops in "):
+    with pytest.raises(runguard.RunStoppedError, match=r"all, stopped by ops, in "):
         call()
     with pytest.raises(PolicyError, match=r"^reason: give a text, not a list$"):
         call.stop("all", actor="ops", reason=["x"])  # type: ignore[arg-type]

@@ -673,7 +673,7 @@ def _plain(amount: Decimal) -> str:
 
 def _detail(trip: dict[str, Any]) -> str:
     """Return the part of the message between the scope and the agents: the text of the deciding rule or operator."""
-    message, scope, made = word(trip.get("message")), word(trip.get("scope_id")), whole(trip.get("model_calls"))
+    message, scope, made = word(trip.get("message")), word(trip.get("scope_id")), whole(trip.get("model_calls")) or 0
     begin, end = message.find(f": {scope}, "), message.rfind(f"; {made:,} model call")
     if not scope or begin < 0 or end < 0:
         return ""
