@@ -50,6 +50,13 @@ async def test_output_without_input_has_its_input_estimated(harness: Harness) ->
     assert spent["input_tokens"] > 0
 
 
+@pytest.mark.parametrize("harness", [LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()])
+async def test_input_without_output_has_its_output_estimated(harness: Harness) -> None:
+    spent = await _spent(harness, Reply("done", input_tokens=7, output_tokens=0))
+    assert (spent["input_tokens"], spent["estimated_calls"]) == (7, 1)
+    assert spent["output_tokens"] > 0
+
+
 @pytest.mark.parametrize(
     "report", [{"output_tokens": 5}, {"input_tokens": -3, "output_tokens": 5}, {"input_tokens": "3"}]
 )

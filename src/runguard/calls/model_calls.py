@@ -393,14 +393,15 @@ class Permission:
     ) -> None:
         """Book the usage of a call that the model answered, and show the rules its text and tool calls.
 
-        ``usage`` None: not reported, so the ``size`` of the answer in bytes is booked as an estimate; a function
-        measures it only then. ``estimated``: a part of the usage was not reported. ``answer``: the name under which the
-        provider may have stored the answer.
+        ``usage`` None, or without output: not reported, so the ``size`` of the answer in bytes is booked as an
+        estimate; a function measures it only then. ``estimated``: a part of the usage was not reported. ``answer``: the
+        name under which the provider may have stored the answer.
         """
         run, attempt = self._run, self._run.guard.faults.attempt  # a fault in one step does not prevent the others
         attempt("adapter", run.tools.asked_for, calls)
         usage = checked_usage(usage)
-        size = 0 if usage is not None else size() if callable(size) else size
+        if callable(size):
+            size = size() if usage is None or not usage.output else 0
         self._close_charges(partial(_book, usage=usage, model=model, size=size, estimated=estimated))
         for layer, event in self.charged:
             layer.guard.faults.attempt("adapter", _learn, layer, event, usage, model, "" if calls else text)
@@ -527,7 +528,9 @@ def _completed(usage: Usage | None, input_tokens: int, size: int) -> tuple[Usage
     """Return the usage with estimates for what was not reported, and whether there are any."""
     if usage is None:
         return Usage(input_tokens, tokens_in(size)), True
-    return (usage, False) if usage.input else (replace(usage, input=input_tokens), True)
+    if usage.input and (usage.output or not size):
+        return usage, False
+    return replace(usage, input=usage.input or input_tokens, output=usage.output or tokens_in(size)), True
 
 
 def _learn(layer: Layer, event: ModelCall, usage: Usage | None, model: str, text: str) -> None:
