@@ -11,14 +11,20 @@ GENEROUS_S = 0.150  # 50 times the 3 ms that the worst input should cost
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
-    """How long it computes. The garbage collector waits: it walks all that other tests have left behind."""
+    """How long it computes, the shorter of two times: the first one may find no memory at hand.
+
+    The garbage collector waits: it walks all that other tests have left behind.
+    """
+    times = []
     gc.disable()
     try:
-        began = time.process_time()
-        work()
-        return time.process_time() - began
+        for _ in range(2):
+            began = time.process_time()
+            work()
+            times.append(time.process_time() - began)
     finally:
         gc.enable()
+    return min(times)
 
 
 keys = st.text(max_size=8)
