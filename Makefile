@@ -78,8 +78,10 @@ coverage: $(NEW)/.ready
 
 # Every fault that the tests can make, and every topology, store and client of the tests that play on many of them; `make test` takes a
 # sample. And what must hold at length: runs that are dropped, and holds that outlive their time.
-AT_LENGTH := tests/faults tests/test_finalizers.py tests/engine/test_standing_holds.py tests/ledger tests/adk/test_random_trees.py \
-  tests/adk/test_topologies.py tests/replay/test_bad_files.py tests/replay/test_same_as_live.py tests/wire/test_model_classes.py
+AT_LENGTH := tests/faults tests/test_finalizers.py tests/engine/test_standing_holds.py tests/ledger tests/core/test_hostile_values.py \
+  $(addprefix tests/adk/test_, budget_changes_live.py budget_plugin_stops.py money_scenarios.py nested_handoffs.py no_harm.py own_faults.py \
+  random_trees.py reported_usage.py termination_live.py termination_topologies.py topologies.py) \
+  $(addprefix tests/replay/test_, bad_files.py same_as_live.py same_from_records.py) tests/wire/test_model_classes.py
 faults: $(NEW)/.ready $(OLD)/.ready
 	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest $(PARALLEL) --timeout 3600 $(AT_LENGTH)
 	@RUNGUARD_FAULTS=long $(OLD)/bin/python -m pytest $(PARALLEL) --timeout 3600 tests/faults

@@ -1,6 +1,6 @@
-"""Record a real run of ``runguard demo`` as a picture for the front page: ``python scripts/record_terminal.py``.
+"""Record real runs of two commands as pictures for the documentation: ``python scripts/record_terminal.py [NAME]``.
 
-The command runs on a terminal of its own. What it prints becomes docs/images/demo.svg, with its colours.
+Each command runs on a terminal of its own. What it prints becomes a picture in docs/images, with its colours.
 """
 
 import io
@@ -16,15 +16,17 @@ from rich.console import Console
 from rich.text import Text
 
 COLUMNS, ROWS = 100, 60
-TARGET = Path(__file__).parents[1] / "docs" / "images" / "demo.svg"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+COMMANDS = {"demo": ("demo",), "gateway": ("run", "--demo")}  # by the name of the picture
 
 
-def record(command: list[str]) -> str:
-    """Run a command on a terminal; return what it prints, with colours."""
+def record(*arguments: str) -> str:
+    """Run ``runguard`` on a terminal; return what it prints, with colours."""
+    command = [sys.executable, "-m", "runguard", *arguments]
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (ROWS, COLUMNS))
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.DEVNULL, env=environment) as running:
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as running:
         os.close(theirs)
         parts = []
         try:
@@ -42,17 +44,16 @@ def last_frame(text: str) -> str:
     return re.split(r"(?:\x1b\[\d*A|\x1b\[2K|\r)+", text)[-1]
 
 
-def picture(text: str) -> str:
+def picture(name: str, text: str) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     console.print(Text.from_ansi(last_frame(text).strip()))
-    svg = console.export_svg(title="runguard demo", unique_id="runguard-demo")
+    svg = console.export_svg(title=f"runguard {' '.join(COMMANDS[name])}", unique_id=f"runguard-{name}")
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # the reader's own fonts: nothing is loaded
 
 
 if __name__ == "__main__":
-    shown = record([sys.executable, "-m", "runguard", "demo"])
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(shown, encoding="utf-8")  # what the terminal received
-    TARGET.write_text(picture(shown), encoding="utf-8")
-    print(f"{TARGET} written, {len(last_frame(shown).splitlines())} lines")
+    for name in sys.argv[1:] or COMMANDS:
+        shown = record(*COMMANDS[name])
+        (IMAGES / f"{name}.svg").write_text(picture(name, shown), encoding="utf-8")
+        print(f"{name}.svg written, {len(last_frame(shown).splitlines())} lines")
