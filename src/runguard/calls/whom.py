@@ -93,7 +93,7 @@ def asked_of(guard: Guard, agent: str, asked: object, *, goes_on: bool) -> dict[
     By its words a message is known that a program has written. ``goes_on``: as for ``input_of``.
     """
     words = guard.faults.attempt("adapter", _words_in, asked) or ""
-    return {"input": input_of(guard, agent, asked, goes_on=goes_on), "message": words}
+    return {"input": input_of(guard, agent, asked, goes_on=goes_on), "message": words[:_WORDS_KEPT]}
 
 
 def _words_in(asked: object, depth: int = 4) -> str:
@@ -108,6 +108,7 @@ def _words_in(asked: object, depth: int = 4) -> str:
 
 
 _PARTS_READ: Final = 64
+_WORDS_KEPT: Final = 2_048  # characters, for as long as the run lives
 
 
 def input_of(guard: Guard, agent: str, asked: object, *, goes_on: bool) -> bytes:

@@ -18,11 +18,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun
+from runguard.calls.run import AgentRun, asked_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome, RunInfo
 from runguard.core.identity import LruDict, call_fingerprint, digest, size_of
@@ -66,12 +67,14 @@ class Asked:
     length: int  # of the transcript, in messages
     has_tools: bool
     rounds: Iterator[Round]  # of the turn, the newest first
+    said: Callable[[], tuple[str, bool]]  # the user's newest words, and whether a conversation goes on with them
 
     @classmethod
     def of(cls, wire: WireFormat, body: Body, payer: Payer, agent: str, session: str) -> "Asked":
         """Return what a request tells."""
         length, has_tools = len(wire.messages(body) or ()), wire.has_tools(body)
-        return cls(payer, agent, session, wire.beginning(body), length, has_tools, wire.rounds(body))
+        said = partial(wire.said, body)
+        return cls(payer, agent, session, wire.beginning(body), length, has_tools, wire.rounds(body), said)
 
 
 class Conversation:
@@ -310,7 +313,9 @@ class Conversations:
         session = self._sessions.get(_session_key(asked)) if asked.session else None
         if session is not None and (session.is_working or name == session.run.id):
             return self._beside(session, asked)
-        guard, whom = self._guard, self._whom(asked)
+        guard = self._guard
+        words, goes_on = guard.faults.attempt("gateway", asked.said) or ("", True)
+        whom = self._whom(asked) | asked_of(guard, asked.agent, words, goes_on=goes_on)
         run = None
         if name and name not in guard.runs:
             run = guard.faults.attempt("gateway", guard.start, RunInfo(name, at=guard.clock(), **whom))

@@ -111,11 +111,16 @@ class WireFormat:
         """
         words = ""
         for message in items(self.messages(body)):
-            if isinstance(message, dict) and message.get("role", "user") == "user":
-                words = _words(message.get("content") if "parts" not in message else message.get("parts"))
-                if words:
-                    break
+            if isinstance(message, dict) and message.get("role", "user") == "user" and (words := _words_of(message)):
+                break
         return digest(f"{type(self).__name__}|{self.has_tools(body)}|{words or self.messages(body)}")
+
+    def said(self, body: Body) -> tuple[str, bool]:
+        """Return the newest words of the user, and whether a conversation goes on with them."""
+        messages = [message for message in items(self.messages(body)) if isinstance(message, dict)]
+        spoken = (_words_of(message) for message in reversed(messages) if message.get("role", "user") == "user")
+        goes_on = bool(self.stored(body)) or any(one.get("role") in ("assistant", "model") for one in messages)
+        return next(filter(None, spoken), ""), goes_on
 
     # ---- what the gateway changes -----------------------------------------------------------------------------------
 
@@ -577,8 +582,9 @@ def _calling(body: Body) -> Body:
     return held if isinstance(held, dict) else {}
 
 
-def _words(said: object) -> str:
+def _words_of(message: Body) -> str:
     """Return the text of a message, and the kinds of its other parts."""
+    said = message.get("content") if "parts" not in message else message.get("parts")
     if isinstance(said, str):
         return without_hosts_words(said)
     return "\n".join(word for part in items(said) if (word := _word(part)))
