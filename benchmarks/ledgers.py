@@ -6,8 +6,8 @@ The ratio is what counts: operations per second of RunGuard to those of a PING (
 of a transaction with a one-row UPDATE (SQLite), in the same processes, in blocks that take turns; medians over the
 blocks. "in one step" is how a run does it whose next call follows: the settlement of a call goes to the store together
 with the reservation of the next. That is two operations. Workers are processes, all on the same budget; with one worker
-also the whole ledger, in which an event loop hands the work to threads. Servers are started for the run, on the
-loopback, and share the processor with the workers.
+also the whole ledger, in which an event loop hands the work to threads, in both ways. Servers are started for the run,
+on the loopback, and share the processor with the workers.
 """
 
 import argparse
