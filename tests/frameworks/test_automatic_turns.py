@@ -8,13 +8,12 @@ import pytest
 import runguard
 from runguard import PolicyError
 from runguard.testing.conformance import AgentSpec, Harness, Reply
-from tests.frameworks.agent_framework_harness import AgentFrameworkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
+from tests.frameworks.newest import NEWEST
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness
-from tests.frameworks.strands_harness import StrandsHarness
 
-HARNESSES = [LangChainHarness, PydanticAIHarness, OpenAIAgentsHarness, StrandsHarness, AgentFrameworkHarness]
+HARNESSES = [LangChainHarness, PydanticAIHarness, OpenAIAgentsHarness, *NEWEST]
 
 
 @pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)

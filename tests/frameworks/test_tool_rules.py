@@ -8,9 +8,9 @@ from runguard import RunStoppedError, ToolRule
 from runguard.testing.conformance import AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
+from tests.frameworks.newest import NEWEST
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness
-from tests.frameworks.strands_harness import StrandsHarness
 
 
 @pytest.fixture(
@@ -69,7 +69,7 @@ async def test_a_stop_raises_the_typed_error_on_request(harness: Harness) -> Non
 
 @pytest.mark.parametrize(
     "drops",
-    [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), StrandsHarness()],
+    [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), *(made() for made in NEWEST if made.name == "Strands")],
     ids=lambda drops: drops.name,
 )
 async def test_an_argument_that_the_tool_never_receives_makes_no_other_call(drops: Harness) -> None:

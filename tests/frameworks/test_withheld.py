@@ -4,6 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+pytest.importorskip("strands", reason="strands-agents is not among the oldest supported frameworks")
+
 from pydantic_ai.models.function import FunctionModel
 
 from runguard.testing.conformance import AgentSpec, Harness, Reply
