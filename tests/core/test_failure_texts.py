@@ -336,7 +336,7 @@ def test_what_such_a_search_finds_is_its_result(errors: str) -> None:
     [
         "find: '/root': Permission denied\n",  # all that was to be searched
         {"stdout": "", "stderr": "find: '/root': Permission denied\n", "exit_code": 1},
-        "cat: /root/a: Permission denied\ncat: /root/b: Permission denied\n",
+        "cat: /srv/a: Permission denied\ncat: /srv/b: Permission denied\n",
         f"{DENIED}find: '/nowhere': No such file or directory\n",
         {"stdout": "half a page", "stderr": "sed: a: Permission denied\n", "exit_code": 1},
     ],

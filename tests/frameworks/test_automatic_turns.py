@@ -76,3 +76,12 @@ async def test_the_same_words_to_please_proceed_are_no_news(harness: Harness, sa
         with runguard.run(user="ann", session="chat-7"):
             assert (await session.turn("Please proceed.")).error is None
     assert {trip.rule for trip in guard.trips if trip.action == "stop"} == expected
+
+
+async def test_the_same_words_to_messages_that_end_differently_are_healthy(harness: Harness) -> None:
+    guard, rules = harness.guard(), "Answer with spam or ham. " * 150
+    session = harness.session(AgentSpec(lambda n, _: Reply("ham")), guard)
+    for number in range(20):
+        with runguard.run(user="ann", session="chat-7", automatic=True):
+            assert (await session.turn(f"{rules}Mail {'abcdefghijklmnopqrst'[number]}")).error is None
+    assert guard.trips == []

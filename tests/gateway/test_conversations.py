@@ -13,9 +13,13 @@ import pytest
 from starlette.responses import JSONResponse
 
 from runguard import Budget
+from runguard.calls.run import asked_of
+from runguard.engine.guard import Guard
 from runguard.gateway.access import Access
 from runguard.gateway.conversations import Conversations, Strand
+from runguard.gateway.formats import format_of
 from runguard.gateway.proxy import Gateway
+from runguard.policy import Policy
 from tests.kit.gateways import MODEL, Arrived, RawUpstream, a_gateway, chat_answer, served
 
 CHAT = "/v1/chat/completions"
@@ -105,6 +109,20 @@ def test_a_program_that_says_go_on_and_hears_the_same_is_stopped(asks: RawUpstre
             agent.messages.append({"role": "user", "content": said})
     assert len(asks.arrived) == sent
     assert agent.said.startswith("I stopped") == (sent < 25)
+
+
+def test_the_same_words_beside_another_picture_are_another_input() -> None:
+    guard, chat = Guard(Policy()), format_of(CHAT)
+    assert chat is not None
+
+    def told(picture: str, **mark: Any) -> dict[str, Any]:
+        parts = [{"type": "text", "text": "What is due?"}, {"type": "image_url", "image_url": {"url": picture}, **mark}]
+        return asked_of(guard, "a", chat.said({"messages": [{"role": "user", "content": parts}]})[0], goes_on=False)
+
+    first = told("data:one")
+    assert first["message"] == "What is due?"
+    assert first == told("data:one", cache_control={"type": "ephemeral"})
+    assert first["input"] != told("data:two")["input"]
 
 
 def test_the_same_request_after_a_failure_is_the_same_run(asks: RawUpstream) -> None:

@@ -436,8 +436,8 @@ class AgentRun:
         event.no_loop, event.no_wait = no_loop, no_loop and in_event_loop()
         event.projected_tokens, event.instead_of = request.likely_tokens or None, request.instead_of
         event.context_limit = guard.context_limit(model)
-        if run.info.is_automatic:  # a program asks the same again: the same answer is no news
-            event.asked = hash(run.info.message) or 1
+        if run.info.is_automatic and run.info.message:  # a program asks the same again: the same answer is no news
+            event.asked = hash((run.info.input, run.info.message)) or 1
         return event
 
     def _report_answers(self) -> list[str]:

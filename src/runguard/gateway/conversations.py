@@ -67,7 +67,7 @@ class Asked:
     length: int  # of the transcript, in messages
     has_tools: bool
     rounds: Iterator[Round]  # of the turn, the newest first
-    said: Callable[[], tuple[str, bool]]  # the user's newest words, and whether a conversation goes on with them
+    said: Callable[[], tuple[list[Any], bool]]  # the user's newest message, and whether a conversation goes on with it
 
     @classmethod
     def of(cls, wire: WireFormat, body: Body, payer: Payer, agent: str, session: str) -> "Asked":
@@ -314,8 +314,8 @@ class Conversations:
         if session is not None and (session.is_working or name == session.run.id):
             return self._beside(session, asked)
         guard = self._guard
-        words, goes_on = guard.faults.attempt("gateway", asked.said) or ("", True)
-        whom = self._whom(asked) | asked_of(guard, asked.agent, words, goes_on=goes_on)
+        message, goes_on = guard.faults.attempt("gateway", asked.said) or ([], True)
+        whom = self._whom(asked) | asked_of(guard, asked.agent, message, goes_on=goes_on)
         run = None
         if name and name not in guard.runs:
             run = guard.faults.attempt("gateway", guard.start, RunInfo(name, at=guard.clock(), **whom))

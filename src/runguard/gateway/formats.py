@@ -6,7 +6,7 @@ read by ``runguard.providers``; this file knows only what those readers need to 
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -115,12 +115,12 @@ class WireFormat:
                 break
         return digest(f"{type(self).__name__}|{self.has_tools(body)}|{words or self.messages(body)}")
 
-    def said(self, body: Body) -> tuple[str, bool]:
-        """Return the newest words of the user, and whether a conversation goes on with them."""
+    def said(self, body: Body) -> tuple[list[Any], bool]:
+        """Return the user's newest message, its texts and other parts, and whether a conversation goes on with it."""
         messages = [message for message in items(self.messages(body)) if isinstance(message, dict)]
-        spoken = (_words_of(message) for message in reversed(messages) if message.get("role", "user") == "user")
+        spoken = (one for one in reversed(messages) if one.get("role", "user") == "user" and _words_of(one))
         goes_on = bool(self.stored(body)) or any(one.get("role") in ("assistant", "model") for one in messages)
-        return next(filter(None, spoken), ""), goes_on
+        return [_plain(part) for part in _parts_of(next(spoken, {}))], goes_on
 
     # ---- what the gateway changes -----------------------------------------------------------------------------------
 
@@ -582,17 +582,26 @@ def _calling(body: Body) -> Body:
     return held if isinstance(held, dict) else {}
 
 
+def _parts_of(message: Body) -> Sequence[Any]:
+    said = message.get("content") if "parts" not in message else message.get("parts")
+    return [said] if isinstance(said, str) else items(said)
+
+
+def _plain(part: Any) -> Any:
+    """Return the user's words in a part, or another part without its mark for a prompt cache."""
+    if isinstance(part, dict) and not isinstance(part.get("text"), str):
+        return {name: value for name, value in part.items() if name != "cache_control"}
+    return _word(part)
+
+
 def _words_of(message: Body) -> str:
     """Return the text of a message, and the kinds of its other parts."""
-    said = message.get("content") if "parts" not in message else message.get("parts")
-    if isinstance(said, str):
-        return without_hosts_words(said)
-    return "\n".join(word for part in items(said) if (word := _word(part)))
+    return "\n".join(word for part in _parts_of(message) if (word := _word(part)))
 
 
 def _word(part: object) -> str:
     if isinstance(part, str):
-        return part
+        return without_hosts_words(part)
     if not isinstance(part, dict):
         return ""
     text = part.get("text")
