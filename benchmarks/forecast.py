@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from runguard.core.trends import CALLS_KEPT, calls_until_size, calls_within, trend_of, was_cut
+from runguard.core.money import CALLS_KEPT, calls_until_size, calls_within, trend_of, was_cut
 from runguard.replay.sources import run_of
 from runguard.replay.steps import Asked, Faults, lines_of
 

@@ -68,7 +68,7 @@ def _openai_agents(guarded: bool) -> None:
 
     from runguard.openai_agents import AgentGuard
     from runguard.openai_agents.runner import GuardedRunner
-    from runguard.openai_agents.sharing import sharing
+    from runguard.openai_agents.turns import sharing
 
     guard = AgentGuard(**GENEROUS)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from runguard.calibrate import calibrate
 from runguard.cli.main import main
 from runguard.policy import Policy
-from runguard.policy.files import load_policy_file
+from runguard.policy.settings import load_policy_file
 from runguard.replay import open_sources
 from tests.kit.recordings import repeating, rungs_of, sized, working, write
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.calibrate import Limit, Proposal, calibrate
-from runguard.calibrate.measure import Measuring, changed
-from runguard.calibrate.proposal import value_of
+from runguard.calibrate.proposal import Measuring, changed, value_of
 from runguard.core.money import Budget, Threshold
 from runguard.policy import Policy, ToolRule
 from runguard.replay import open_sources, replay

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.calibrate.measure import quantile, ranks, runs_needed
+from runguard.calibrate.proposal import quantile, ranks, runs_needed
 
 SHARES = st.sampled_from([0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 LEVELS = st.sampled_from([0.8, 0.9, 0.95, 0.99])

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from runguard.policy import Policy
-from runguard.policy.files import load_policy_file
-from runguard.policy.settings import RULES
+from runguard.policy.settings import RULES, load_policy_file
 from tests.kit.commands import runguard, told
 
 

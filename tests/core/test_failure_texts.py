@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from runguard.core import failure_texts
+from runguard.core import outcomes as failure_texts
 from runguard.core.events import FAILURES, LATE, Outcome
-from runguard.core.failure_texts import LAST_LINES, LOOK_ALIKES, SAYINGS, bare, last_line
-from runguard.core.outcomes import classify
+from runguard.core.outcomes import LAST_LINES, LOOK_ALIKES, SAYINGS, bare, classify, last_line
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
 
 LOG = "\n".join(f"epoch {n}: all samples were read" for n in range(30))

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runguard.core.money import Window, begin_of
-from runguard.core.trends import (
+from runguard.core.money import (
     LEAST_CALLS,
     Trend,
+    Window,
+    begin_of,
     budget_forecast,
     calls_until_size,
     calls_within,

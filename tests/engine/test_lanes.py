@@ -12,7 +12,7 @@ from runguard.core.events import AgentEntered, RunInfo, ToolCall
 from runguard.core.rules.agents import Depth
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
-from runguard.termination.events import EventLanes, UnansweredCall
+from runguard.termination.conditions import EventLanes, UnansweredCall
 from tests.kit.driver import Driver
 
 OFF = {"no_news": False, "same_call": False}

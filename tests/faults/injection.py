@@ -49,7 +49,7 @@ _SHIELDS: Final = (
     "calls.model_calls:Interruption.undone",
     "calls.model_calls:Permission.__init__",
     "calls.run:AgentRun.__init__",
-    "calls.threads:_here",
+    "calls.surroundings:_here",
     "calls.tool_calls:InsideTool.__init__",
     "calls.tool_calls:RunTools.__init__",
 )

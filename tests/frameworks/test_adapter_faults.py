@@ -16,7 +16,7 @@ from tests.frameworks.pydantic_harness import PydanticAIHarness
 # Each with the functions that read a request and the usage of an answer.
 LANGCHAIN, OPENAI, PYDANTIC = (
     "runguard.langchain.middleware",
-    "runguard.openai_agents.answers",
+    "runguard.openai_agents.turns",
     "runguard.pydantic_ai.capability",
 )
 HARNESSES = [

@@ -26,7 +26,7 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, Field
 
 from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
-from runguard.openai_agents.answers import Asked
+from runguard.openai_agents.turns import Asked
 from runguard.providers.usage import GrowingPrompts
 from tests.frameworks.test_openai_streams import Provider as Server
 from tests.frameworks.test_openai_tools import Steps, call, say

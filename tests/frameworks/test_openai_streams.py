@@ -9,7 +9,7 @@ from agents.usage import Usage
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from runguard.openai_agents import guarded
-from runguard.openai_agents.answers import usage_of
+from runguard.openai_agents.turns import usage_of
 from runguard.testing.conformance import AgentSpec, Reply
 from tests.frameworks.openai_harness import ScriptedModel
 

@@ -20,7 +20,7 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.langchain.messages import request_of
-from runguard.openai_agents.answers import Asked as OpenAIAsked
+from runguard.openai_agents.turns import Asked as OpenAIAsked
 from runguard.providers.usage import GrowingPrompts
 from runguard.pydantic_ai import RunGuard
 from runguard.pydantic_ai.capability import _asked

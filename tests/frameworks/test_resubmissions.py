@@ -8,7 +8,7 @@ import pytest
 
 import runguard
 from runguard.testing import FakeClock
-from runguard.testing.harness import AgentSpec, Harness, Reply
+from runguard.testing.conformance import AgentSpec, Harness, Reply
 from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness

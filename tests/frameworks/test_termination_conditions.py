@@ -30,8 +30,7 @@ from runguard import (
 from runguard.core.decision import METADATA_KEY
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.termination import TerminatedError
-from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
-from runguard.testing.scenarios import begun
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, begun
 from tests.frameworks.langchain_harness import LangChainHarness, LangChainSession, ScriptedChat
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness, PydanticAISession

@@ -51,7 +51,7 @@ from runguard.adk.stops import Stopper, is_asked_again
 from runguard.adk.termination import keep_reason
 from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import count_tokens
-from runguard.calls.threads import carry
+from runguard.calls.surroundings import carry
 from runguard.calls.tool_calls import Layer, Place, register
 from runguard.core.decision import ALLOW, METADATA_KEY, STOP_CODE, Action, Trip
 from runguard.core.errors import PolicyError

@@ -29,7 +29,7 @@ from runguard.engine.charges import Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
 from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, CallUsage, media_tokens, text_size
-from runguard.termination.events import branch_lane, parallel_part
+from runguard.termination.conditions import branch_lane, parallel_part
 
 _log: Final = logging.getLogger("runguard")
 

@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.calibrate.measure import Quantile, quantile, runs_needed
-    from runguard.calibrate.proposal import Limit, Proposal, calibrate
+    from runguard.calibrate.proposal import Limit, Proposal, Quantile, calibrate, quantile, runs_needed
 
 _HOMES = {
     "Limit": "runguard.calibrate.proposal",
     "Proposal": "runguard.calibrate.proposal",
     "calibrate": "runguard.calibrate.proposal",
-    "Quantile": "runguard.calibrate.measure",
-    "quantile": "runguard.calibrate.measure",
-    "runs_needed": "runguard.calibrate.measure",
+    "Quantile": "runguard.calibrate.proposal",
+    "quantile": "runguard.calibrate.proposal",
+    "runs_needed": "runguard.calibrate.proposal",
 }
 
 __all__ = ["Limit", "Proposal", "Quantile", "calibrate", "quantile", "runs_needed"]

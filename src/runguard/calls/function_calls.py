@@ -18,11 +18,10 @@ from functools import partial
 from typing import Any, Final
 
 from runguard.background import FINALIZED
-from runguard.calls.function_loops import NoProgress, watch_loops
-from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, Ticket, may_start
+from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, NoProgress, Ticket, may_start, watch_loops
 from runguard.calls.model_calls import write_off
+from runguard.calls.run import input_of
 from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, drive, open_ones
-from runguard.calls.whom import input_of
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError

@@ -30,10 +30,9 @@ from runguard.calls.function_calls import (
     settle,
 )
 from runguard.calls.function_settings import GuardSettings, settings_of
+from runguard.calls.run import check_whom
 from runguard.calls.streams import WHOLE, AsyncGuardedStream, Pending, in_pieces
-from runguard.calls.surroundings import SURROUNDINGS, RunContext
-from runguard.calls.threads import carry
-from runguard.calls.whom import check_whom
+from runguard.calls.surroundings import SURROUNDINGS, RunContext, carry
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError, nearest
 from runguard.core.money import BudgetStatus, shown

@@ -38,8 +38,7 @@ from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError, ne
 from runguard.ledger.ledger import StoreDeniedError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy.files import find_policy_file
-from runguard.policy.settings import Policy
+from runguard.policy.settings import Policy, find_policy_file
 from runguard.pricing.book import prices_per_token, updated_table
 from runguard.view.store import StoreView
 

@@ -68,8 +68,7 @@ def _policy(file: Path | None, on_stop: str, **more: Any) -> "Policy":
 
     ``more`` wins over the file, and the environment over all; budgets are added to those of the file.
     """
-    from runguard.policy.files import find_policy_file, load_policy_file
-    from runguard.policy.settings import Policy
+    from runguard.policy.settings import Policy, find_policy_file, load_policy_file
 
     path = file or find_policy_file()
     values = load_policy_file(path) if path is not None else {}
@@ -156,7 +155,7 @@ def run_command(
 
         given = _pairs(upstream)
         if demo:
-            program = (sys.executable, "-m", "runguard.gateway.demo")
+            program = (sys.executable, "-m", "runguard.gateway.launch")
             given = {**given, "openai": open_until_end.enter_context(_scripted())}
         check_dollars("--max-usd", max_usd)
         amounts = {"usd": max_usd, "tokens": max_tokens, "calls": max_calls}
@@ -216,7 +215,7 @@ def _user() -> str:
 @contextmanager
 def _scripted() -> Iterator[str]:
     """Serve the model of the demonstration. Yield its address."""
-    from runguard.gateway.demo import scripted_provider
+    from runguard.gateway.launch import scripted_provider
     from runguard.gateway.serving import listen, served_in_background
 
     listening = listen("127.0.0.1", 0)

@@ -177,7 +177,7 @@ def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
 
 def _why_unused(file: Path) -> list[str]:
     """Return why runs started here would not use the new file."""
-    from runguard.policy.files import FILE_NAME, find_policy_file
+    from runguard.policy.settings import FILE_NAME, find_policy_file
 
     if file.name != FILE_NAME:
         return [
@@ -219,8 +219,7 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
     """
     from runguard.cli.screens import check_environment, load_policy
     from runguard.core.errors import PolicyError
-    from runguard.policy.files import find_policy_file
-    from runguard.policy.settings import policy_schema
+    from runguard.policy.settings import find_policy_file, policy_schema
     from runguard.pricing.book import prices_per_token
 
     if schema:
@@ -496,7 +495,7 @@ def replay_command(
         )
     from runguard.cli.screens import load_policy, report_page
     from runguard.core.decision import printable
-    from runguard.policy.files import find_policy_file
+    from runguard.policy.settings import find_policy_file
     from runguard.replay import output
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError
@@ -567,7 +566,7 @@ def calibrate_command(
     from runguard.calibrate.proposal import run
     from runguard.cli.screens import load_policy
     from runguard.core.decision import printable
-    from runguard.policy.files import find_policy_file
+    from runguard.policy.settings import find_policy_file
     from runguard.replay.sources import open_sources
     from runguard.replay.steps import UnreadableError
 
@@ -658,7 +657,7 @@ def gate_command(
     from runguard.console import console
     from runguard.core.decision import printable
     from runguard.gate import checks
-    from runguard.policy.files import find_policy_file
+    from runguard.policy.settings import find_policy_file
     from runguard.replay.output import check_place, write_file
     from runguard.replay.steps import UnreadableError
 

@@ -36,8 +36,7 @@ from runguard.engine.guard import Guard
 from runguard.ledger.ledger import ALL, StoreDeniedError, StoreOutage, StoreSession
 from runguard.ledger.memory import in_memory, store_of
 from runguard.ledger.sqlite import SqliteStore
-from runguard.policy.files import find_policy_file, load_policy_file
-from runguard.policy.settings import Policy
+from runguard.policy.settings import Policy, find_policy_file, load_policy_file
 from runguard.pricing import book
 from runguard.pricing.book import (
     LIMITS,

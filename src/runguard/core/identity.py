@@ -2,7 +2,7 @@
 
 ``call_fingerprint`` is what a call *means*, ``answer_text`` what an answer *is*, ``input_fingerprint`` what a run is
 asked. ``mask`` hides what differs between two versions of an answer, and ``AnswerBook`` compares answers.
-``engine/tools``, ``calls/function_loops``, the rules and the replay readers call it. No foreign ``__str__``,
+``engine/tools``, ``calls/function_settings``, the rules and the replay readers call it. No foreign ``__str__``,
 ``__repr__`` or ``__eq__`` is ever called, and no input costs more than a bounded walk.
 """
 

@@ -22,6 +22,7 @@ from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, RunInfo
 from runguard.core.identity import LruDict
 from runguard.core.money import (
+    CALLS_KEPT,
     MOST_COUNT,
     MOST_USD,
     NOTHING,
@@ -41,7 +42,6 @@ from runguard.core.money import (
     shown,
     to_usd,
 )
-from runguard.core.trends import CALLS_KEPT
 from runguard.ledger.ledger import Account, Hold, Ledger, Refusal, Stop
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Rates, Unpriced, normalise

@@ -1,6 +1,6 @@
 """When a run reaches its cap, the window of its model, or a higher price, and when a budget is used up.
 
-No setting. Estimated from the last calls, with the arithmetic of ``core/trends``, and only for those who look:
+No setting. Estimated from the last calls, with the arithmetic of ``core/money``, and only for those who look:
 snapshots, the signs of life of a run, and with them ``runguard status`` and the dashboard.
 """
 
@@ -8,14 +8,18 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, to_usd
-from runguard.core.trends import (
+from runguard.core.money import (
     LEAST_CALLS,
+    UNITS,
+    UNLIMITED,
     Trend,
+    begin_of,
     budget_forecast,
     calls_until_size,
     calls_within,
+    edge,
     sum_of,
+    to_usd,
     trend_of,
     was_cut,
 )

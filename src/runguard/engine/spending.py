@@ -13,8 +13,7 @@ from typing import Any, Final
 from runguard.core.errors import PolicyError
 from runguard.core.events import RunInfo
 from runguard.core.identity import LruDict
-from runguard.core.money import UNITS, UNLIMITED, Amount, Threshold, begin_of, to_usd
-from runguard.core.trends import LEAST_CALLS
+from runguard.core.money import LEAST_CALLS, UNITS, UNLIMITED, Amount, Threshold, begin_of, to_usd
 from runguard.engine.charges import (
     LINES_KEPT,
     AccountLines,

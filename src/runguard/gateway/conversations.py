@@ -28,8 +28,7 @@ from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome, RunInfo
 from runguard.core.identity import LruDict, call_fingerprint, digest, size_of
 from runguard.engine.guard import Guard
-from runguard.gateway.answers import AnswerReader
-from runguard.gateway.formats import Body, WireFormat
+from runguard.gateway.formats import AnswerReader, Body, WireFormat
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.providers.messages import Reading, Round
 

@@ -30,9 +30,8 @@ from runguard.core.decision import Trip, printable
 from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import Access, Refused, Target, Upstreams, agent_of, session_of
-from runguard.gateway.answers import AnswerReader, Inflater
 from runguard.gateway.conversations import Asked, Conversations, Strand
-from runguard.gateway.formats import Body, WireFormat, format_of
+from runguard.gateway.formats import AnswerReader, Body, Inflater, WireFormat, format_of
 from runguard.termination.conditions import Ended
 
 _log: Final = logging.getLogger("runguard")

@@ -23,8 +23,7 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, Spent, Whom, fitting
-from runguard.calls.whom import Named, live_blocks
+from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, live_blocks
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.engine.guard import Controls, Guard

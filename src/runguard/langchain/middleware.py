@@ -19,9 +19,8 @@ from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission
-from runguard.calls.run import AgentRun, Spent, Whom, fitting
+from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting
 from runguard.calls.tool_calls import ToolUse
-from runguard.calls.whom import Named
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.identity import LruDict

@@ -22,10 +22,9 @@ from langgraph.runtime import get_runtime
 from langgraph.types import Command
 
 from runguard.background import FINALIZED
-from runguard.calls import threads
-from runguard.calls.run import AgentRun, Spent, Whom, asked_of
+from runguard.calls import surroundings
+from runguard.calls.run import AgentRun, Spent, Whom, asked_of, live_blocks
 from runguard.calls.surroundings import SURROUNDINGS, RunContext
-from runguard.calls.whom import live_blocks
 from runguard.engine.guard import Guard
 from runguard.termination.conditions import TerminationCondition
 
@@ -229,7 +228,7 @@ def watch() -> None:
         if not _is_watching:
             _is_watching = True
             register_configure_hook(_OneForEachRoot(), inheritable=True, handle_class=_Handler)  # type: ignore[arg-type]
-            threads.carry(_ScopeAround())  # type: ignore[arg-type]
+            surroundings.carry(_ScopeAround())  # type: ignore[arg-type]
 
 
 def scope_here(manager: Any = None) -> Scope | None:

@@ -20,9 +20,8 @@ from runguard.core.decision import Trip
 from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import PAYERS_KEY_CHARS, agent_named
-from runguard.gateway.answers import AnswerReader
 from runguard.gateway.conversations import IDLE_S, Asked, Conversations, Payer, Strand
-from runguard.gateway.formats import Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
+from runguard.gateway.formats import AnswerReader, Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.providers.messages import Reading, read

@@ -1,25 +1,37 @@
-"""What ``Runner.run``, ``run_sync`` and ``run_streamed`` do: the SDK's default runner, in which turns begin and end.
+"""Models with a guard around them, and the SDK's default runner, in which turns begin and end.
 
 The SDK calls it for every run. A run of agents without a guard goes on as before.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+import copy
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
 from agents import Agent, RunConfig, RunState
-from agents.models.interface import Model
+from agents.items import ModelResponse
+from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
 from agents.run import AgentRunner, get_default_agent_runner, set_default_agent_runner
+from agents.usage import Usage as ReportedUsage
+from openai.types.responses import (
+    ResponseCompletedEvent,
+    ResponseFailedEvent,
+    ResponseIncompleteEvent,
+    ResponseOutputMessage,
+)
 
+from runguard.calls.model_calls import Permission
+from runguard.calls.run import AgentRun, last_words
 from runguard.calls.tool_calls import current_place
-from runguard.openai_agents.models import guarded_model, guarded_provider
-from runguard.openai_agents.sharing import sharing
-from runguard.openai_agents.turns import TURN, Turn, pending_of
+from runguard.core.decision import Trip
+from runguard.openai_agents.turns import TURN, Asked, Turn, cut_off, message, pending_of, settle_answer, sharing, spoken
+from runguard.termination.conditions import KEY as _ENDED
+from runguard.termination.conditions import Ended
 
 if TYPE_CHECKING:
     from runguard.openai_agents.agents import AgentGuard
@@ -165,3 +177,178 @@ def _streamed(turn: Turn, result: Any, own: Any, task: "asyncio.Task[Any]") -> N
         closing = task.get_loop().create_task(_close(own))
         _closing.add(closing)
         closing.add_done_callback(_closing.discard)
+
+
+# ---- Models and model providers with a guard around them. They stay instances of their own classes.
+
+
+def guarded_model(model: Model, given: str | None = None, guards: "Sequence[AgentGuard]" = ()) -> "GuardedModel":
+    """Return ``model`` with a guard around it: those of the agent at work, and ``guards``.
+
+    ``given``: the name that an agent or ``RunConfig`` has for it. It names the model for its price.
+    """
+    if isinstance(model, GuardedModel):
+        found = (*guards, *(guard for guard in model.runguard_own if guard not in guards))
+        if found == model.runguard_own:
+            return model
+        given, guards, model = model.runguard_given, found, model.runguard_inner
+    return sharing(GuardedModel, model, runguard_inner=model, runguard_given=given, runguard_own=tuple(guards))
+
+
+class GuardedModel(Model):
+    """Asks the guard before each call of the inner model, and reports what it used."""
+
+    __slots__ = ()
+    runguard_inner: Model
+    runguard_given: str | None
+    runguard_own: "tuple[AgentGuard, ...]"
+
+    def __deepcopy__(self, memo: Any) -> "GuardedModel":
+        return guarded_model(copy.deepcopy(self.runguard_inner, memo), self.runguard_given, self.runguard_own)
+
+    async def get_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the SDK's name
+        model_settings: Any,
+        tools: Any,
+        output_schema: Any,
+        handoffs: Any,
+        tracing: Any,
+        **kwargs: Any,
+    ) -> ModelResponse:
+        inner = self.runguard_inner.get_response
+        given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
+        run, alone = await self._run(input)
+        if run is None:
+            return await inner(*given, **kwargs)
+        asked = Asked(name_of(self), given, kwargs)
+        try:
+            permission = await run.ask(partial(asked.request, run.prompts))
+            if not isinstance(permission, Permission):
+                return ModelResponse([_last_words(run, permission, asked)], ReportedUsage(), None)
+            sent = permission.changed(lambda one, request: request.changed(one), asked)
+            try:
+                response = await permission.during(inner(*sent.given, **kwargs))
+            except BaseException as error:
+                permission.fail(error, cut_off(error, sent.settings))
+                if (trip := permission.interrupted) is not None:
+                    return ModelResponse([_last_words(run, trip, asked)], ReportedUsage(), None)
+                raise
+            permission.read(lambda one, answer: settle_answer(one, answer, asked), response)
+            return response
+        finally:
+            if alone is not None:
+                alone.end()
+
+    async def stream_response(
+        self,
+        system_instructions: str | None,
+        input: Any,  # noqa: A002 - the SDK's name
+        model_settings: Any,
+        tools: Any,
+        output_schema: Any,
+        handoffs: Any,
+        tracing: Any,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        inner: Any = self.runguard_inner.stream_response
+        given = (system_instructions, input, model_settings, tools, output_schema, handoffs, tracing)
+        run, alone = await self._run(input)
+        if run is None:
+            async with aclosing(inner(*given, **kwargs)) as events:
+                async for event in events:
+                    yield event
+            return
+        asked = Asked(name_of(self), given, kwargs)
+        try:
+            permission = await run.ask(partial(asked.request, run.prompts))
+            if not isinstance(permission, Permission):
+                for event in spoken(_last_words(run, permission, asked), asked.model):
+                    yield event
+                return
+            sent = permission.changed(lambda one, request: request.changed(one), asked)
+            streamed, final, cut = 0, None, None
+            try:
+                async with aclosing(permission.pieces(inner(*sent.given, **kwargs))) as events:
+                    async for event in events:
+                        if isinstance(event, ResponseCompletedEvent):
+                            final = event.response
+                        elif isinstance(event, ResponseIncompleteEvent | ResponseFailedEvent):  # the SDK will raise
+                            final = event.response if event.response.usage is not None else None
+                            cut = permission.last_after  # the run ends with its stop
+                            if final is None:
+                                permission.fail(None, streamed, streaming=True)
+                        elif isinstance(delta := getattr(event, "delta", None), str):
+                            streamed += len(delta.encode())
+                        if final is not None:
+                            permission.read(lambda one, answer: settle_answer(one, answer, asked), final)
+                        if cut is not None:
+                            break
+                        yield event
+                trip = cut or (permission.interrupted if final is None else None)
+                permission.fail(None, streamed, streaming=True)  # the stream ended without its last event
+            except BaseException as error:
+                permission.fail(error, streamed, streaming=True)
+                if (trip := permission.interrupted) is None:
+                    raise
+            if trip is not None:
+                for event in spoken(_last_words(run, trip, asked), asked.model):
+                    yield event
+        finally:
+            if alone is not None:
+                alone.end()
+
+    async def _run(self, items: Any) -> tuple[AgentRun | None, Turn | None]:
+        """Return the run that asks, and the turn that consists of this call alone. None: no guard is around."""
+        turn, own = TURN.get(), self.runguard_own
+        if turn is None or not turn.is_here:  # a call by your own code
+            if not own:
+                return None, None
+            turn = Turn(None)
+            return await turn.run_of(own, "model"), turn
+        guards = turn.agent.runguard_all if turn.agent is not None else ()
+        guards = (*guards, *(guard for guard in own if guard not in guards))
+        if not guards:
+            return None, None
+        turn.run = run = await turn.run_of(guards, turn.agent.name if turn.agent is not None else "model")
+        run.guard.faults.attempt("adapter", turn.see_answers, run, items)
+        return run, None
+
+
+def name_of(model: str | Model | None) -> str:
+    """Return the name of a model, for its price."""
+    if isinstance(model, GuardedModel):
+        return model.runguard_given or name_of(model.runguard_inner)
+    name = model if isinstance(model, str) else getattr(model, "model", "")
+    return name if isinstance(name, str) else str(name)
+
+
+def _last_words(run: AgentRun, end: Trip | Ended, asked: Asked) -> ResponseOutputMessage:
+    words = last_words(run.guard, end, takes_text=not asked.is_structured)
+    return message(words, end.id if isinstance(end, Trip) else _ENDED)
+
+
+class GuardedProvider(ModelProvider):
+    """Finds the models that the inner provider finds. Those of a guarded agent are guarded."""
+
+    __slots__ = ()
+    runguard_inner: ModelProvider
+
+    def get_model(self, model_name: str | None) -> Model:
+        """Return the model of this name, for the agent at work."""
+        model, turn = self.runguard_inner.get_model(model_name), TURN.get()
+        if turn is None or turn.agent is None:
+            return model
+        key = (id(model), model_name)
+        if key not in turn.models:
+            turn.models[key] = guarded_model(model, model_name)
+        found: Model = turn.models[key]
+        return found
+
+
+def guarded_provider(provider: ModelProvider) -> ModelProvider:
+    """Return ``provider`` with a guard around the models that it finds."""
+    if isinstance(provider, GuardedProvider) or not isinstance(provider, ModelProvider):
+        return provider
+    return sharing(GuardedProvider, provider, runguard_inner=provider)

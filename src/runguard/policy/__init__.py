@@ -5,8 +5,17 @@ from typing import TYPE_CHECKING
 from runguard._lazy import lazy
 
 if TYPE_CHECKING:
-    from runguard.policy.files import find_policy_file, load_policy_file
-    from runguard.policy.settings import RULES, Policy, PolicyFile, ToolRule, declared_rule, policy_schema, tool
+    from runguard.policy.settings import (
+        RULES,
+        Policy,
+        PolicyFile,
+        ToolRule,
+        declared_rule,
+        find_policy_file,
+        load_policy_file,
+        policy_schema,
+        tool,
+    )
 
 __all__ = [
     "RULES",
@@ -20,6 +29,6 @@ __all__ = [
     "tool",
 ]
 
-_FILES = dict.fromkeys(("find_policy_file", "load_policy_file"), "runguard.policy.files")
+_FILES = dict.fromkeys(("find_policy_file", "load_policy_file"), "runguard.policy.settings")
 
 __getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "runguard.policy.settings") | _FILES)

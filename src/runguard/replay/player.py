@@ -48,7 +48,7 @@ from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
 from runguard.reporting.alerts import AlertSettings
 from runguard.reporting.journal import Entry, read_event, read_usage
 from runguard.reporting.telemetry import Outbox
-from runguard.termination.events import EventLanes, UnansweredCall
+from runguard.termination.conditions import EventLanes, UnansweredCall
 
 # ---- every run of the sources under every policy, in one process or in several
 

@@ -18,17 +18,20 @@ from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Price, Pricing
 from runguard.pricing.rates import Unpriced, Usage
 from runguard.providers.messages import is_framework_tool
-from runguard.termination.conditions import Event, TerminationCondition, seconds_of, text_of
-from runguard.termination.events import (
+from runguard.termination.conditions import (
     CallTaken,
+    Event,
     EventLanes,
     ModelCallReader,
+    TerminationCondition,
     UnansweredCall,
     answers_of,
     author_of,
     branch_of,
     calls_of,
     scope_of,
+    seconds_of,
+    text_of,
     transfer_of,
     visible_text,
     whole,

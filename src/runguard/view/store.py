@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
 from runguard.core.errors import PolicyError, nearest
-from runguard.core.money import UNITS, UNLIMITED, begin_of, edge, scope_part, to_usd
-from runguard.core.trends import budget_forecast
+from runguard.core.money import UNITS, UNLIMITED, begin_of, budget_forecast, edge, scope_part, to_usd
 from runguard.ledger.ledger import (
     COUNTS,
     Balance,

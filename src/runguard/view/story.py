@@ -15,8 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from runguard.core.decision import printable
-from runguard.core.money import UNITS, amount_text, nanos, to_usd
-from runguard.core.trends import BudgetForecast
+from runguard.core.money import UNITS, BudgetForecast, amount_text, nanos, to_usd
 
 # ---- rows: the results of reading a store, as plain values
 

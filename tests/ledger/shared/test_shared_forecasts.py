@@ -6,8 +6,7 @@ from decimal import Decimal
 
 from runguard import Budget
 from runguard.alerts import Alert
-from runguard.core.money import Window
-from runguard.core.trends import LEAST_CALLS
+from runguard.core.money import LEAST_CALLS, Window
 from runguard.testing import ScriptedModel, call, run, text
 from runguard.view import StoreView
 from tests.kit.commands import runguard
