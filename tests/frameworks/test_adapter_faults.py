@@ -17,7 +17,7 @@ from tests.frameworks.pydantic_harness import PydanticAIHarness
 LANGCHAIN, OPENAI, PYDANTIC = (
     "runguard.langchain.middleware",
     "runguard.openai_agents.turns",
-    "runguard.pydantic_ai.capability",
+    "runguard.pydantic_ai",
 )
 HARNESSES = [
     pytest.param(LangChainHarness(), f"{LANGCHAIN}._asked", f"{LANGCHAIN}.usage_of", id="langchain"),

@@ -22,8 +22,7 @@ from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.langchain.messages import request_of
 from runguard.openai_agents.turns import Asked as OpenAIAsked
 from runguard.providers.usage import GrowingPrompts
-from runguard.pydantic_ai import RunGuard
-from runguard.pydantic_ai.capability import _asked
+from runguard.pydantic_ai import RunGuard, _asked
 from runguard.testing.conformance import MODEL
 from tests.frameworks.langchain_harness import ScriptedChat
 

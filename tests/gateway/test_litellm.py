@@ -135,7 +135,7 @@ async def test_a_call_of_which_the_proxy_tells_nothing_is_booked_in_the_end(monk
     await guard.async_pre_call_hook(Key(), None, data([{"role": "user", "content": "one"}], 1), "acompletion")
     assert guard.spend()["calls"] == 0
     later = time.monotonic() + 100
-    monkeypatch.setattr("runguard.litellm.callback.time.monotonic", lambda: later)
+    monkeypatch.setattr("runguard.litellm.time.monotonic", lambda: later)
     await guard.async_pre_call_hook(Key(), None, data([{"role": "user", "content": "two"}], 2), "acompletion")
     assert guard.spend()["calls"] == 1
 

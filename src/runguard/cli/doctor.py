@@ -895,7 +895,7 @@ def _pydantic(agent: Any, ends: list[Any]) -> FoundAgent:
     capabilities = [getattr(agent, "root_capability", None)]
     for one in capabilities:
         capabilities += getattr(one, "capabilities", None) or ()
-    own = _class("runguard.pydantic_ai.capability", "RunGuard")
+    own = _class("runguard.pydantic_ai", "RunGuard")
     found.guard = next((one for one in capabilities if isinstance(one, own)), None)
     model = agent.model
     found.models = [model.rpartition(":")[2] if isinstance(model, str) else str(getattr(model, "model_name", ""))]

@@ -1,6 +1,6 @@
 """The wire formats of the model providers: what a request asks for, how to answer it, and what an answer says.
 
-``gateway/proxy`` and ``litellm/callback`` use one ``WireFormat`` for each request. Answers, usage and tool results are
+``gateway/proxy`` and ``litellm`` use one ``WireFormat`` for each request. Answers, usage and tool results are
 read by ``runguard.providers``; this file knows only what those readers need to be given.
 """
 

@@ -1,14 +1,18 @@
-"""``RunGuard``: a capability that guards the runs of a Pydantic AI agent.
+"""RunGuard for Pydantic AI: ``Agent(model, capabilities=[RunGuard(max_usd=1.50)])``.
 
-Pydantic AI calls its hooks. They ask ``calls/run`` before every model call and tool call.
+Pydantic AI calls the hooks of its capabilities. They ask ``calls/run`` before every model call and tool call.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, Final, Unpack
 from weakref import WeakValueDictionary
+
+if find_spec("pydantic_ai") is None:
+    raise ImportError("runguard.pydantic_ai needs pydantic-ai: pip install 'runguard-agents[pydantic-ai]'")
 
 from pydantic_ai import DeferredToolRequests
 from pydantic_ai.capabilities import AbstractCapability
@@ -49,6 +53,8 @@ from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import GrowingPrompts, name_of_tool, size_of, tokens_in
 from runguard.termination.conditions import Ended, TerminationCondition
+
+__all__ = ["RunGuard"]
 
 _MESSAGE: Final = 4  # bytes around a message
 # Older versions of Pydantic AI do not have this hook. There ``wrap_model_request`` sees what is sent.

@@ -1,4 +1,4 @@
-"""``RunGuardGateway``: guards every program behind a LiteLLM proxy.
+"""RunGuard for the LiteLLM proxy: one callback, ``RunGuardGateway(max_usd=2)``, guards every program behind it.
 
 The proxy calls the hooks of a ``CustomLogger``. They find the run of a request with ``gateway/conversations`` and read
 it with ``gateway/formats``, as RunGuard's own gateway does.
@@ -7,8 +7,12 @@ it with ``gateway/formats``, as RunGuard's own gateway does.
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
+from importlib.util import find_spec
 from itertools import islice
 from typing import Any, Final, Unpack
+
+if find_spec("litellm") is None:
+    raise ImportError("runguard.litellm needs litellm: pip install 'litellm[proxy]'")
 
 from litellm.exceptions import ModifyResponseException
 from litellm.integrations.custom_logger import CustomLogger
@@ -26,6 +30,8 @@ from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.providers.messages import Reading, read
 from runguard.termination.conditions import Ended
+
+__all__ = ["RunGuardGateway"]
 
 _CHAT, _MESSAGES, _RESPONSES, _EMBEDDINGS = ChatCompletions(), Messages(), Responses(), Embeddings()
 _FORMATS: Final[dict[str, WireFormat]] = {
