@@ -446,6 +446,7 @@ def _usage_of(usage: RequestUsage) -> Usage | None:
         audio=usage.input_audio_tokens,
         cached_audio=usage.cache_audio_read_tokens,
         thinking=usage.details.get("reasoning_tokens", 0),
+        cache_write_1h=sum(usage.details.get(f"{part}ephemeral_1h_input_tokens", 0) for part in ("", "compaction_")),
     )
 
 

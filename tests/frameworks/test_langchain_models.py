@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field
 import runguard
 from runguard import PolicyError, RunStoppedError
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
+from runguard.langchain.messages import usage_of
 from runguard.testing.conformance import MODEL, Reply
 from tests.frameworks.langchain_harness import ScriptedChat
 
@@ -409,3 +410,18 @@ def test_a_tool_that_keeps_failing_is_left_out_of_the_next_request() -> None:
     result = create_agent(model, [parse, look]).invoke({"messages": [HumanMessage("go")]})
     assert model.offered == [["parse", "look"]] * 4 + [["look"]]
     assert result["messages"][-1].content.endswith("This tool is not offered any more in this turn.")
+
+
+@pytest.mark.parametrize(
+    ("details", "write", "hour"),
+    [
+        ({"cache_creation": 300}, 300, 0),
+        ({"cache_creation": 0, "ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200}, 300, 200),
+        ({"cache_creation": 300, "ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200}, 300, 200),
+    ],
+)
+def test_cache_writes_are_known_in_total_and_by_their_lifetime(details: Any, write: int, hour: int) -> None:
+    report = {"input_tokens": 1000, "output_tokens": 5, "total_tokens": 1005, "input_token_details": details}
+    usage = usage_of(AIMessage("x", usage_metadata=report))
+    assert usage is not None
+    assert (usage.cache_write, usage.cache_write_1h) == (write, hour)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+from dataclasses import replace
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -446,6 +447,18 @@ def test_message_events_give_input_first_and_output_last(typed: bool) -> None:
     assert stream.reading() == Reading(expected, "claude-sonnet-4-5-20250929", (("search", {"q": "x"}),), "Hello")
     assert stream.chars == len("secret" + "Hello" + "search" + '{"q": "x"}')
     assert streamed(*events[:6]).reading().usage == Usage(4310, 1, cached=4000, cache_write=300)
+
+
+def test_what_a_cache_keeps_for_an_hour_is_known_whole_and_streamed() -> None:
+    written = {"ephemeral_5m_input_tokens": 100, "ephemeral_1h_input_tokens": 200}
+    usage = {**MESSAGE["usage"], "cache_creation": written}
+    assert read({**MESSAGE, "usage": usage}).usage == replace(MESSAGE_USAGE, cache_write_1h=200)
+    events = message_events()
+    events[0]["message"]["usage"]["cache_creation"] = written
+    assert streamed(*events).reading().usage == Usage(4310, 50, cached=4000, cache_write=300, cache_write_1h=200)
+    litellm = {"cached_tokens": 4000, "cache_creation_tokens": 300, "cache_creation_token_details": written}
+    chat = {"prompt_tokens": 4310, "completion_tokens": 50, "prompt_tokens_details": litellm}
+    assert read({"usage": chat}).usage == Usage(4310, 50, cached=4000, cache_write=300, cache_write_1h=200)
 
 
 def test_events_that_the_library_adds_say_nothing_twice() -> None:

@@ -178,15 +178,19 @@ def usage_of(message: AIMessage) -> Usage | None:
     report = message.usage_metadata
     if not report:
         return None
-    inputs, outputs = report.get("input_token_details") or {}, report.get("output_token_details") or {}
+    inputs: Mapping[str, Any] = report.get("input_token_details") or {}
+    outputs = report.get("output_token_details") or {}
+    hour = inputs.get("ephemeral_1h_input_tokens") or 0
     return Usage(
         input=report.get("input_tokens"),
         output=report.get("output_tokens"),
         cached=inputs.get("cache_read") or 0,
-        cache_write=inputs.get("cache_creation") or 0,
+        # langchain-anthropic reports writes in total, or by their lifetimes with a total of 0
+        cache_write=inputs.get("cache_creation") or hour + (inputs.get("ephemeral_5m_input_tokens") or 0),
         audio=inputs.get("audio") or 0,
         audio_output=outputs.get("audio") or 0,
         thinking=outputs.get("reasoning") or 0,
+        cache_write_1h=hour,
     )
 
 

@@ -7,5 +7,5 @@ genai-prices, or the installed genai-prices itself. The list is loaded when the 
 is never zero: it is ``Unpriced`` with a reason, or the rate the user gave for unknown models.
 
 Not in these sums, because no token count tells them: fees per hour of audio, storage of caches, batch and priority
-tariffs, a cache kept for an hour instead of five minutes.
+tariffs.
 """

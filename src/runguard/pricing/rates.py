@@ -17,6 +17,7 @@ UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
 PER_MILLION: Final = 1_000_000
 MOST_TOKENS: Final = 10**12  # of one call; more is a fault of the counter
 _COUNTS: Final = {int}
+_AN_HOUR: Final = 2  # times the input price, for tokens that a cache keeps for an hour; Anthropic alone reports them
 
 
 @dataclass(slots=True)
@@ -32,12 +33,13 @@ class Usage:
     audio_output: int = 0  # of output
     thinking: int = 0  # of output; billed as output
     searches: int = 0  # web searches by the provider, as it reports them
+    cache_write_1h: int = 0  # of cache_write: kept for an hour
 
     @property
     def is_possible(self) -> bool:
         """Whether every figure is a count. NaN, a negative or endless number, a bool or a text is none."""
         figures = [self.input, self.output, self.cached, self.cache_write, self.audio, self.cached_audio]
-        figures += [self.audio_output, self.thinking, self.searches]
+        figures += [self.audio_output, self.thinking, self.searches, self.cache_write_1h]
         return set(map(type, figures)) == _COUNTS and min(figures) >= 0 and max(figures) <= MOST_TOKENS
 
 
@@ -167,7 +169,8 @@ class Rates:
         if cached:
             total += (cached - cached_audio) * r_cached
         if write:
-            total += write * r_write
+            hour = min(max(usage.cache_write_1h, 0), write)
+            total += (write - hour) * r_write + hour * max(_AN_HOUR * r_input, r_write)
         if audio:
             total += (audio - cached_audio) * r_audio + cached_audio * r_cached_audio
         if audio_output:
@@ -227,6 +230,7 @@ def _consistent(usage: Usage) -> Usage:
         output=output,
         cached=cached + overlap,
         cache_write=write,
+        cache_write_1h=usage.cache_write_1h,
         audio=audio + overlap,
         cached_audio=overlap,
         audio_output=min(max(usage.audio_output, 0), output),

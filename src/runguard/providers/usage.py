@@ -297,6 +297,7 @@ _OF_INPUT: Final = (
     ("web_search_requests", "searches"),  # LiteLLM
 )
 _SERVER_TOOLS: Final = (("web_search_requests", "searches"),)
+_LIFETIMES: Final = (("ephemeral_1h_input_tokens", "cache_write_1h"),)
 _OF_OUTPUT: Final = (
     ("reasoning_tokens", "thinking"),
     ("thinking_tokens", "thinking"),
@@ -343,6 +344,7 @@ class Counts:
     audio_output: int = 0
     thinking: int = 0
     searches: int = 0
+    cache_write_1h: int = 0
 
     def add(self, later: "Counts") -> bool:
         """Take in another report of the same call. Return True when a figure has grown.
@@ -371,6 +373,7 @@ class Counts:
             self.audio_output,
             self.thinking,
             self.searches,
+            min(self.cache_write_1h, self.cache_write),
         )
 
     @property
@@ -481,6 +484,8 @@ def _chat(given: Any, problems: list[str]) -> Counts | None:
         _parts(counts, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
     if (details := get("prompt_tokens_details")) is not None:
         _parts(counts, details, _OF_INPUT, problems)
+        if (writes := fields(details).get("cache_creation_token_details")) is not None:  # LiteLLM
+            _parts(counts, writes, _LIFETIMES, problems)
     if (tools := get("server_tool_use")) is not None:
         _parts(counts, tools, _SERVER_TOOLS, problems)
     if (details := get("completion_tokens_details")) is not None:
@@ -536,6 +541,8 @@ def _anthropic(get: Any, problems: list[str]) -> Counts | None:
     if len(problems) > before:
         return None
     counts = Counts(tokens + cached + write, output, cached=cached, cache_write=write)
+    if (writes := get("cache_creation")) is not None:
+        _parts(counts, writes, _LIFETIMES, problems)
     if (tools := get("server_tool_use")) is not None:
         _parts(counts, tools, _SERVER_TOOLS, problems)
     if (details := get("output_tokens_details")) is not None:
