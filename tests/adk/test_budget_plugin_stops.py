@@ -252,7 +252,7 @@ async def test_its_own_fault_is_logged_and_the_run_goes_on(
 async def test_hooks_without_a_context_do_not_mix_with_sessions() -> None:
     plugin = BudgetPlugin(stops_at(1))
     await play(worker([text("done")]), plugins=[plugin])
-    await plugin.after_model_callback(callback_context=None, llm_response=says(prompt=1_300))
+    await plugin.after_model_callback(callback_context=None, llm_response=says(prompt=1_299, candidates=1))
     assert plugin.monitor.current_tokens == 1_300
     assert of(plugin).current_tokens == CALL
     stopped = await plugin.before_model_callback(callback_context=None, llm_request=LlmRequest())

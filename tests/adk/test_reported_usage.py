@@ -179,6 +179,8 @@ SHAPES: dict[str, tuple[list[Any], tuple[int, int, bool]]] = {
     "missing": ([None], (PROMPT, 100, True)),
     "zeros": ([ZERO], (PROMPT, 100, True)),
     "no output": ([usage(900, 0, 900)], (900, 0, False)),
+    "the prompt alone": ([usage(900)], (900, 100, True)),
+    "the prompt and the total": ([usage(900, total=1_150)], (900, 250, False)),
     "no input": ([usage(0, 250, 250)], (PROMPT, 250, True)),
     "candidates alone": ([usage(output=250)], (PROMPT, 250, True)),
     "no total": ([usage(900, 250)], (900, 250, False)),

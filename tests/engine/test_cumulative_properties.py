@@ -82,7 +82,7 @@ class MonitorAgainstItsModel(RuleBasedStateMachine):
         self.turns.append(0)
         for number, output in enumerate([*outputs, *[outputs[-1]] * wholes]):
             whole = number >= len(outputs)
-            self.monitor.record_response(response(1, output, partial=not whole), call)
+            self.monitor.record_response(response(1, output, total=1 + output, partial=not whole), call)
             self.tokens += 1 + output - counted
             self.turns[-1] = counted = 1 + output
             self.expect(whole=whole, told=told)

@@ -38,7 +38,8 @@ class CallUsage:
       added up.
     - A report always replaces an estimate.
     - For a call that reported nothing, the prompt is estimated from the request and the output from the answer's text.
-    - For a call that reported output and no input, only the input is estimated. Input without output is a valid report.
+    - For a call that reported output and no input, only the input is estimated. For a call that reported input alone,
+      without output and total, only the output is estimated, from the answer's text.
     - A stream that reported something on the way and nothing at its end is billed for at least the text that came.
     """
 
@@ -47,6 +48,7 @@ class CallUsage:
         "_counts",
         "_final",
         "_has_input",
+        "_has_output",
         "_searches",
         "_streamed",
         "_whole",
@@ -59,6 +61,7 @@ class CallUsage:
     def __init__(self) -> None:
         self._counts: Counts | None = None
         self._has_input = False  # the prompt was counted, or a part of it
+        self._has_output = False  # the answer was counted, or a total that includes it
         self.reported: Usage | None = None  # the usage as it was reported; None: nothing was
         self._searches = 0  # on the model's side
         self.prompt: int | None = None  # the size of the prompt, if it was reported
@@ -86,26 +89,27 @@ class CallUsage:
             if counts is None and self._counts is not None and self._searches > self._counts.searches:
                 self._counts.searches = self._searches
                 self.reported = self._counts.usage()
-        if partial or counts is None:  # a whole answer with a report needs no estimate
+        is_new = False
+        if counts is not None:
+            self._final = self._final or self._answered
+            counts.searches = max(counts.searches, self._searches)
+            if self._counts is None:
+                self._counts, is_new = counts, True
+            else:
+                is_new = self._counts.add(counts)
+            if is_new:
+                known = self._counts
+                usage = self.reported = known.usage()
+                self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
+                self._has_output = known.answer > 0 or known.beside > 0 or known.total > 0
+                self.prompt = usage.input or None if self._has_input else None
+        if partial or counts is None or not self._has_output:  # a whole answer that is counted needs no estimate
             size = answer_size(get("content"))
             if partial:
                 self._streamed += size
             else:
                 self._whole += size
-        if counts is None:
-            return False
-        self._final = self._final or self._answered
-        known = self._counts
-        if self._searches > counts.searches:
-            counts.searches = self._searches
-        if known is None:
-            known = self._counts = counts
-        elif not known.add(counts):
-            return False
-        self.reported = known.usage()
-        self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
-        self.prompt = self.reported.input or None if self._has_input else None
-        return True
+        return is_new
 
     @property
     def text_tokens(self) -> int:
@@ -117,10 +121,11 @@ class CallUsage:
 
         ``prompt``: the estimated tokens of its request. ``audio``: the part of ``prompt`` that is audio.
         """
-        if self._has_input and self._final and self.reported is not None:  # most calls need no estimate
+        is_counted = self._final and self._has_output
+        if is_counted and self._has_input and self.reported is not None:  # most calls need no estimate
             return CallBill(self.reported, False)
         bill = self.bill_so_far(prompt, audio)
-        if self._final or self.text_tokens <= bill.usage.output:
+        if is_counted or self.text_tokens <= bill.usage.output:
             return bill
         return CallBill(replace(bill.usage, output=self.text_tokens), True)
 
