@@ -312,7 +312,7 @@ ONE_AT_A_TIME = "0.15"  # a call takes $0.02, $0.09 are held for it
         (lambda plugin: plugin.guard.accounts.ledger, "settle"),
         (lambda plugin: plugin.guard, "settle"),
         (lambda plugin: plugin.guard, "_too_late"),
-        (lambda plugin: plugin.model_hooks, "_admit"),
+        (lambda plugin: plugin.generations[0].model_hooks, "_admit"),
     ],
     ids=["learn", "hold", "book", "ledger", "settle", "too late", "let go"],
 )

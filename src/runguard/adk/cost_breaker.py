@@ -24,8 +24,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from runguard.adk import patching
-from runguard.adk.plugin import RunGuardPlugin, hook
-from runguard.adk.runner import replace_policy
+from runguard.adk.events import waiting_in
+from runguard.adk.plugin import Generation, RunGuardPlugin, hook
 from runguard.adk.runs import HERE, Invocation, SessionKey, lane_of
 from runguard.adk.stops import announce
 from runguard.adk.tool_hooks import error_text
@@ -144,10 +144,10 @@ class ADKCostBreaker:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__ and "_plugin" in self.__dict__ and value != getattr(self, name):
             if name != "name":
-                plugin = replace_policy(self._plugin, self._policy(**{name: value}))
-                patching.watch_agents(plugin.invocations)
-                object.__setattr__(self, "_plugin", plugin)
-            self._plugin.name = value if name == "name" else self.name
+                self._plugin.replace_policy(**self._policy(**{name: value}))
+                patching.watch_agents(self._plugin.invocations)
+            else:
+                self._plugin.name = value
         elif "_plugin" in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name):
             raise AttributeError(f"{name} = {value!r}: no such field; other settings are set with settings={{...}}")
         object.__setattr__(self, name, value)
@@ -242,8 +242,7 @@ class ADKCostBreaker:
 
     def _guards(self) -> list[Guard]:
         """Return the guard of the limits in force, and those of replaced limits while runs go on under them."""
-        generations = self._plugin.generations
-        return [plugin.guard for plugin in (generations.plugins if generations is not None else (self._plugin,))]
+        return [one.guard for one in self._plugin.generations]
 
     def _runs(self) -> Iterator[Run]:
         """Return the runs in flight, the latest first."""
@@ -335,44 +334,46 @@ class ADKCostBreaker:
         """Return what ADK gets from a callback that failed."""
         return self._plugin.instead_of(hook, error, *given)
 
-    def _plugin_of(self, ic: InvocationContext) -> RunGuardPlugin:
-        """Return the plugin with the limits under which a run began."""
-        generations = self._plugin.generations
-        return self._plugin if generations is None else generations.of(ic.invocation_id)
+    async def _place(self, ic: InvocationContext) -> tuple[Generation, Invocation, str]:
+        """Return the limits under which the run of a callback began, its invocation and the lane."""
+        own = self._plugin.generation_of(ic.invocation_id)
+        invocation = await own.starter.invocation_of(ic)
+        return own, invocation, lane_of(own.guard, invocation, ic.branch, ic.isolation_scope)
 
-    def _is_wired(self, agent: LlmAgent) -> bool:
-        """Return whether our model callback sees the agent's model calls."""
-        return any(getattr(one, "__self__", None) is self for one in agent.canonical_before_model_callbacks)
+    def _is_wired(self, agent: BaseAgent) -> bool:
+        """Return whether our model callback sees the agent's model calls, if it makes any."""
+        return not isinstance(agent, LlmAgent) or any(
+            getattr(one, "__self__", None) is self for one in agent.canonical_before_model_callbacks
+        )
 
-    def _end_if_unwired(self, invocation: Invocation, ic: InvocationContext, lane: str) -> None:
+    def _end_if_unwired(self, own: Generation, invocation: Invocation, ic: InvocationContext, lane: str) -> None:
         """End a stopped run here, where the agent has no model callback of ours that would end it."""
-        plugin, agent = self._plugin_of(ic), ic.agent
-        trip = invocation.stop_in(lane)
-        if trip is None or not isinstance(agent, LlmAgent) or plugin.guard.policy.mode != "enforce":
+        trip, agent = invocation.stop_in(lane), ic.agent
+        if trip is None or own.guard.policy.mode != "enforce" or not isinstance(agent, LlmAgent):
             return
         # a function around our callback cannot be seen, but it has announced the agent's model call
         if not self._is_wired(agent) and all(flight.agent != agent.name for flight in invocation.flights.values()):
-            announce(trip, plugin.invocations)
-            raise patching.halt(ic.invocation_id, trip, plugin.guard.stop_text(trip))
+            announce(trip, own.invocations)
+            raise patching.halt(ic.invocation_id, trip, own.guard.stop_text(trip))
 
     @hook
     async def before_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
         ic = callback_context._invocation_context
-        agent, plugin = ic.agent, self._plugin_of(ic)
+        agent = ic.agent
         if not isinstance(agent, BaseAgent):
             return None
-        invocation, guard = await plugin.starter.invocation_of(ic), plugin.guard
+        own, invocation, lane = await self._place(ic)
         run = invocation.run
         if run.info.run not in self._inputs:
-            self._begin(guard, run)
+            self._begin(own.guard, run)
         if isinstance(agent, LlmAgent) and run.stopped is not None:
-            self._end_if_unwired(invocation, ic, invocation.lane)
+            self._end_if_unwired(own, invocation, ic, invocation.lane)
             return None  # its model hook ends it with an event that can carry the trip; content alone cannot
-        if isinstance(agent, LlmAgent) and not self._is_wired(agent):
-            self._take_place(guard, invocation, ic, agent.name)
-        skipped = await plugin.before_agent_callback(agent=agent, callback_context=callback_context)
+        if not self._is_wired(agent):
+            self._take_place(own, invocation, ic, lane)
+        skipped = await self._plugin.before_agent_callback(agent=agent, callback_context=callback_context)
         if skipped is not None:
-            self._end_if_unwired(invocation, ic, lane_of(guard, invocation, ic.branch, ic.isolation_scope))
+            self._end_if_unwired(own, invocation, ic, lane)
         return skipped
 
     def _begin(self, guard: Guard, run: Run) -> None:
@@ -405,22 +406,22 @@ class ADKCostBreaker:
                 return trip
         return None
 
-    def _take_place(self, guard: Guard, invocation: Invocation, ic: InvocationContext, agent: str) -> None:
+    def _take_place(self, own: Generation, invocation: Invocation, ic: InvocationContext, lane: str) -> None:
         """Count an agent whose model calls are not seen as one call in flight, until it leaves or its task ends."""
-        task, slots = asyncio.current_task(), invocation.run.slots
+        guard, task, slots = own.guard, asyncio.current_task(), invocation.run.slots
         if task is None or guard.policy.queues or slots.take(task):
             return
-        lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
-        event = ModelCall(invocation.run.info.run, lane, agent, guard.clock())
+        event = ModelCall(invocation.run.info.run, lane, getattr(ic.agent, "name", ""), guard.clock())
         guard.found(event, surplus(event, len(slots) + 1, slots.limit))
-        self._end_if_unwired(invocation, ic, lane)
+        self._end_if_unwired(own, invocation, ic, lane)
 
     @hook
     async def after_agent_callback(self, callback_context: CallbackContext) -> types.Content | None:
         """Free the place of an agent whose model calls are not seen. ADK does not report each agent that leaves."""
         ic = callback_context._invocation_context
         if isinstance(ic.agent, LlmAgent) and not self._is_wired(ic.agent):
-            self._plugin_of(ic).guard.free_slot((await self._plugin_of(ic).starter.invocation_of(ic)).run.info.run)
+            own, invocation, _ = await self._place(ic)
+            own.guard.free_slot(invocation.run.info.run)
         return None
 
     @hook
@@ -435,10 +436,7 @@ class ADKCostBreaker:
     ) -> LlmResponse | None:
         await self._plugin.after_model_callback(callback_context=callback_context, llm_response=llm_response)
         if not llm_response.partial:
-            ic = callback_context._invocation_context
-            plugin = self._plugin_of(ic)
-            invocation = await plugin.starter.invocation_of(ic)
-            lane = lane_of(plugin.guard, invocation, ic.branch, ic.isolation_scope)
+            _, invocation, lane = await self._place(callback_context._invocation_context)
             invocation.batches[lane] = str(next(self._responses))
         return None
 
@@ -477,50 +475,40 @@ class ADKCostBreaker:
     ) -> dict[str, Any] | None:
         """Judge what the model will see of this call; a nudge comes back as a changed answer."""
         ic = tool_context._invocation_context
-        plugin = self._plugin_of(ic)
+        own = self._plugin.generation_of(ic.invocation_id)
         try:
-            plugin.tool_hooks.judge_time()
+            own.tool_hooks.judge_time()
             if tool.is_long_running and not tool_response:
                 return None  # the answer comes later, from outside
-            changed = self._judge(plugin, await plugin.starter.invocation_of(ic), tool, tool_context, tool_response)
+            changed = self._judge(own, await own.starter.invocation_of(ic), tool, tool_context, tool_response)
         except Exception as error:
-            plugin.stopper.fault("after_tool", error, ic)
+            own.stopper.fault("after_tool", error, ic)
             return None
         await self._end_at_tool(tool_context)
         return changed
 
     async def _end_at_tool(self, tool_context: ToolContext) -> None:
         ic = tool_context._invocation_context
-        plugin = self._plugin_of(ic)
-        invocation = await plugin.starter.invocation_of(ic)
-        lane = lane_of(plugin.guard, invocation, ic.branch, ic.isolation_scope)
-        self._end_if_unwired(invocation, ic, lane)
+        own, invocation, lane = await self._place(ic)
+        self._end_if_unwired(own, invocation, ic, lane)
 
     def _judge(
-        self,
-        plugin: RunGuardPlugin,
-        invocation: Invocation,
-        tool: BaseTool,
-        tool_context: ToolContext,
-        tool_response: Any,
+        self, own: Generation, invocation: Invocation, tool: BaseTool, tool_context: ToolContext, tool_response: Any
     ) -> dict[str, Any] | None:
-        ic = tool_context._invocation_context
-        author = getattr(ic.agent, "name", "")
-        call = invocation.calls.get(tool_context.function_call_id or "")
-        target = tool_context.actions.transfer_to_agent
+        call_id, actions = tool_context.function_call_id or "", tool_context.actions
+        author, target = getattr(tool_context._invocation_context.agent, "name", ""), actions.transfer_to_agent
+        call = invocation.calls.get(call_id)
         if call is not None and target:  # any tool that sets the action hands over, not only ADK's own
-            plugin.reader.judge_transfer(invocation, call.lane, author, target)
+            own.reader.judge_transfer(invocation, call.lane, author, target)
         if tool.name == TRANSFER:
-            invocation.calls.pop(tool_context.function_call_id or "", None)
+            invocation.calls.pop(call_id, None)
             return None
         response = tool_response if isinstance(tool_response, dict) else {"result": tool_response}
         answer = types.FunctionResponse(id=tool_context.function_call_id, name=tool.name, response=response)
         before = answer.response
-        waiting = {
-            *(tool_context.actions.requested_tool_confirmations or ()),
-            *(tool_context.actions.requested_auth_configs or ()),
-        }
-        plugin.reader.judge_answers(invocation, [answer], author=author, waiting=waiting, hands_over=bool(target))
+        own.reader.judge_answers(
+            invocation, [answer], author=author, waiting=waiting_in(actions), hands_over=bool(target)
+        )
         return answer.response if answer.response is not before else None
 
     # ---- by hand ----------------------------------------------------------------------------------------------------

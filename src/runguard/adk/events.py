@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.adk.agents.invocation_context import InvocationContext
-from google.adk.events import Event
+from google.adk.events import Event, EventActions
 from google.genai import types
 
 from runguard.adk.a2a import remote_budget
@@ -78,10 +78,8 @@ class EventReader:
         target = event.actions.transfer_to_agent
         handed_in = self._transfer_lane(invocation, event, answers) if target else ""
         if answers:
-            actions = event.actions
-            waiting: Collection[str] = ()
-            if actions.requested_tool_confirmations or actions.requested_auth_configs:
-                waiting = {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
+            asks = event.actions.requested_tool_confirmations or event.actions.requested_auth_configs
+            waiting = waiting_in(event.actions) if asks else ()
             self.judge_answers(
                 invocation, answers, author=event.author, event_id=event.id, waiting=waiting, hands_over=bool(target)
             )
@@ -319,6 +317,11 @@ class EventReader:
             invocation.run.lanes[lane].notice = decision.for_model
         elif decision.trip is not None:
             announce(decision.trip, self._invocations)
+
+
+def waiting_in(actions: EventActions) -> Collection[str]:
+    """Return the ids of the calls that wait for a confirmation or a sign-in."""
+    return {*(actions.requested_tool_confirmations or ()), *(actions.requested_auth_configs or ())}
 
 
 def _live_model(ic: InvocationContext, author: str) -> str:

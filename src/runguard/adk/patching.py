@@ -20,7 +20,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 
-from runguard.adk.runs import HERE, Invocations, RunnerStream, enclosing_tool, here_of
+from runguard.adk.runs import HERE, Invocations, RunnerStream, here_of
 from runguard.adk.stops import Halt, LiveTurn, Stop, announce, error_of, is_raised, stop_in, stored_stop
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
 from runguard.core.errors import RunStoppedError
@@ -69,11 +69,6 @@ def watch(plugin: BasePlugin) -> None:
     """Keep the Runners wrapped for a plugin: a guard, a budget or a condition."""
     IN_USE.plugins.add(plugin)
     _patch()
-
-
-def unwatch(plugin: BasePlugin) -> None:
-    """Stop keeping the Runners wrapped for a plugin that another one has replaced. Runs in flight still use it."""
-    IN_USE.plugins.discard(plugin)
 
 
 def watch_guard(guard: Guard) -> None:
@@ -400,68 +395,3 @@ def report_fault(error: Exception, registry: Invocations | None, here: RunnerStr
 def note_fault(error: Exception, here: RunnerStream | None) -> None:
     """Report a failure of RunGuard in a condition at work. The run continues without the condition."""
     report_fault(error, here.registry if here is not None else None, here)
-
-
-# ---- An installed guard whose policy is replaced
-
-
-class Generations:
-    """One plugin per policy of an installed guard: the newest, and the older ones that still have runs.
-
-    Runners keep the plugin that they got, and runs in flight finish on the plugin that they started with. So every hook
-    looks up the plugin of its run. Without a replacement there is no lookup.
-    """
-
-    __slots__ = ("_plugins",)
-
-    def __init__(self, first: "RunGuardPlugin") -> None:
-        # newest first; replaced as a whole, so that other threads see all of it
-        self._plugins: tuple[RunGuardPlugin, ...] = (first,)
-        first.invocations.owner = first
-
-    @property
-    def newest(self) -> "RunGuardPlugin":
-        return self._plugins[0]
-
-    @property
-    def plugins(self) -> "tuple[RunGuardPlugin, ...]":
-        """All of them, the newest first."""
-        return self._plugins
-
-    def add(self, plugin: "RunGuardPlugin") -> None:
-        """Give new runs to ``plugin`` from now on. Drop older plugins without runs."""
-        plugin.generations = self
-        plugin.invocations.owner = plugin
-        self._plugins = (plugin, *(older for older in self._plugins if older.invocations.known))
-
-    def of(self, invocation_id: str) -> "RunGuardPlugin":
-        """Return the plugin of an invocation, else that of the runner or tool call around it, else the newest."""
-        plugins = self._plugins
-        for plugin in plugins:
-            if plugin.invocations.find(invocation_id) is not None:
-                return plugin
-        stream = HERE.get().stream
-        owner: RunGuardPlugin | None = (
-            stream.registry.owner if stream is not None and stream.registry is not None else None
-        )
-        if owner is not None and owner.generations is self:
-            return owner
-        return self.here()
-
-    def here(self) -> "RunGuardPlugin":
-        """Return the plugin for a run that starts here: that of the tool call around it, else the newest."""
-        for plugin in self._plugins:
-            if enclosing_tool(plugin.guard) is not None:
-                return plugin
-        return self.newest
-
-    def put_in(self, plugins: list[Any], listed: "RunGuardPlugin") -> None:
-        """Replace an older plugin in a Runner's list, unless it has runs: ADK calls their hooks through the list."""
-        if listed is not self.newest and not listed.invocations.known:
-            plugins[plugins.index(listed)] = self.newest
-
-
-def invocation_of(given: dict[str, Any]) -> str:
-    """Return the id of the invocation that a hook is called for, from its keyword arguments; "" where none is given."""
-    context = given.get("callback_context") or given.get("tool_context") or given.get("invocation_context")
-    return getattr(context, "invocation_id", "") or ""

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from functools import cache, partial, wraps
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, Unpack
@@ -34,7 +35,6 @@ from runguard.adk import patching
 from runguard.adk.a2a import RemoteCalls, is_remote, wrap_remote_agents
 from runguard.adk.events import EventReader, RunStarter
 from runguard.adk.model_calls import cap_output, leave_tools_out, plain_call
-from runguard.adk.patching import Generations, invocation_of
 from runguard.adk.runs import (
     ANNOUNCED,
     FLIGHTS_KEPT,
@@ -42,13 +42,14 @@ from runguard.adk.runs import (
     Invocation,
     Invocations,
     ModelInFlight,
+    enclosing_tool,
     enter,
     is_bounded,
     lane_of,
     project,
 )
 from runguard.adk.stops import Stopper, is_asked_again
-from runguard.adk.termination import keep_reason
+from runguard.adk.termination import REASON, keep_reason
 from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import count_tokens
 from runguard.calls.surroundings import carry
@@ -59,6 +60,7 @@ from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.identity import words_name
 from runguard.engine.context import ModelChoice, PromptParts
 from runguard.engine.guard import Controls, Guard
+from runguard.engine.resume import retire
 from runguard.engine.runs import Lane, Run
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
@@ -76,16 +78,13 @@ def hook(function: _Hook) -> _Hook:
     """Wrap a hook. The object's ``instead_of`` gives the answer when the hook fails.
 
     ADK ends a run when a hook of a plugin raises. So only ``Halt`` leaves a hook, which ends the run on purpose and is
-    not an ``Exception``. Where ``install()`` has replaced a policy, the plugin of the run answers the hook.
+    not an ``Exception``.
     """
     name = function.__name__.removesuffix("_callback")
 
     @wraps(function)
     async def outermost(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            generations = getattr(self, "generations", None)
-            if generations is not None and (other := generations.of(invocation_of(kwargs))) is not self:
-                return await getattr(other, function.__name__)(*args, **kwargs)
             return await function(self, *args, **kwargs)
         except Exception as error:
             return self.instead_of(name, error, *args, *kwargs.values())
@@ -109,14 +108,27 @@ _SHOWN_LIMITS: Final = (
 )
 
 
+class Generation:
+    """One policy of a plugin at work: its guard, its runs, and what carries out its decisions."""
+
+    def __init__(self, guard: Guard, policy_error: str | None = None) -> None:
+        self.guard = guard
+        self.invocations = Invocations(guard)
+        self.stopper = Stopper(guard, self.invocations)
+        self.reader = EventReader(guard, self.invocations, self.stopper)
+        self.starter = RunStarter(guard, self.invocations, self.reader, policy_error)
+        parts = guard, self.invocations, self.starter, self.stopper
+        self.model_hooks, self.tool_hooks = ModelHooks(*parts), ToolHooks(*parts)
+        self.remote_calls = RemoteCalls(guard, self.invocations)
+        self.is_off = guard.policy.mode == "off" and policy_error is None
+
+
 class RunGuardPlugin(Controls, BasePlugin):
     """Guards every run of the App or Runner it is registered with.
 
     Register it first in ``App(plugins=[RunGuardPlugin(...)])``: a plugin before it that answers a call hides that call
     from it. Keywords are the policy; see ``runguard.policy.settings``.
     """
-
-    generations: Generations | None = None  # of an installed guard whose policy was replaced
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RunGuardPlugin":
         """Return this plugin: a second guard in a copied App would double its budgets."""
@@ -127,61 +139,73 @@ class RunGuardPlugin(Controls, BasePlugin):
         carry(HERE)
         self.policy_error: str | None = None
         self.from_file_only = name != NAME and not policy  # how ``adk web --extra_plugins`` builds it
+        self.warned_order = False
         try:
-            built = Policy.build(**policy)
+            guard = Guard(Policy.build(**policy), gives_last_answers=True, switches_models=True)
+            guard.check_store()
         except PolicyError as error:
             if not self.from_file_only:
                 raise
             # ADK only logs a constructor's exception and would go on unguarded: stop every run instead.
             self.policy_error = str(error)
-            built = Policy.validated({}, "")
-        self.guard = self._new_guard(built)
-        self._check_store()
-        self.invocations = Invocations(self.guard)
-        self.stopper = Stopper(self.guard, self.invocations)
-        self.reader = EventReader(self.guard, self.invocations, self.stopper)
-        self.starter = RunStarter(self.guard, self.invocations, self.reader, self.policy_error)
-        parts = self.guard, self.invocations, self.starter, self.stopper
-        self.model_hooks, self.tool_hooks = ModelHooks(*parts), ToolHooks(*parts)
-        self.remote_calls = RemoteCalls(self.guard, self.invocations)
-        self._off = built.mode == "off" and self.policy_error is None
-        self.warned_order = False
+            guard = Guard(Policy.validated({}, ""), gives_last_answers=True, switches_models=True)
+        # The newest policy first, then those that still have runs: these finish under the policy that they began with.
+        # Replaced as a whole, so that other threads see all of it.
+        self.generations: tuple[Generation, ...] = (Generation(guard, self.policy_error),)
         patching.watch(self)
-        if not self._off:
-            self._load_prices()
-        _log.info("runguard.start: %s", self.describe())
+        self._start()
 
-    def _new_guard(self, policy: Policy) -> Guard:
-        return Guard(policy, gives_last_answers=True, switches_models=True)
+    def replace_policy(self, **policy: Unpack[PolicySettings]) -> None:
+        """Begin new runs under another policy, whose guard knows what the old one knows.
 
-    @property
-    def _in_charge(self) -> Guard:
-        """The guard under the policy in force."""
-        return self.guard if self.generations is None else self.generations.newest.guard
+        An invalid policy raises and changes nothing.
+        """
+        before = self.guard
+        guard = Guard(Policy.build(**policy), heir_of=before, gives_last_answers=True, switches_models=True)
+        guard.check_store()
+        newest = Generation(guard)
+        retire(before, guard)
+        self.generations = (newest, *(older for older in self.generations if older.invocations.known))
+        self._start()
 
-    def _load_prices(self) -> None:
-        """Load the price list now, so that no run waits for it.
+    def _start(self) -> None:
+        """Load the price list now, so that no run waits for it, and say what the policy is.
 
         Not in a thread: a process that forks meanwhile could never import again.
         """
         try:
-            preload(self.guard.policy.prices_source)
+            if not self.generations[0].is_off:
+                preload(self.guard.policy.prices_source)
         except Exception:
             _log.warning(
                 "runguard.prices_failed: the price list could not be loaded; models without prices= of your "
                 "own have none",
                 exc_info=True,
             )
+        _log.info("runguard.start: %s", self.describe())
 
-    def _check_store(self) -> None:
-        if self.policy_error is not None:
-            return
-        try:
-            self.guard.check_store()
-        except PolicyError as error:
-            if not self.from_file_only:
-                raise
-            self.policy_error = str(error)
+    @property
+    def guard(self) -> Guard:  # type: ignore[override]
+        """The guard under the policy in force."""
+        return self.generations[0].guard
+
+    @property
+    def invocations(self) -> Invocations:
+        return self.generations[0].invocations
+
+    def generation_of(self, invocation_id: str) -> Generation:
+        """Return the policy of an invocation, else that of the Runner or tool call around it, else the newest."""
+        stream = HERE.get().stream
+        around = stream.registry if stream is not None else None
+        for one in self.generations:
+            if one.invocations.find(invocation_id) is not None:
+                return one
+        return next((one for one in self.generations if one.invocations is around), None) or self.generation_here()
+
+    def generation_here(self) -> Generation:
+        """Return the policy for a run that starts here: that of the tool call around it, else the newest."""
+        generations = self.generations
+        return next((one for one in generations if enclosing_tool(one.guard) is not None), generations[0])
 
     def describe(self) -> str:
         """Mode, limits, store and ADK version in one line."""
@@ -199,44 +223,51 @@ class RunGuardPlugin(Controls, BasePlugin):
 
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
         """Return what ADK gets from a hook that failed."""
-        return self.stopper.instead_of(hook, error, *given)
+        own = self.generations[0]
+        if len(self.generations) > 1:
+            with suppress(Exception):
+                own = self.generation_of(next(one.invocation_id for one in given if hasattr(one, "invocation_id")))
+        return own.stopper.instead_of(hook, error, *given)
 
     # ---- hooks ------------------------------------------------------------------------------------------------------
 
     @hook
     async def before_run_callback(self, *, invocation_context: InvocationContext) -> types.Content | None:
-        if self._off:
+        own = self.generation_of(invocation_context.invocation_id)
+        if own.is_off:
             return None
         try:
             wrap_remote_agents()
-            await self.starter.start(invocation_context, announced=True)
+            await own.starter.start(invocation_context, announced=True)
         except Exception as error:
-            self.stopper.fault("before_run", error, invocation_context)
+            own.stopper.fault("before_run", error, invocation_context)
         return None
 
     @hook
     async def after_run_callback(self, *, invocation_context: InvocationContext) -> None:
         name = invocation_context.invocation_id
-        invocation = self.invocations.find(name)
+        invocations = self.generation_of(name).invocations
+        invocation = invocations.find(name)
         if invocation is None:
             return
         invocation.finished = True
         # where the Runner is wrapped, the wrapper sees the end: a compaction may still follow
         if not invocation.streamed:
-            self.invocations.forget(name)
-            await self.invocations.written([name])
+            invocations.forget(name)
+            await invocations.written([name])
 
     @hook
     async def before_agent_callback(
         self, *, agent: BaseAgent, callback_context: CallbackContext
     ) -> types.Content | None:
-        if self._off:
+        own = self.generation_of(callback_context.invocation_id)
+        if own.is_off:
             return None
         ic = callback_context._invocation_context
-        trip, lane = self.stopper.gave_up(ic.invocation_id), ROOT_LANE
+        trip, lane = own.stopper.gave_up(ic.invocation_id), ROOT_LANE
         if trip is None:
             try:
-                guard, invocation = self.guard, await self.starter.invocation_of(ic)
+                guard, invocation = own.guard, await own.starter.invocation_of(ic)
                 lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
                 depth = enter(guard, invocation, agent, lane, ic.branch, ic.isolation_scope)
                 branches = len(agent.sub_agents) if isinstance(agent, ParallelAgent) else 0
@@ -248,108 +279,112 @@ class RunGuardPlugin(Controls, BasePlugin):
                 if not decision.enforced or decision.action < _BLOCK:
                     if not is_remote(agent):
                         return None
-                    trip = await self.remote_calls.before(agent, invocation, lane, ic)
+                    trip = await own.remote_calls.before(agent, invocation, lane, ic)
                 elif decision.action is _BLOCK:  # too deep: this agent is refused, its caller goes on
                     return types.Content(role="model", parts=[types.Part(text=decision.for_model)])
                 else:
                     trip = decision.trip
             except Exception as error:
-                trip = self.stopper.fault("before_agent", error, ic)
+                trip = own.stopper.fault("before_agent", error, ic)
                 if trip is None and is_remote(agent):  # nothing else reserves for its call
-                    trip = self.guard.give_up_call("remote agent", error, "", agent.name)
+                    trip = own.guard.give_up_call("remote agent", error, "", agent.name)
         if trip is None:
             return None
-        return await self.stopper.at_agent(callback_context, agent, trip, self.invocations.find(ic.invocation_id), lane)
+        return await own.stopper.at_agent(callback_context, agent, trip, own.invocations.find(ic.invocation_id), lane)
 
     @hook
     async def after_agent_callback(self, *, agent: BaseAgent, callback_context: CallbackContext) -> None:
         if is_remote(agent):
-            self.remote_calls.after(agent, callback_context._invocation_context)
+            own = self.generation_of(callback_context.invocation_id)
+            own.remote_calls.after(agent, callback_context._invocation_context)
 
     # The five hooks of every step do what ``hook`` does themselves: each layer of calls counts there.
 
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        plugin = self
+        own = self.generations[0]
         try:
-            if self.generations is not None:
-                plugin = self.generations.of(callback_context.invocation_id)
-            return None if plugin._off else await plugin.model_hooks.before(callback_context, llm_request)
+            if len(self.generations) > 1:
+                own = self.generation_of(callback_context.invocation_id)
+            return None if own.is_off else await own.model_hooks.before(callback_context, llm_request)
         except Exception as error:
-            answer: LlmResponse | None = plugin.instead_of("before_model", error, callback_context)
+            answer: LlmResponse | None = own.stopper.instead_of("before_model", error, callback_context)
             return answer
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        plugin = self
+        own = self.generations[0]
         try:
-            if self.generations is not None:
-                plugin = self.generations.of(callback_context.invocation_id)
-            stop = None if plugin._off else plugin.model_hooks.after(callback_context, llm_response)
-            return None if stop is None else await plugin.stopper.at_model(callback_context, *stop)
+            if len(self.generations) > 1:
+                own = self.generation_of(callback_context.invocation_id)
+            stop = None if own.is_off else own.model_hooks.after(callback_context, llm_response)
+            return None if stop is None else await own.stopper.at_model(callback_context, *stop)
         except Exception as error:
-            plugin.instead_of("after_model", error, callback_context)
+            own.stopper.instead_of("after_model", error, callback_context)
             return None
 
     @hook
     async def on_model_error_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest, error: Exception
     ) -> LlmResponse | None:
-        stop = None if self._off else self.model_hooks.failed(callback_context.invocation_id)
-        return None if stop is None else await self.stopper.at_model(callback_context, *stop)
+        own = self.generation_of(callback_context.invocation_id)
+        stop = None if own.is_off else own.model_hooks.failed(callback_context.invocation_id)
+        return None if stop is None else await own.stopper.at_model(callback_context, *stop)
 
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
-        plugin = self
+        own = self.generations[0]
         try:
-            if self.generations is not None:
-                plugin = self.generations.of(tool_context.invocation_id)
-            return None if plugin._off else await plugin.tool_hooks.before(tool, tool_args, tool_context)
+            if len(self.generations) > 1:
+                own = self.generation_of(tool_context.invocation_id)
+            return None if own.is_off else await own.tool_hooks.before(tool, tool_args, tool_context)
         except Exception as error:
-            refused: dict[str, Any] | None = plugin.instead_of("before_tool", error, tool_context)
+            refused: dict[str, Any] | None = own.stopper.instead_of("before_tool", error, tool_context)
             return refused
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
     ) -> dict[str, Any] | None:
-        plugin = self
+        own = self.generations[0]
         try:
-            if self.generations is not None:
-                plugin = self.generations.of(tool_context.invocation_id)
-            if not plugin._off:
-                plugin.tool_hooks.after(tool, tool_args, tool_context, result)
+            if len(self.generations) > 1:
+                own = self.generation_of(tool_context.invocation_id)
+            if not own.is_off:
+                own.tool_hooks.after(tool, tool_args, tool_context, result)
         except Exception as error:
-            plugin.instead_of("after_tool", error, tool_context)
+            own.stopper.instead_of("after_tool", error, tool_context)
         return None
 
     @hook
     async def on_tool_error_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, error: BaseException
     ) -> dict[str, Any] | None:
-        return None if self._off else self.tool_hooks.failed(tool, tool_context, error)
+        own = self.generation_of(tool_context.invocation_id)
+        return None if own.is_off else own.tool_hooks.failed(tool, tool_context, error)
 
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
-        plugin = self
+        own = self.generations[0]
         try:
-            keep_reason(event)
-            if self.generations is not None:
-                plugin = self.generations.of(invocation_context.invocation_id)
-            if plugin._off or event.partial:
+            if event.actions.__dict__.get(REASON) is not None:
+                keep_reason(event)
+            if len(self.generations) > 1:
+                own = self.generation_of(invocation_context.invocation_id)
+            if own.is_off or event.partial:
                 return None
-            trip = plugin.stopper.gave_up(invocation_context.invocation_id)
+            trip = own.stopper.gave_up(invocation_context.invocation_id)
             if trip is not None:
-                plugin.stopper.mark(event, trip)
+                own.stopper.mark(event, trip)
                 return None
-            invocation = plugin.invocations.find(invocation_context.invocation_id)
+            invocation = own.invocations.find(invocation_context.invocation_id)
             if invocation is not None:
-                plugin.reader.on_event(invocation, event, invocation_context)
+                own.reader.on_event(invocation, event, invocation_context)
                 if event.custom_metadata or event.error_message:
-                    plugin.remote_calls.on_event(invocation, event)
+                    own.remote_calls.on_event(invocation, event)
         except Exception as error:
-            plugin.instead_of("on_event", error, invocation_context)
+            own.stopper.instead_of("on_event", error, invocation_context)
         return None
 
 

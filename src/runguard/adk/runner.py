@@ -21,14 +21,12 @@ from google.adk.events import Event
 from google.adk.runners import Runner
 
 from runguard.adk import patching
-from runguard.adk.patching import IN_USE, Generations, SyncRun, guarded_stream, report_fault
+from runguard.adk.patching import IN_USE, SyncRun, guarded_stream, report_fault
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.runs import HERE, Invocations, adopt
 from runguard.adk.stops import LiveTurn, Stop, error_of, is_raised, stop_in
 from runguard.adk.termination import LOOP_TERMINATION, until_terminated
 from runguard.core.errors import InstallError, PolicyError, RunStoppedError
-from runguard.engine.guard import Guard
-from runguard.engine.resume import retire
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.termination.conditions import checked
@@ -40,7 +38,7 @@ _place = ("", 0)  # file and line of the install() in force
 def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     """Guard every ADK Runner of this process, whenever it was built.
 
-    An equal second call returns the same plugin. A different one from the same file, such as an edited ``agent.py``
+    A second call returns the same plugin. A different policy from the same file, such as an edited ``agent.py``
     that is loaded again, replaces the policy: spend, trips and stops are kept, and runs in flight finish under the
     policy they began with. A different one from another file raises. An App that registers a ``RunGuardPlugin`` of its
     own keeps that one: only its policy applies there, and a warning names what differs. Keywords are those of
@@ -55,7 +53,8 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
     elif _same(installed.guard.policy, Policy.build(**policy)):
         return installed
     elif _is_same_file(place[0], _place[0]):
-        plugin = replace_policy(installed, policy)
+        plugin = installed
+        plugin.replace_policy(**policy)
         _log.warning(
             "runguard.policy_replaced: install() at %s replaces the policy of %s; spend, trips and stops are "
             "kept, runs in flight finish under the old policy",
@@ -81,45 +80,18 @@ def uninstall() -> None:
 
 def _set_installed(plugin: RunGuardPlugin | None) -> None:
     """Make ``plugin`` the guard of every Runner. None takes the installed guard out of the Runners that got it."""
-    before = IN_USE.installed
-    injected = (
-        [(runner, each) for runner in list(IN_USE.injected) for each in guards_in(runner) if is_installed(each)]
-        if plugin is None
-        else []
-    )
-    IN_USE.installed = plugin
-    LOOP_TERMINATION.put_on() if plugin is not None else LOOP_TERMINATION.take_off()
-    if plugin is None and before is not None:
-        for runner, each in injected:
-            runner.plugin_manager.plugins.remove(each)
+    before, IN_USE.installed = IN_USE.installed, plugin
+    if plugin is not None:
+        LOOP_TERMINATION.put_on()
+        return
+    LOOP_TERMINATION.take_off()
+    if before is not None:
+        for runner in list(IN_USE.injected):
+            if before in runner.plugin_manager.plugins:
+                runner.plugin_manager.plugins.remove(before)
         IN_USE.injected.clear()
         IN_USE.plugins.discard(before)
         patching.unpatch_if_unused()
-
-
-class _Successor(RunGuardPlugin):
-    """A plugin whose guard takes over from another one."""
-
-    def __init__(self, before: Guard, policy: PolicySettings) -> None:
-        self._before: Guard | None = before
-        super().__init__(**policy)
-        self._before = None  # so that only its runs keep the old guard alive
-
-    def _new_guard(self, policy: Policy) -> Guard:
-        return Guard(policy, heir_of=self._before, gives_last_answers=True, switches_models=True)
-
-
-def replace_policy(plugin: RunGuardPlugin, policy: PolicySettings) -> RunGuardPlugin:
-    """Make a plugin with a new policy, for runs that start from now on. It knows what the old one knows.
-
-    An invalid policy raises and changes nothing.
-    """
-    successor = _Successor(plugin.guard, policy)
-    retire(plugin.guard, successor.guard)
-    generations = plugin.generations = plugin.generations or Generations(plugin)
-    generations.add(successor)
-    patching.unwatch(plugin)
-    return successor
 
 
 def _is_same_file(one: str, other: str) -> bool:
@@ -153,14 +125,6 @@ def guards_in(runner: Runner) -> list[RunGuardPlugin]:
     return [plugin for plugin in runner.plugin_manager.plugins if isinstance(plugin, RunGuardPlugin)]
 
 
-def is_installed(plugin: RunGuardPlugin) -> bool:
-    """Return whether a plugin is the installed guard, or one whose policy that has replaced."""
-    installed = IN_USE.installed
-    return installed is not None and (
-        plugin is installed or (plugin.generations is not None and plugin.generations is installed.generations)
-    )
-
-
 def overruled_settings(own: RunGuardPlugin) -> str:
     """Say which policy applies to an app that has a plugin of its own beside ``install()``; nothing if both agree."""
     installed = IN_USE.installed
@@ -192,12 +156,12 @@ def _guard_of(runner: Runner) -> Invocations | None:
         IN_USE.injected.add(runner)
     if own is None:
         return None
-    if IN_USE.installed is not None and own not in _overruling and not is_installed(own):
+    if IN_USE.installed is not None and own not in _overruling and own is not IN_USE.installed:
         _overruling.add(own)
         if differing := overruled_settings(own):
             _log.warning("runguard.two_policies: %s", differing)
     if plugins[0] is not own:
-        if own.from_file_only or is_installed(own):
+        if own.from_file_only or own is IN_USE.installed:
             plugins.remove(own)
             plugins.insert(0, own)
         elif not own.warned_order:
@@ -206,10 +170,7 @@ def _guard_of(runner: Runner) -> Invocations | None:
                 "runguard.order: RunGuardPlugin is not first in the plugins; a plugin before it that answers a "
                 "call hides that call from it"
             )
-    if own.generations is not None:
-        own.generations.put_in(plugins, own)
-        own = own.generations.here()
-    return own.invocations
+    return own.generation_here().invocations
 
 
 def _guard_in_spite_of(error: Exception, runner: Runner) -> Invocations | None:

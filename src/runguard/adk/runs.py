@@ -210,7 +210,6 @@ class Invocations:
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
-        self.owner: Any = None  # its plugin, where ``patching.Generations`` must find it again
         self.known: dict[str, Invocation] = {}
         self.gave_up = LruDict[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
         self.skips: dict[str, Skips] = {}

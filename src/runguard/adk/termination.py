@@ -595,19 +595,19 @@ class TerminationEvent(Event):
 
 # ---- Under install(): ``actions.termination_reason`` of every event
 
-_REASON: Final = "termination_reason"
+REASON: Final = "termination_reason"
 _POST_INIT: Final = "model_post_init"
 
 
 def _get_reason(actions: EventActions) -> str | None:
-    reason: str | None = actions.__dict__.get(_REASON)
+    reason: str | None = actions.__dict__.get(REASON)
     return reason
 
 
 def _set_reason(actions: EventActions, reason: str | None) -> None:
     if reason is not None and not isinstance(reason, str):
-        raise TypeError(f"{_REASON} = {reason!r}: give a text or None")
-    actions.__dict__[_REASON] = reason
+        raise TypeError(f"{REASON} = {reason!r}: give a text or None")
+    actions.__dict__[REASON] = reason
 
 
 _REASON_PROPERTY: Final = property(_get_reason, _set_reason, doc="Why the work ended. Added by runguard.install().")
@@ -616,10 +616,10 @@ _REASON_PROPERTY: Final = property(_get_reason, _set_reason, doc="Why the work e
 def _wrap_actions(original: Any) -> Any:
     @wraps(original)
     def begin(self: EventActions, /, **data: Any) -> None:
-        if _REASON not in data or _REASON in type(self).model_fields:
+        if REASON not in data or REASON in type(self).model_fields:
             original(self, **data)
             return
-        reason = data.pop(_REASON)
+        reason = data.pop(REASON)
         original(self, **data)
         _set_reason(self, reason)
 
@@ -654,16 +654,16 @@ class ReasonOfActions:
     """``EventActions.termination_reason`` as a keyword and an attribute, for as long as a guard is installed."""
 
     def put_on(self) -> None:
-        if _REASON in EventActions.model_fields or _REASON in EventActions.__dict__:
+        if REASON in EventActions.model_fields or REASON in EventActions.__dict__:
             return  # this ADK has it, or it is on
-        setattr(EventActions, _REASON, _REASON_PROPERTY)
+        setattr(EventActions, REASON, _REASON_PROPERTY)
         setattr(EventActions, "__init__", _wrap_actions(EventActions.__init__))  # noqa: B010
         setattr(Event, _POST_INIT, _wrap_event(Event.model_post_init))
 
     def take_off(self) -> None:
-        if EventActions.__dict__.get(_REASON) is not _REASON_PROPERTY:
+        if EventActions.__dict__.get(REASON) is not _REASON_PROPERTY:
             return
-        delattr(EventActions, _REASON)
+        delattr(EventActions, REASON)
         for kind, name in ((EventActions, "__init__"), (Event, _POST_INIT)):
             if (original := getattr(kind.__dict__.get(name), "__wrapped__", None)) is not None:
                 setattr(kind, name, original)

@@ -21,7 +21,7 @@ from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
 from pydantic import BaseModel, RootModel
 
-from runguard.adk.events import RunStarter
+from runguard.adk.events import RunStarter, waiting_in
 from runguard.adk.runs import (
     HERE,
     EnclosingTool,
@@ -302,9 +302,7 @@ def settle_price(
     """
     call_id = context.function_call_id or ""
     call = invocation.calls.get(call_id)
-    actions = context.actions
-    waits = call_id in (actions.requested_tool_confirmations or ()) or call_id in (actions.requested_auth_configs or ())
-    if waits or not _was_executed(call, invocation) or _lacks_arguments(tool, answer):
+    if call_id in waiting_in(context.actions) or not _was_executed(call, invocation) or _lacks_arguments(tool, answer):
         guard.release_tool(invocation.run, call_id)
     elif isinstance(answer, asyncio.CancelledError):
         guard.tool_prices.settle_unknown(invocation.run, call_id)

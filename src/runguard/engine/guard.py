@@ -775,36 +775,31 @@ class Controls:
         guard: Guard
 
     @property
-    def _in_charge(self) -> Guard:
-        """The guard that answers here: this one, or the one that has replaced it."""
-        return self.guard
-
-    @property
     def trips(self) -> list[Trip]:
         """The last 1,000 trips, oldest first; in shadow mode those that would have been."""
-        return list(self._in_charge.trips)
+        return list(self.guard.trips)
 
     def snapshot(self) -> dict[str, Any]:
         """Return what runs now: calls, tokens, prompt growth, breakers. Plain data."""
-        return self._in_charge.snapshot()
+        return self.guard.snapshot()
 
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """Return what was spent, in all and per agent, model and tool.
 
         ``scope``: "run:…", "session:app/user/id", "user:app/user" or "app:…". None: everything.
         """
-        return self._in_charge.accounts.spend(scope)
+        return self.guard.accounts.spend(scope)
 
     def budgets(self, scope: str | None = None) -> list[BudgetStatus]:
         """Return every budget as it stands: spent, reserved and limit apart."""
-        return self._in_charge.accounts.budgets(scope)
+        return self.guard.accounts.budgets(scope)
 
     def extend(self, scope: str, *, usd: Any = None, tokens: Any = None, calls: Any = None) -> list[BudgetStatus]:
         """Move the caps of a scope: ``extend("user:docs/alice", usd=5)``.
 
         What was spent stays spent; the next run goes on.
         """
-        return self._in_charge.accounts.extend(scope, usd, tokens, calls)
+        return self.guard.accounts.extend(scope, usd, tokens, calls)
 
     def stop(self, scope: str, *, actor: str | None = None, reason: str | None = None) -> None:
         """Stop a run, session, user, app or "all": ``stop("user:docs/alice", actor="ops", reason="...")``.
@@ -812,22 +807,22 @@ class Controls:
         ``actor``: who stops the scope; None: the user of this system. Model calls in flight are ended, new ones and new
         runs are refused until ``resume``; with a shared store, by every worker.
         """
-        self._in_charge.throw_switch(scope, this_user() if actor is None else actor, reason)
+        self.guard.throw_switch(scope, this_user() if actor is None else actor, reason)
 
     def resume(self, scope: str) -> None:
         """Take a stop back."""
-        self._in_charge.release_switch(scope)
+        self.guard.release_switch(scope)
 
     def stops(self) -> list[Stop]:
         """Return the stops in force."""
-        return self._in_charge.operator_stops.in_force()
+        return self.guard.operator_stops.in_force()
 
     def flush(self, seconds: float = 2.0) -> bool:
         """Wait, bounded, until everything handed over has left (facts, callbacks, alerts): for tests and shutdown.
 
         False when something is left, or when a settlement could never be booked; ``snapshot()["store"]`` says how many.
         """
-        return self._in_charge.flush(seconds)
+        return self.guard.flush(seconds)
 
 
 # ---- The kill switch: an operator stops a scope, and every worker of the store enforces it
