@@ -87,9 +87,7 @@ def accounts(**policy: Any) -> Callable[[], Awaitable[None]]:
     run_costs = book.spending.begin(RunInfo("run", "app", "user", "session"))
 
     async def once() -> None:
-        charge, _ = await book.open(
-            run_costs, ModelCall("run", "", "agent", 1e9, "scripted-1", 1_000, 0, 250), True, bool
-        )
+        charge = book.open_now(run_costs, ModelCall("run", "", "agent", 1e9, "scripted-1", 1_000, 0, 250))
         assert charge is not None
         book.settle(charge, Usage(1_000, 250))
 

@@ -10,7 +10,7 @@ from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
 
-METHODS = [name for name, member in vars(Guard).items() if inspect.isfunction(member) and not name.startswith("_")]
+METHODS = [name for name, _ in inspect.getmembers(Guard, inspect.isfunction) if not name.startswith("_")]
 
 
 def conductor(**policy: Any) -> Guard:

@@ -14,7 +14,7 @@ from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.engine.money import Accounts
 from runguard.testing import ScriptedModel, call, run
 
-OPENING = ["open_now", "open", "_open", "_hold_now"]
+OPENING = ["open_now", "open", "_open"]
 PRICED: dict[str, Any] = {
     "prices": {"scripted-1": {"input": 0, "output": 100}},
     "models": {"scripted-1": {"max_output_tokens": 100}},
@@ -25,7 +25,7 @@ def _broken(*_: Any, **__: Any) -> Any:
     raise LookupError("the guard's own fault")
 
 
-@pytest.fixture(params=[OPENING, ["of_call"], ["rates"]], ids=["opening", "finding", "pricing"])
+@pytest.fixture(params=[OPENING, ["of_call"], ["dated_rates"]], ids=["opening", "finding", "pricing"])
 def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Break what opens a charge; or also what the plain reservation needs, so that no call can be made."""
     for name in request.param:

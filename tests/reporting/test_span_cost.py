@@ -34,8 +34,8 @@ def test_without_the_opt_in_nothing_is_reported(monkeypatch: pytest.MonkeyPatch,
 
 def test_a_policy_without_telemetry_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "gen_ai_latest_experimental")
-    assert RunGuardPlugin(telemetry=False).guard.settling._spans is None
-    assert RunGuardPlugin().guard.settling._spans is not None
+    assert RunGuardPlugin(telemetry=False).guard._spans is None
+    assert RunGuardPlugin().guard._spans is not None
 
 
 @pytest.mark.parametrize(("is_stated", "source"), [(True, "provider"), (False, "local")])

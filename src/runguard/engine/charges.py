@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 from urllib.parse import unquote
 
 from runguard.core.decision import Action, Finding, Money
@@ -44,7 +44,11 @@ from runguard.core.money import (
 )
 from runguard.ledger.ledger import Account, Hold, Ledger, Refusal, Stop
 from runguard.policy.settings import Policy
+from runguard.pricing.book import DatedRates
 from runguard.pricing.rates import Rates, Unpriced, normalise
+
+if TYPE_CHECKING:
+    from runguard.engine.money import Accounts
 
 # ---- Figures of spending: what one agent took from one model inside one tool, and their sums
 
@@ -228,6 +232,8 @@ def parse_scope(kind: str, parts: list[str]) -> Scope | None:
 
 _NO_GUARDS: Final[frozenset[Any]] = frozenset()
 _NO_LINE: Final = ("", "", "")
+FOREVER: Final = float("inf")
+_NOT_PRICED: Final[DatedRates] = (FOREVER, FOREVER, Unpriced("", "nobody has asked"))
 RecentCall = tuple[str, str, str, Entry]  # lane, agent and model of a call, and what it took
 
 
@@ -242,7 +248,7 @@ class UnknownCap:
 
 @dataclass(slots=True)
 class AccountLines:
-    """The accounts that a call of one agent, model and tool goes on."""
+    """The accounts that a call of one agent, model and tool goes on, and what its model costs."""
 
     accounts: tuple[Account, ...]
     groups: tuple[BudgetGroup, ...]
@@ -251,6 +257,8 @@ class AccountLines:
     # a cap that is not known: calls are denied, and what is spent all the same is booked
     unknown: UnknownCap | None = None
     names: frozenset[str] = frozenset()  # of the accounts that calls wait for
+    price: DatedRates = _NOT_PRICED  # of the model, once a call has asked
+    output_limit: int | None = None  # of the model, likewise
     in_usd: bool = field(init=False)
     needs_output: bool = field(init=False)  # some budget counts what a call may be answered with
     may_stop: bool = field(init=False)  # some budget has a threshold that stops
@@ -381,18 +389,25 @@ class Charge:
         run_costs: RunCosts,
         event: ModelCall,
         lines: AccountLines,
-        rates: Rates | Unpriced,
-        home: Any,
+        home: "Accounts",
     ) -> None:
-        self.run_costs, self.lines, self.rates = run_costs, lines, rates
-        self.home = home  # the Accounts that opened it
+        price = lines.price
+        if not price[0] <= event.at < price[1]:
+            price = home.price(lines, event.model, event.at)
+        self.run_costs, self.lines, self.rates = run_costs, lines, price[2]
+        self.home: Accounts | None = home  # that opened it; None for a call that was never checked
         # what guards around this one with the same ledger hold for the call: it is not held or recorded again
         self.around: tuple[Charge, ...] = ()
         # Accounts of guards inside that hold nothing for one call because of this
         self.covers: frozenset[Any] = _NO_GUARDS
         self.agent, self.model, self.tool, self.lane = event.agent, event.model, event.tool, event.lane
         self.at, self.input, self.audio = event.at, event.input_tokens, event.audio_tokens
-        self.max_output = 0  # what was reserved for
+        self.max_output = event.max_output_tokens or 0  # what is reserved for; 0 where no budget has to know
+        if event.max_output_tokens is None and event.bound is None and lines.needs_output:
+            limit = lines.output_limit
+            if limit is None:
+                limit = lines.output_limit = home.expectations.output_limit(event.model)
+            self.max_output = limit
         self.candidates = event.candidates  # each may answer with ``max_output``
         self.lowered = False  # the request must be capped to ``max_output``
         # the request said how much it may answer, or was lowered: what was reserved relies on it
@@ -512,6 +527,7 @@ def layers_around(home: Any, owners: tuple[Charge, ...]) -> tuple[Charge, ...]:
         for charge in owners
         if not charge.over
         and not charge.is_tool
+        and charge.home is not None
         and charge.home is not home
         and charge.home.ledger is home.ledger
         and home not in charge.covers
@@ -876,7 +892,6 @@ def _cap_from(function: Callable[[Scope], Any], scope: Scope, unit: int) -> int:
 
 # ---- Which accounts a call goes on, and which ones a scope names: a policy's budgets, looked up in a ledger
 
-_FOREVER: Final = float("inf")
 _NO_CEILING: Final = (None, None)
 
 
@@ -902,7 +917,7 @@ class AccountFinder:
         """
         key = (event.agent, event.model, event.tool)
         known = run_costs.lines.get(key)
-        if known is not None and known.until == _FOREVER:  # no budget has a window
+        if known is not None and known.until == FOREVER:  # no budget has a window
             return known
         at = self._ledger.period_time(self._clock() if anew else event.at)
         if known is not None and at < known.until:
@@ -961,7 +976,7 @@ class AccountFinder:
         accounts: list[Account] = []
         groups: list[BudgetGroup] = []
         allowed: list[list[Amount]] = []
-        until = _FOREVER
+        until = FOREVER
         unknown: UnknownCap | None = None
         is_current = True
         names: frozenset[str] = frozenset()

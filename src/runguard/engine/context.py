@@ -8,7 +8,7 @@ the context and subscribes to the moments of the sink that it needs.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypedDict
+from typing import Any, Final, NamedTuple, Protocol, TypedDict
 
 from runguard.core.decision import Trip
 from runguard.core.events import ModelCall
@@ -22,9 +22,6 @@ from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
 from runguard.pricing.book import Pricing
 from runguard.reporting.telemetry import Outbox
-
-if TYPE_CHECKING:
-    from runguard.engine.calls import Settling
 
 # ---- What a feature may do beyond the moments of the sink
 
@@ -127,8 +124,6 @@ class GuardContext:
     ``before``: that of a guard whose policy this one replaces.
     """
 
-    settling: "Settling"  # closes the charges of calls
-
     def __init__(self, policy: Policy, options: GuardOptions, before: "GuardContext | None" = None) -> None:
         self.policy, self.options, self.enforces = policy, options, policy.mode == "enforce"
         self.clock = policy.clock or time.time  # noqa: TID251 - the one place that names the clock
@@ -145,7 +140,7 @@ class GuardContext:
         failures, reset = policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds
         self.breakers = Breakers(self.accounts.ledger, failures, reset, options.get("breaker_runs", 2))
         self.keep(self.breakers, for_store=True)
-        self.alarms = self._alarms_after(before)
+        self.alarms: Alarms | None = self._alarms_after(before)
         self.waits = self.accounts.waits.listener = RunWaits(self)
         # what features fill
         self.gates: list[Gate] = []

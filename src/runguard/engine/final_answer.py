@@ -13,8 +13,8 @@ from typing import Final
 from runguard.core.decision import Action, Finding, Trip
 from runguard.core.events import ROOT_LANE, ModelCall
 from runguard.core.money import NOTHING, Amount, usd_text
+from runguard.engine.calls import PaidCalls
 from runguard.engine.charges import Charge, Denied, worst_of
-from runguard.engine.context import GuardContext
 from runguard.engine.decide import Decided
 from runguard.engine.money import STANDING_S
 from runguard.engine.runs import Lane, Run
@@ -64,12 +64,12 @@ class LastAnswers:
 
     busy: Final = True  # every call passes it
 
-    def __init__(self, context: GuardContext) -> None:
+    def __init__(self, context: PaidCalls) -> None:
         policy = context.policy
         self.instruction = policy.final_answer if isinstance(policy.final_answer, str) else INSTRUCTION
         self._output = policy.min_output_tokens  # the longest last answer, in tokens
         self._clock, self._reports = context.clock, context.options.get("reports", True)
-        self._context, self._accounts, self._deciding = context, context.accounts, context.deciding
+        self._calls, self._accounts, self._deciding = context, context.accounts, context.deciding
         if not policy.final_answer or not context.options.get("gives_last_answers") or policy.mode == "off":
             return
         context.last_call = self
@@ -108,7 +108,7 @@ class LastAnswers:
 
     def _release(self, charge: Charge) -> None:
         self._accounts.standing.pop(id(charge), None)
-        self._context.settling.release(charge)
+        self._calls.release(charge)
 
     async def _begin(self, run: Run, closing: Closing, event: ModelCall, stopped: Callable[[], bool]) -> Denied | None:
         if not self._accounts.finder.of_call(run.run_costs, event).accounts:

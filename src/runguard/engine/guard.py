@@ -4,7 +4,6 @@
 the other files of this package and share a ``GuardContext``. ``Controls`` is what an operator can see and do.
 """
 
-import asyncio
 import getpass
 import json
 import logging
@@ -32,11 +31,10 @@ from runguard.core.events import (
 )
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, Per
-from runguard.core.rules.limits import Deadline
 from runguard.engine.budget_notice import BudgetNotices
-from runguard.engine.calls import Settling, lowered, stop_meanwhile, surplus
-from runguard.engine.charges import Charge, Denied, finding_of, finding_of_stop, scopes_of
-from runguard.engine.context import Gate, GuardContext, GuardOptions
+from runguard.engine.calls import PaidCalls
+from runguard.engine.charges import finding_of_stop, scopes_of
+from runguard.engine.context import GuardContext, GuardOptions
 from runguard.engine.decide import Reporting, stop_in_force
 from runguard.engine.downgrade import Downgrades
 from runguard.engine.final_answer import LastAnswers
@@ -51,7 +49,6 @@ from runguard.ledger.ledger import (
     Stop,
     StoreDeniedError,
     StoreError,
-    StoreOutage,
     check_actor,
     check_reason,
     check_scope,
@@ -60,7 +57,6 @@ from runguard.ledger.ledger import (
 )
 from runguard.policy.settings import Policy
 from runguard.pricing.book import prices_per_token
-from runguard.pricing.rates import Usage
 from runguard.reporting.journal import KIND, Journal
 from runguard.reporting.telemetry import SAMPLE, Telemetry
 
@@ -68,7 +64,7 @@ Question = AgentEntered | HandOff | ModelCall | ToolCall
 Result = ModelResult | StateChanged | ToolResults
 
 # Optional features, each a file of its own. Without its line here, and its import, a feature is gone.
-FEATURES: Final[tuple[Callable[[GuardContext], object], ...]] = (
+FEATURES: Final[tuple[Callable[[PaidCalls], object], ...]] = (
     Resubmissions,
     ProviderWaits,
     LastAnswers,
@@ -85,7 +81,7 @@ _log: Final = logging.getLogger("runguard")
 _NUDGE, _BLOCK, _STOP = Action.NUDGE, Action.BLOCK, Action.STOP
 
 
-class Guard(GuardContext):
+class Guard(PaidCalls):
     """One policy at work over any number of concurrent runs.
 
     An adapter translates: it builds events (``runguard.core.events``) from what its framework is about to do, asks the
@@ -163,9 +159,8 @@ class Guard(GuardContext):
         self.lanes = LaneKeeper(self, options.get("lane_rules") or LaneRules(policy))
         self.pauses = Pauses(self)
         self.records = RunRecords(self)
-        self.settling = Settling(self, self.pauses)
         self.tool_gate = ToolGate(self, self.once)
-        self.tool_prices = ToolPrices(self, self.settling, self.tool_gate)
+        self.tool_prices = ToolPrices(self, self.tool_gate)
         self._answers = Answers(self, self.tool_gate, self.tool_prices)
         self.operator_stops: OperatorStops = OperatorStops(self, before.operator_stops if before is not None else None)
         for feature in FEATURES:
@@ -216,51 +211,47 @@ class Guard(GuardContext):
 
     def check(self, event: Question) -> Decision:
         """Say whether this may happen. After a stop the answer stays no."""
-        if self._calls_to_time > 0:
-            return self._timed(Guard.check, event)
+        begin = time.perf_counter() if self._calls_to_time else 0.0
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        is_tool_call = type(event) is ToolCall
         if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
             stopped = run.stopped or lane.stop_in_force()
             if stopped is not None:
                 if type(event) is ToolCall:
                     self.tool_gate.give_up(run, event)
                 return stop_in_force(stopped)
-        decision = ALLOW
+        is_model_call, refusal = type(event) is ModelCall, _STOP
+        decision, is_plain = ALLOW, is_model_call
         if type(event) is ToolCall:
             decision = self.tool_gate.check(run, lane, event)
-            if decision.action >= _BLOCK and decision.enforced:
+            is_plain, refusal = not event.depth, _BLOCK
+        if not (decision.enforced and decision.action >= refusal):
+            if run.journal is not None:
+                run.journal.saw(event)
+            found: Finding | None = None
+            every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
+            for observe in awake if is_plain and not any(records) else every:
+                one = observe(event)
+                if one is not None:
+                    found = self.deciding.stronger(run, lane, found, one, event)
+            if found is not None:
+                decision = self.deciding.decide(run, lane, event, found)
+                if is_model_call and decision.action is _NUDGE and decision.enforced:
+                    lane.notice = decision.for_model
+        if decision.enforced and decision.action >= refusal:
+            if type(event) is ToolCall:
                 self.tool_gate.give_up(run, event)
-                return decision
-        if run.journal is not None:
-            run.journal.saw(event)
-        found: Finding | None = None
-        every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
-        is_plain = not event.depth if type(event) is ToolCall else type(event) is ModelCall
-        for observe in awake if is_plain and not any(records) else every:
-            one = observe(event)
-            if one is not None:
-                found = self.deciding.stronger(run, lane, found, one, event)
-        if found is not None:
-            decision = self.deciding.decide(run, lane, event, found)
-            if decision.action is _NUDGE and decision.enforced and type(event) is ModelCall:
-                lane.notice = decision.for_model
-            refused = decision.enforced and decision.action >= (_BLOCK if is_tool_call else _STOP)
-            if refused:
-                if type(event) is ToolCall:
-                    self.tool_gate.give_up(run, event)
-                return decision
-        if type(event) is ModelCall:
+        elif is_model_call:
             run.spend.model_calls += 1
-        elif is_tool_call:
+        elif type(event) is ToolCall:
             run.spend.tool_calls += 1
+        if begin:
+            self._took(begin)
         return decision
 
     def after(self, event: Result) -> Decision:
         """Learn from what happened. A nudge, a refused answer or a stop may follow."""
-        if self._calls_to_time > 0:
-            return self._timed(Guard.after, event)
+        begin = time.perf_counter() if self._calls_to_time else 0.0
         run = self.runs.get(event.run)
         if run is None:
             return ALLOW  # reported after the end of its run
@@ -291,21 +282,18 @@ class Guard(GuardContext):
         if type(event) is ToolResults:
             for answer in event.answers:
                 answer.value = None  # do not keep what tools answered
+        if begin:
+            self._took(begin)
         return decision
 
     def time_next(self, calls: int) -> None:
         """Report to telemetry how long the next calls of ``check`` and ``after`` take, and time none after them."""
         self._calls_to_time = calls if self.telemetry is not None else 0
 
-    def _timed(self, answer: Callable[[Any, Any], Decision], event: Any) -> Decision:
-        left, self._calls_to_time = self._calls_to_time - 1, 0  # so that the call does not time itself
-        begin = time.perf_counter()
-        try:
-            return answer(self, event)
-        finally:
-            self._calls_to_time = left
-            if self.telemetry is not None:
-                self.telemetry.took(time.perf_counter() - begin)
+    def _took(self, begin: float) -> None:
+        self._calls_to_time = max(self._calls_to_time - 1, 0)
+        if self.telemetry is not None:
+            self.telemetry.took(time.perf_counter() - begin)
 
     # ---- lanes ------------------------------------------------------------------------------------------------------
 
@@ -321,255 +309,6 @@ class Guard(GuardContext):
     def close_lane(self, run: Run, key: str) -> None:
         """End a lane."""
         self.lanes.close_lane(run, key)
-
-    # ---- model calls ------------------------------------------------------------------------------------------------
-
-    async def reserve(
-        self, event: ModelCall, *, slot: bool = True, task: "asyncio.Task[Any] | None" = None
-    ) -> Decision:
-        """Wait for permission to make a model call. Await this right before the call.
-
-        On permission ``event.charge`` is the account of the call: settle, release or abandon it. ``slot=False``: the
-        call takes no slot of its own, because it runs inside of another call or outside of the agents. ``task``: the
-        current one, where the caller knows it.
-        """
-        run = self.runs[event.run]
-        lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        task = (task or asyncio.current_task()) if slot else None
-        decision, charge = ALLOW, None
-        denied: Denied | None = None
-        entered: tuple[Gate, ...] = ()
-        run.waiting += 1
-        try:
-            if task is not None and not run.slots.take(task):
-                decision = await self._wait_for_slot(run, lane, event, task)
-                if decision.action is _STOP and decision.enforced:
-                    return decision
-            for gate in self.gates:
-                if gate.busy and denied is None:
-                    entered = (*entered, gate)
-                    denied = await gate.enter(run, event, lambda: stop_meanwhile(run, lane) is not None)
-                    if (stopped := stop_meanwhile(run, lane)) is not None:
-                        self._leave(entered, event)
-                        self._give_back(run, event, task)
-                        return stop_in_force(stopped)
-            # once the accounts of a call of this run were found: a cap function is not asked twice
-            if denied is None and run.run_costs.lines:
-                charge = self.accounts.open_now(run.run_costs, event)
-            if charge is None and (denied is None or not self.enforces):
-                charge, refused = await self.accounts.open(
-                    run.run_costs, event, self.enforces, lambda: stop_meanwhile(run, lane) is not None
-                )
-                denied = denied or refused
-        except BaseException:  # cancelled while it waited, or the ledger failed
-            self._leave(entered, event)
-            self._give_back(run, event, task)
-            raise
-        finally:
-            run.waiting -= 1
-        event.charge = charge
-        try:
-            late = None
-            if run.deadline is not None and charge is not None and self.enforces:
-                late = self._too_late(run.deadline, event)
-            if charge is not None:
-                charge.number, charge.journal = event.number, run.journal
-            if charge is None or denied is not None or late is not None or charge.lowered:  # few calls
-                decision = self._answer(run, lane, event, task, denied or late) or decision
-            if entered:
-                self._leave(entered, event, event.charge)
-            return decision
-        except BaseException:  # a fault of the guard: free what was reserved
-            event.charge = None
-            self._leave(entered, event)
-            if charge is not None and not charge.over:
-                self.settling.release(charge)
-                self.unspent(event.run, event)
-            if task is not None:
-                run.slots.give_back(task)
-            raise
-
-    def _too_late(self, deadline: Deadline, event: ModelCall) -> Finding | None:
-        """Return the finding that the time of the run is over after the call has waited for money."""
-        event.at = max(event.at, self.clock())
-        return deadline.observe(event)
-
-    def _answer(
-        self, run: Run, lane: Lane, event: ModelCall, task: "asyncio.Task[Any] | None", why: Denied | Finding | None
-    ) -> Decision:
-        """Return what follows from the answer of the accounts, and from a time that was over when it came."""
-        decide, charge = self.deciding.decide, event.charge
-        if isinstance(why, Finding):
-            event.charge = None
-            self.accounts.release(charge)
-            self._give_back(run, event, task)
-            return decide(run, lane, event, why)
-        if why is None:
-            return decide(run, lane, event, lowered(event, charge))
-        if charge is None:
-            stopped = stop_meanwhile(run, lane)
-            self._give_back(run, event, task, denied=stopped is None)
-            if stopped is not None:
-                return stop_in_force(stopped)
-        return decide(run, lane, event, finding_of(why, event, self.accounts.ledger.name))
-
-    def _give_back(self, run: Run, event: ModelCall, task: "asyncio.Task[Any] | None", *, denied: bool = False) -> None:
-        if task is not None:
-            run.slots.give_back(task)
-        self.unspent(event.run, event, denied=denied)
-
-    @staticmethod
-    def _leave(entered: tuple[Gate, ...], event: ModelCall, charge: Charge | None = None) -> None:
-        for gate in entered:
-            gate.leave(event, charge)
-
-    async def _wait_for_slot(self, run: Run, lane: Lane, event: ModelCall, task: "asyncio.Task[Any]") -> Decision:
-        if self.policy.queues:
-            if not self.enforces:
-                return ALLOW
-            await run.slots.wait(task)
-            event.at = self.clock()
-            stopped = stop_meanwhile(run, lane)
-            late = None if stopped is not None or run.deadline is None else run.deadline.observe(event)
-            if stopped is None and late is None:
-                return ALLOW
-            self._give_back(run, event, task)
-            return self.deciding.decide(run, lane, event, late) if late is not None else stop_in_force(stopped)
-        at_once = len(run.slots) + 1
-        if run.journal is not None:
-            run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": at_once})
-        decision = self.deciding.decide(run, lane, event, surplus(event, at_once, run.slots.limit))
-        if decision.enforced:
-            self.unspent(event.run, event)
-        return decision
-
-    def reserve_now(self, event: ModelCall) -> bool:
-        """Reserve a call without a slot and without waiting, where that is possible. False: await ``reserve``."""
-        for gate in self.gates:
-            if gate.busy:
-                return False
-        run = self.runs[event.run]
-        event.charge = charge = self.accounts.open_now(run.run_costs, event)
-        if charge is not None:
-            charge.number, charge.journal = event.number, run.journal
-        return charge is not None
-
-    def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
-        """Return how many input tokens a request to a model may have, for ``ModelCall.context_limit``.
-
-        None: not known, which is logged unless ``quiet``.
-        """
-        return self.accounts.expectations.context_limit(model, quiet=quiet)
-
-    async def recover(
-        self, where: str, error: Exception, run_id: str, agent: str, describe: Callable[[float], ModelCall]
-    ) -> tuple[Decision, ModelCall | None]:
-        """Answer after a fault of the guard that has left a model call without a hold.
-
-        Under a budget, the call is reserved on the ledger alone, without rules; ``describe`` makes its event, given the
-        time. If that is refused or fails, the call must not be made. After an outage of the store ``on_outage``
-        decides, and without a budget ``on_guard_error``. Return the event where it has a charge: close it.
-        """
-        trip = self.give_up(where, error, run_id, agent)
-        if trip is not None:
-            return Decision(_STOP, None, trip), None
-        run = self.runs.get(run_id)
-        if not self.must_hold(error, run):
-            return ALLOW, None
-        try:
-            if run is None:
-                raise LookupError(f"no run {run_id!r}")
-            event = describe(self.faults.attempt("the clock", self.clock) or run.info.at)
-            charge, denied = await self.accounts.open_plain(run.run_costs, event)
-            if denied is not None:
-                finding = finding_of(denied, event, self.accounts.ledger.name)
-                return self.deciding.decide(run, run.lane(event.lane), event, finding), None
-        except Exception as second:
-            trip = self.give_up(where, second, run_id, agent)
-            return Decision(_STOP, None, trip or self.faults.refuse(where, second, run_id, agent)), None
-        run.spend.model_calls += 1  # a reservation that failed has taken it back
-        if charge is None:
-            return ALLOW, None
-        event.charge, charge.number, charge.journal = charge, event.number, run.journal
-        return ALLOW, event
-
-    def give_up_call(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
-        """Return why a model call must not be made that cannot even be described or has no run. None: make it.
-
-        Under a budget it is never made; else ``on_guard_error`` decides, and ``on_outage`` after an outage.
-        """
-        trip = self.give_up(where, error, run_id, agent)
-        if trip is None and self.must_hold(error, self.runs.get(run_id)):
-            trip = self.faults.refuse(where, error, run_id, agent)
-        return trip
-
-    def must_hold(self, error: Exception | None = None, run: Run | None = None) -> bool:
-        """Return whether a call without a hold would get past a budget. ``error``: a fault, which may be an outage."""
-        if not self.enforces or isinstance(error, StoreError | StoreOutage):
-            return False
-        return self.accounts.has_budgets(run.info if run is not None else None)
-
-    def settle(
-        self,
-        charge: Charge,
-        usage: Usage,
-        model: str = "",
-        *,
-        nano: int | None = None,
-        estimated: bool = False,
-        free: bool = False,
-    ) -> None:
-        """Book what a call took, and fire the thresholds that it reaches.
-
-        A later figure for the same call replaces the earlier one. ``nano``: its cost in nano-USD, where the caller
-        knows it. ``estimated``: flag the figures as an estimate. ``free``: it cost nothing. A usage that cannot be true
-        is replaced by an estimate.
-        """
-        self.settling.settle(charge, usage, model, nano=nano, estimated=estimated, free=free)
-
-    def release(self, charge: Charge) -> None:
-        """Give back the reservation of a call that was never sent."""
-        self.settling.release(charge)
-
-    def abandon(
-        self,
-        charge: Charge,
-        streamed_tokens: int = 0,
-        *,
-        streaming: bool = False,
-        refused: bool = False,
-        error: BaseException | None = None,
-    ) -> None:
-        """Book an estimate for a call that was sent and ended without reporting its usage.
-
-        ``refused``: the provider refused it or could not be reached, so it cost nothing. It still counts as a call.
-        ``error``: what it raised. It may say that the provider asks to wait.
-        """
-        self.settling.abandon(charge, streamed_tokens, streaming=streaming, refused=refused, error=error)
-
-    def close(self, charge: Charge, error: Exception, usage: Usage | None = None) -> None:
-        """Close the account of a call after a fault of the guard."""
-        self.settling.close(charge, error, usage)
-
-    def unspent(self, run_id: str, event: ModelCall | None = None, *, denied: bool = False) -> None:
-        """Do not count a model call that was allowed and then not made: it was refused, or a cache answered it.
-
-        ``denied``: a budget refused it.
-        """
-        run = self.runs.get(run_id)
-        if run is None:
-            return
-        run.spend.model_calls -= 1
-        if run.journal is not None:
-            run.journal.add({"k": "unspent", "n": event.number if event is not None else 0, "denied": denied})
-        if run.model_calls is not None:
-            run.model_calls.forget()
-
-    def free_slot(self, run_id: str, task: "asyncio.Task[Any] | None" = None) -> None:
-        """Give back the slot that ``reserve`` took for the current task, or for ``task``, if it took one."""
-        run, holder = self.runs.get(run_id), task or asyncio.current_task()
-        if run is not None and holder is not None:
-            run.slots.give_back(holder)
 
     # ---- tool calls -------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """The money of a call from reservation to price, and what the budgets say to it.
 
 ``Accounts`` is the whole of it: ``engine/calls``, ``engine/tools``, ``engine/final_answer`` and ``engine/downgrade``
-ask it. It reserves with ``Reserver``, settles as a ``Settlement`` and knows the limits of models by ``Expectations``.
+ask it. It reserves with ``Reserver`` and knows the limits of models by ``Expectations``.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Final
@@ -28,6 +29,7 @@ from runguard.core.money import (
     unit_reached,
 )
 from runguard.engine.charges import (
+    FOREVER,
     NO_LIMIT,
     OWNERS,
     AccountFinder,
@@ -69,7 +71,7 @@ from runguard.ledger.ledger import (
 )
 from runguard.ledger.memory import open_ledger
 from runguard.policy.settings import Policy
-from runguard.pricing.book import Pricing
+from runguard.pricing.book import DatedRates, Pricing
 from runguard.pricing.rates import Rates, Unpriced, Usage
 
 # ---- What to expect of a model: its context window, its longest answer, its typical answer
@@ -109,11 +111,8 @@ class Expectations:
             )
         return None
 
-    def output_of(self, event: ModelCall, lines: AccountLines) -> int:
-        """Return how many tokens a call may be answered with at most; 0 where no budget has to know."""
-        if event.max_output_tokens is not None or event.bound is not None or not lines.needs_output:
-            return event.max_output_tokens or 0
-        model = event.model
+    def output_limit(self, model: str) -> int:
+        """Return how many tokens a call to a model may be answered with at most."""
         limit = self._pricing.limits(model)[1]
         if limit is not None:
             return limit
@@ -153,18 +152,241 @@ class Expectations:
             _log.log(level, message, model, model)
 
 
-# ---- After a call: its price is booked, its hold is settled or released, and thresholds fire
-
-OnFired = Callable[[Charge, Fired], None]
+# ---- All accounts of one policy
 
 
-class Settlement:
-    """Settles on one ledger, with one price book."""
+class Accounts:
+    """One policy's budgets and prices over any number of runs.
 
-    burn_watch: BurnWatch
+    ``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took;
+    ``release`` undoes a call that was never sent. What each run spent is kept per agent, model and tool, with or
+    without a budget.
+    """
 
-    def __init__(self, ledger: Ledger, pricing: Pricing, spending: Spending, expectations: Expectations) -> None:
-        self.ledger, self.pricing, self.spending, self.expectations = ledger, pricing, spending, expectations
+    def __init__(
+        self,
+        policy: Policy,
+        clock: Callable[[], float],
+        ledger: Ledger | None = None,
+        before: "Accounts | None" = None,
+        pricing: Pricing | None = None,
+    ) -> None:
+        """``before``: accounts under an earlier policy.
+
+        Their figures are kept, and with the same store their ledger and stops. ``pricing``: other prices than those
+        of the policy.
+        """
+        self.policy, self.clock = policy, clock
+        if before is not None and _store_of(policy) == _store_of(before.policy):
+            ledger = before.ledger
+        pricing = pricing or Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
+        retention = policy.retention_days * 86_400
+        self.ledger: Ledger = ledger or open_ledger(policy.store, policy.store_timeout, retention)
+        self.pricing = pricing
+        self.expectations: Expectations = Expectations(policy, pricing)
+        self.spending: Spending = before.spending if before is not None else Spending()
+        same_store = before if before is not None and before.ledger is self.ledger else None
+        self.burn_watch: BurnWatch = BurnWatch(
+            self.ledger, clock, same_store.burn_watch if same_store is not None else None
+        )
+        self.switch: Switch = same_store.switch if same_store is not None else Switch()
+        # calls that met a store that was away, by what was done
+        self.outages: dict[str, int] = {"closed": 0, "open": 0}
+        self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
+        # called with the charge that made a threshold fire, or a budget be spent too fast
+        self.on_fired: Callable[[Charge, Fired], None] = _tell_nobody
+        # called when the store goes away or is replaced, and with None when it is back
+        self.on_store: Callable[[Exception | None], None] | None = None
+        self.finder = AccountFinder(policy, self.ledger, clock)
+        self.cap_functions = self.finder.caps
+        self.waits = RoomWaits(policy, self.ledger, clock)
+        # charges that stay open for as long as their run, by their identity: no call waits for them
+        self.standing: dict[int, Charge] = {}
+        self._reserver = Reserver(self)
+
+    def adopt_shared_budgets(self, heir: "Accounts") -> None:
+        """Replace the budgets that runs share by those of a new policy. Runs keep the limits they began with."""
+        self.finder.adopt_shared(heir.finder)
+        for run_costs in list(self.spending.costs_by_run.values()):
+            run_costs.lines.clear()
+
+    # ---- runs -------------------------------------------------------------------------------------------------------
+
+    def end(self, run_costs: RunCosts) -> None:
+        try:
+            self.spending.end(run_costs)
+        finally:
+            for own in run_costs.own:
+                self.ledger.forget(own)
+
+    # ---- before a call ----------------------------------------------------------------------------------------------
+
+    def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
+        """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
+        ledger, bound = self.ledger, event.bound
+        if self.switch.stops or ledger.is_shared:
+            return None
+        owners = OWNERS.get() if event.around is None else event.around
+        if owners and layers_around(self, owners):
+            return None
+        lines = run_costs.lines.get((event.agent, event.model, event.tool))
+        if lines is None or lines.until != FOREVER:
+            lines = self.finder.of_call(run_costs, event)
+        if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
+            return None
+        if bound is not None and None in bound:
+            return None
+        charge = Charge(run_costs, event, lines, self)
+        if lines.accounts:
+            if bound is None and lines.in_usd and not isinstance(charge.rates, Rates):
+                return None
+            ttl = self.policy.hold_seconds if not event.stands else math.inf  # in memory it goes with the process
+            hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), ttl)
+            if hold is None:
+                return None
+            charge.held = hold.amount[0]
+        run_costs.open.add(charge)
+        return charge
+
+    def price(self, lines: AccountLines, model: str, at: float) -> DatedRates:
+        """Find out what a model costs, for all calls that go on these accounts until its price changes."""
+        lines.output_limit, lines.price = None, self.pricing.dated_rates(model, at)
+        return lines.price
+
+    def open(
+        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+    ) -> Coroutine[Any, Any, tuple[Charge | None, Denied | None]]:
+        """Reserve the worst case of a call. When only the holds of other calls leave no room, wait for them, bounded.
+
+        Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
+        refusal is only reported.
+        """
+        if owners_of(event):
+            return self._open_inside(run_costs, event, enforce, stopped)
+        return self._open(run_costs, event, enforce, stopped, ())
+
+    async def _open_inside(
+        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
+    ) -> tuple[Charge | None, Denied | None]:
+        """``open`` inside of another guarded call, whose hold may cover this one."""
+        around, charge = cover(self, owners_of(event)), None
+        try:
+            charge, denied = await self._open(run_costs, event, enforce, stopped, around)
+        finally:
+            if around and charge is None:
+                uncover(around, self)
+        return charge, denied
+
+    async def _open(
+        self,
+        run_costs: RunCosts,
+        event: ModelCall,
+        enforce: bool,
+        stopped: Callable[[], bool],
+        around: tuple[Charge, ...],
+    ) -> tuple[Charge | None, Denied | None]:
+        """``around``: what guards around this one hold for the call."""
+        lines = self.finder.of_call(run_costs, event)
+        if around:
+            lines = not_held_by(around, lines)
+        charge = Charge(run_costs, event, lines, self)
+        charge.around = around
+        if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
+            await self.ledger.refresh()  # it may have been lifted
+            if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
+                return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
+        if lines.unknown is not None:
+            return self._without_cap(charge, lines.unknown, enforce)
+        if (
+            around
+            and enforce
+            and (denied := stricter_than(around, self.finder.of_call(run_costs, event), event)) is not None
+        ):
+            return None, denied
+        if not lines.accounts and not self.ledger.is_shared:
+            run_costs.open.add(charge)  # nothing is held, so there are no turns to take
+            return charge, None
+        try:
+            reserved = await self._reserver.reserve(charge, event, enforce, stopped)
+        except UnknownCapError as error:
+            return self._without_cap(charge, error.unknown, enforce)
+        except (StoreOutage, StoreError) as error:
+            return self._without_store(charge, error, enforce)
+        if reserved[0] is not None:
+            run_costs.open.add(charge)
+        return reserved
+
+    async def open_plain(self, run_costs: RunCosts, event: ModelCall) -> tuple[Charge | None, Denied | None]:
+        """Reserve a call on the ledger alone: no waiting for other calls, no shorter answer, no guards around it.
+
+        It is for calls that a fault of the guard has left without a reservation, and shares as little code with
+        ``open`` as it can.
+        """
+        lines = self.finder.of_call(run_costs, event)
+        charge = Charge(run_costs, event, lines, self)
+        if (stop := self.switch.of(scopes_of(run_costs.info)) if self.switch.stops else None) is not None:
+            return None, Denied(stop=stop)
+        if lines.unknown is not None:
+            return None, Denied(unknown=lines.unknown)
+        if lines.accounts:
+            if (unpriced := refused_as_unpriced(charge, self.policy)) is not None:
+                return None, Denied(unpriced=unpriced)
+            try:
+                held = await self._plain_hold(charge, event)
+            except (StoreOutage, StoreError) as error:
+                return self._without_store(charge, error, True)
+            if isinstance(held, Refusal):
+                denied = Denied(held)
+                denied.group = _group_of(charge, denied)
+                return None, denied
+            charge.hold, charge.held = held, held.amount[0]
+        run_costs.open.add(charge)
+        return charge, None
+
+    async def _plain_hold(self, charge: Charge, event: ModelCall) -> Hold | Refusal:
+        for _ in range(_CLOCK_TRIES):
+            held = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), ttl=self.policy.hold_seconds)
+            if isinstance(held, Refusal) and charge.bound is not None and take_the_rest(charge, event, held):
+                continue
+            if not isinstance(held, Stale):
+                return held
+            charge.run_costs.lines.clear()  # a period is over: find the accounts of the current one
+            charge.lines = self.finder.of_call(charge.run_costs, event, anew=True)
+        raise LookupError("the accounts of the call change faster than they can be asked")
+
+    def has_budgets(self, info: RunInfo | None = None) -> bool:
+        """Return whether calls are reserved on a ledger: a budget of the policy, or of this run."""
+        if any(group.budgets for group in self.finder.groups):
+            return True
+        return info is not None and (flat_limits(info) is not None or info.ceiling != (None, None))
+
+    def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
+        """Refuse a call for which no account can be opened, unless the policy goes on and books later."""
+        self.outages[self.policy.on_outage] += 1
+        self._reserver.store_is(error)
+        if self.policy.on_outage == "closed":
+            return (None if enforce else self.uncounted(charge)), Denied(outage=str(error))
+        return self.uncounted(charge), None
+
+    def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
+        """Refuse a call whose cap is unknown. ``on_guard_error`` and ``on_outage`` do not apply."""
+        return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
+
+    def uncounted(self, charge: Charge) -> Charge:
+        """Open a charge for a call without a reservation; its usage is still booked."""
+        charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
+        charge.run_costs.open.add(charge)
+        return charge
+
+    def open_settled(self, run_costs: RunCosts, event: ModelCall) -> Charge:
+        """Open a charge for a call that could not be checked before: no reservation, settled at once."""
+        lines = self.finder.of_call(run_costs, event)
+        nothing: dict[str, Any] = {"input_tokens": 0, "audio_tokens": 0, "max_output_tokens": 0, "bound": None}
+        charge = Charge(run_costs, replace(event, candidates=1, instead_of="", **nothing), lines, self)
+        charge.home, charge.limited = None, False
+        return self.uncounted(charge)
+
+    # ---- after a call -----------------------------------------------------------------------------------------------
 
     def settle(
         self,
@@ -175,54 +397,48 @@ class Settlement:
         estimated: bool = False,
         free: bool = False,
         *,
-        on_fired: OnFired | None = None,
         on_booked: Callable[[], None] | None = None,
-    ) -> list[Fired]:
+    ) -> None:
         """Book the usage of a call; a later report replaces the earlier one.
 
         The model that answered wins over the one that was asked. ``nano``: what it cost, where that is known without
-        the price list. ``free``: the provider refused the call and billed nothing. Thresholds that fire go to
-        ``on_fired``, once the ledger has booked it; without that, those known at once are returned. ``on_booked``: is
-        called once the ledger has booked it, before any threshold fires.
+        the price list. ``free``: the provider refused the call and billed nothing. ``on_booked``: is called once the
+        ledger has booked it, before any threshold fires.
 
         A fault of ours on the way is raised when nothing is held any more.
         """
-        booked, lines = charge.booked, charge.lines
-        before = (booked, charge.entry) if booked is not None else None
+        before = None if charge.booked is None else (charge.booked, charge.entry)
         entry: Entry | None = None
         fault: Exception | None = None
-        fired: list[Fired] = []
         try:
             entry = self._entry(charge, usage, model, nano, estimated, free)
             self.spending.book(charge, entry, model or charge.model)
         except Exception as error:
             fault = error
             self.spending.give_up(charge)
-        hold = charge.hold
+        hold, ledger = charge.hold, self.ledger
         if hold is not None:
             amount = (
                 (entry.nano, entry.input + entry.output, entry.calls) if entry is not None else _share(charge, usage)
             )
             try:
-                if self.ledger.is_shared:
-                    self.ledger.settle(
+                if ledger.is_shared:
+                    ledger.settle(
                         hold,
                         amount,
-                        partial(self._look, charge, fired, on_fired, on_booked),
+                        partial(self._look, charge, on_booked),
                         self._record(charge, before),
-                        may_wait=on_booked is None and not lines.may_burn and not charge.is_tool,
+                        may_wait=on_booked is None and not charge.lines.may_burn and not charge.is_tool,
                     )
                 else:
-                    self.ledger.settle(hold, amount)
-                    if on_booked is not None:
-                        on_booked()
-                    is_due = lines.may_burn
-                    for account in lines.accounts:  # has one spent as much as its next threshold?
+                    ledger.settle(hold, amount)
+                    is_due = on_booked is not None or charge.lines.may_burn
+                    for account in charge.lines.accounts:  # has one spent as much as its next threshold?
                         usd, tokens, calls = account.alert
                         if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
                             is_due = True
                     if is_due:
-                        self._look(charge, fired, on_fired)
+                        self._look(charge, on_booked)
             except Exception as error:
                 fault = fault or error
                 self._close_hold(hold, amount)
@@ -230,7 +446,6 @@ class Settlement:
             raise fault
         if not estimated and not free and usage.output:
             self.expectations.learn(charge.model, usage.output)
-        return fired
 
     def _entry(self, charge: Charge, usage: Usage, model: str, nano: int | None, estimated: bool, free: bool) -> Entry:
         """Return what a call took, in tokens and at its price."""
@@ -294,15 +509,13 @@ class Settlement:
             if hold is not None:
                 self._close_hold(hold, amount, self._record(charge, before) if self.ledger.is_shared else None)
 
-    def _look(
-        self, charge: Charge, fired: list[Fired], on_fired: OnFired | None, on_booked: Callable[[], None] | None = None
-    ) -> None:
+    def _look(self, charge: Charge, on_booked: Callable[[], None] | None) -> None:
         """Report the thresholds that were reached, and the budgets that are spent too fast."""
         if on_booked is not None:
             on_booked()
         burning = self.burn_watch.look(charge.lines) if charge.lines.may_burn else ()
         for reached in chain(newly_reached(charge.lines, self.ledger), burning):
-            fired.append(reached) if on_fired is None else on_fired(charge, reached)
+            self.on_fired(charge, reached)
 
     def rates_of(self, charge: Charge, model: str) -> Rates | Unpriced:
         """Return the rates of the model that answered, or those of the requested one where it has no price."""
@@ -330,266 +543,6 @@ class Settlement:
         except Exception:
             self.ledger.settle(hold, NOTHING)
             raise
-
-
-def _share(charge: Charge, usage: Usage) -> Amount:
-    """Estimate the cost from the share of reserved tokens that was used, for calls without a price."""
-    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
-    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 0 if charge.is_tool else 1
-
-
-# ---- All accounts of one policy
-
-
-class Accounts(Settlement):
-    """One policy's budgets and prices over any number of runs.
-
-    ``open`` reserves the worst case of a call on every budget that is about it; ``settle`` books what it took;
-    ``release`` undoes a call that was never sent. What each run spent is kept per agent, model and tool, with or
-    without a budget.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        clock: Callable[[], float],
-        ledger: Ledger | None = None,
-        before: "Accounts | None" = None,
-        pricing: Pricing | None = None,
-    ) -> None:
-        """``before``: accounts under an earlier policy.
-
-        Their figures are kept, and with the same store their ledger and stops. ``pricing``: other prices than those
-        of the policy.
-        """
-        self.policy, self.clock = policy, clock
-        if before is not None and _store_of(policy) == _store_of(before.policy):
-            ledger = before.ledger
-        pricing = pricing or Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
-        super().__init__(
-            ledger or open_ledger(policy.store, policy.store_timeout, policy.retention_days * 86_400),
-            pricing,
-            before.spending if before is not None else Spending(),
-            Expectations(policy, pricing),
-        )
-        same_store = before if before is not None and before.ledger is self.ledger else None
-        self.burn_watch = BurnWatch(self.ledger, clock, same_store.burn_watch if same_store is not None else None)
-        self.switch: Switch = same_store.switch if same_store is not None else Switch()
-        # calls that met a store that was away, by what was done
-        self.outages: dict[str, int] = {"closed": 0, "open": 0}
-        self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
-        # called when the store goes away or is replaced, and with None when it is back
-        self.on_store: Callable[[Exception | None], None] | None = None
-        self.finder = AccountFinder(policy, self.ledger, clock)
-        self.cap_functions = self.finder.caps
-        self.waits = RoomWaits(policy, self.ledger, clock)
-        # charges that stay open for as long as their run, by their identity: no call waits for them
-        self.standing: dict[int, Charge] = {}
-        self._reserver = Reserver(self)
-
-    def adopt_shared_budgets(self, heir: "Accounts") -> None:
-        """Replace the budgets that runs share by those of a new policy. Runs keep the limits they began with."""
-        self.finder.adopt_shared(heir.finder)
-        for run_costs in list(self.spending.costs_by_run.values()):
-            run_costs.lines.clear()
-
-    # ---- runs -------------------------------------------------------------------------------------------------------
-
-    def end(self, run_costs: RunCosts) -> None:
-        try:
-            self.spending.end(run_costs)
-        finally:
-            for own in run_costs.own:
-                self.ledger.forget(own)
-
-    # ---- before a call ----------------------------------------------------------------------------------------------
-
-    def open_now(self, run_costs: RunCosts, event: ModelCall) -> Charge | None:
-        """``open`` of the common case: a ledger in memory, no call to wait for, no stop, and it fits. None: ask."""
-        ledger, bound = self.ledger, event.bound
-        if self.switch.stops or ledger.is_shared:
-            return None
-        owners = OWNERS.get() if event.around is None else event.around
-        if owners and layers_around(self, owners):
-            return None
-        lines = self.finder.of_call(run_costs, event)
-        if lines.unknown is not None or lines.may_stop or (lines.names and not ledger.line.is_free(lines.names)):
-            return None
-        rates, output = self.pricing.rates(event.model, event.at), event.max_output_tokens or 0
-        if bound is not None:
-            if None in bound:
-                return None
-        elif lines.accounts:
-            if lines.in_usd and not isinstance(rates, Rates):
-                return None
-            output = self.expectations.output_of(event, lines)
-        charge = Charge(run_costs, event, lines, rates, self)
-        charge.max_output = output
-        if lines.accounts:
-            ttl = self.policy.hold_seconds if not event.stands else math.inf
-            hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), ttl)
-            if hold is None:
-                return None
-            charge.held = hold.amount[0]
-        run_costs.open.add(charge)
-        return charge
-
-    def open(
-        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
-    ) -> Coroutine[Any, Any, tuple[Charge | None, Denied | None]]:
-        """Reserve the worst case of a call. When only the holds of other calls leave no room, wait for them, bounded.
-
-        Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
-        refusal is only reported.
-        """
-        if owners_of(event):
-            return self._open_inside(run_costs, event, enforce, stopped)
-        return self._open(run_costs, event, enforce, stopped, ())
-
-    async def _open_inside(
-        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
-    ) -> tuple[Charge | None, Denied | None]:
-        """``open`` inside of another guarded call, whose hold may cover this one."""
-        around, charge = cover(self, owners_of(event)), None
-        try:
-            charge, denied = await self._open(run_costs, event, enforce, stopped, around)
-        finally:
-            if around and charge is None:
-                uncover(around, self)
-        return charge, denied
-
-    async def _open(
-        self,
-        run_costs: RunCosts,
-        event: ModelCall,
-        enforce: bool,
-        stopped: Callable[[], bool],
-        around: tuple[Charge, ...],
-    ) -> tuple[Charge | None, Denied | None]:
-        """``around``: what guards around this one hold for the call."""
-        lines = self.finder.of_call(run_costs, event)
-        if around:
-            lines = not_held_by(around, lines)
-        output = self.expectations.output_of(event, lines)
-        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), self)
-        charge.max_output, charge.around = output, around
-        if self.switch.stops and self.switch.of(scopes_of(run_costs.info)) is not None:
-            await self.ledger.refresh()  # it may have been lifted
-            if (stop := self.switch.of(scopes_of(run_costs.info))) is not None:
-                return (None if enforce else self.uncounted(charge)), Denied(stop=stop)
-        if lines.unknown is not None:
-            return self._without_cap(charge, lines.unknown, enforce)
-        if (
-            around
-            and enforce
-            and (denied := stricter_than(around, self.finder.of_call(run_costs, event), event)) is not None
-        ):
-            return None, denied
-        if not lines.accounts and not self.ledger.is_shared:
-            run_costs.open.add(charge)  # nothing is held, so there are no turns to take
-            return charge, None
-        try:
-            reserved: tuple[Charge | None, Denied | None] = charge, None
-            if (
-                self.ledger.is_shared
-                or self.switch.stops
-                or lines.may_stop
-                or (lines.names and not self.ledger.line.is_free(lines.names))
-                or not self._hold_now(charge)
-            ):
-                reserved = await self._reserver.reserve(charge, event, enforce, stopped)
-        except UnknownCapError as error:
-            return self._without_cap(charge, error.unknown, enforce)
-        except (StoreOutage, StoreError) as error:
-            return self._without_store(charge, error, enforce)
-        if reserved[0] is not None:
-            run_costs.open.add(charge)
-        return reserved
-
-    async def open_plain(self, run_costs: RunCosts, event: ModelCall) -> tuple[Charge | None, Denied | None]:
-        """Reserve a call on the ledger alone: no waiting for other calls, no shorter answer, no guards around it.
-
-        It is for calls that a fault of the guard has left without a reservation, and shares as little code with
-        ``open`` as it can.
-        """
-        lines = self.finder.of_call(run_costs, event)
-        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), self)
-        if (stop := self.switch.of(scopes_of(run_costs.info)) if self.switch.stops else None) is not None:
-            return None, Denied(stop=stop)
-        if lines.unknown is not None:
-            return None, Denied(unknown=lines.unknown)
-        if lines.accounts:
-            if (unpriced := refused_as_unpriced(charge, self.policy)) is not None:
-                return None, Denied(unpriced=unpriced)
-            charge.max_output = self.expectations.output_of(event, lines)
-            try:
-                held = await self._plain_hold(charge, event)
-            except (StoreOutage, StoreError) as error:
-                return self._without_store(charge, error, True)
-            if isinstance(held, Refusal):
-                denied = Denied(held)
-                denied.group = _group_of(charge, denied)
-                return None, denied
-            charge.hold, charge.held = held, held.amount[0]
-        run_costs.open.add(charge)
-        return charge, None
-
-    async def _plain_hold(self, charge: Charge, event: ModelCall) -> Hold | Refusal:
-        for _ in range(_CLOCK_TRIES):
-            held = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), ttl=self.policy.hold_seconds)
-            if isinstance(held, Refusal) and charge.bound is not None and take_the_rest(charge, event, held):
-                continue
-            if not isinstance(held, Stale):
-                return held
-            charge.run_costs.lines.clear()  # a period is over: find the accounts of the current one
-            charge.lines = self.finder.of_call(charge.run_costs, event, anew=True)
-        raise LookupError("the accounts of the call change faster than they can be asked")
-
-    def has_budgets(self, info: RunInfo | None = None) -> bool:
-        """Return whether calls are reserved on a ledger: a budget of the policy, or of this run."""
-        if any(group.budgets for group in self.finder.groups):
-            return True
-        return info is not None and (flat_limits(info) is not None or info.ceiling != (None, None))
-
-    def _hold_now(self, charge: Charge) -> bool:
-        """Hold the worst case of a call in memory, where it fits and its price is known."""
-        lines = charge.lines
-        if charge.bound is None and lines.in_usd and not isinstance(charge.rates, Rates):
-            return False
-        ttl = self.policy.hold_seconds if not charge.stands else math.inf  # in memory it goes with the process
-        hold = self.ledger.hold_now(lines.accounts, worst_of(charge), ttl)
-        if hold is None:
-            return False
-        charge.hold, charge.held = hold, hold.amount[0]
-        return True
-
-    def _without_store(self, charge: Charge, error: Exception, enforce: bool) -> tuple[Charge | None, Denied | None]:
-        """Refuse a call for which no account can be opened, unless the policy goes on and books later."""
-        self.outages[self.policy.on_outage] += 1
-        self._reserver.store_is(error)
-        if self.policy.on_outage == "closed":
-            return (None if enforce else self.uncounted(charge)), Denied(outage=str(error))
-        return self.uncounted(charge), None
-
-    def _without_cap(self, charge: Charge, unknown: UnknownCap, enforce: bool) -> tuple[Charge | None, Denied | None]:
-        """Refuse a call whose cap is unknown. ``on_guard_error`` and ``on_outage`` do not apply."""
-        return (None if enforce else self.uncounted(charge)), Denied(unknown=unknown)
-
-    def uncounted(self, charge: Charge) -> Charge:
-        """Open a charge for a call without a reservation; its usage is still booked."""
-        charge.hold = self.ledger.book(charge.lines.accounts) if charge.lines.accounts else None
-        charge.run_costs.open.add(charge)
-        return charge
-
-    def open_settled(self, run_costs: RunCosts, event: ModelCall) -> Charge:
-        """Open a charge for a call that could not be checked before: no reservation, settled at once."""
-        lines = self.finder.of_call(run_costs, event)
-        charge = Charge(run_costs, event, lines, self.pricing.rates(event.model, event.at), None)
-        charge.input, charge.audio, charge.limited, charge.candidates = 0, 0, False, 1
-        charge.bound, charge.instead_of = None, ""
-        return self.uncounted(charge)
-
-    # ---- after a call -----------------------------------------------------------------------------------------------
 
     @staticmethod
     def has_come_true(possible_refusal: Denied, kept: Amount = NOTHING) -> bool:
@@ -675,6 +628,16 @@ class Accounts(Settlement):
     def spend(self, scope: str | None = None) -> dict[str, Any]:
         """Return what was spent in a scope as budgets name it; None: in all. Also per agent, model and tool."""
         return self.spending.of_scope(scope)
+
+
+def _share(charge: Charge, usage: Usage) -> Amount:
+    """Estimate the cost from the share of reserved tokens that was used, for calls without a price."""
+    tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
+    return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 0 if charge.is_tool else 1
+
+
+def _tell_nobody(charge: Charge, reached: Fired) -> None:
+    """Report nothing: nobody has asked for it."""
 
 
 def _store_of(policy: Policy) -> tuple[Any, ...]:
@@ -1004,8 +967,8 @@ def over_threshold(lines: AccountLines) -> Denied | None:
 def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:
     """Yield the thresholds that fire now."""
     for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
-        alert_usd, alert_tokens, alert_calls = account.alert
-        if account.spent_usd >= alert_usd or account.spent_tokens >= alert_tokens or account.spent_calls >= alert_calls:
+        usd, tokens, calls = account.alert
+        if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
             yield from _fire(ledger, account, group, limits)
 
 

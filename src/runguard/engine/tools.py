@@ -32,7 +32,7 @@ from runguard.core.outcomes import (
 from runguard.core.rules.failures import is_acknowledgement, lacks_arguments
 from runguard.core.rules.limits import CallsPerTool, ToolCalls
 from runguard.core.rules.repetition import Repetition
-from runguard.engine.calls import Settling
+from runguard.engine.calls import PaidCalls
 from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.context import GuardContext
 from runguard.engine.decide import stop_in_force
@@ -266,11 +266,11 @@ class ToolPrices:
     that raised shows it the exception. A call that was not executed costs nothing.
     """
 
-    def __init__(self, context: GuardContext, settling: Settling, gate: ToolGate) -> None:
-        self._clock, self._accounts, self._tools = context.clock, context.accounts, context.tools
-        self._deciding, self._settling, self._gate = context.deciding, settling, gate
-        context.sink.on("run paused", "pause", lambda run, waits: self.end(run))
-        context.sink.on("run ended", "end of run", self.end)
+    def __init__(self, calls: PaidCalls, gate: ToolGate) -> None:
+        self._clock, self._accounts, self._tools = calls.clock, calls.accounts, calls.tools
+        self._deciding, self._calls, self._gate = calls.deciding, calls, gate
+        calls.sink.on("run paused", "pause", lambda run, waits: self.end(run))
+        calls.sink.on("run ended", "end of run", self.end)
         self.is_used = False  # some tool call was paid
         # called with the lane of a paid call, its nano-USD and whether they are an estimate
         self.on_paid: Callable[[str, int, bool], None] | None = None
@@ -371,7 +371,7 @@ class ToolPrices:
             run.bills.open.pop(call_id, None)
 
     def book(self, charge: Charge, call_id: str, nano: int, *, estimated: bool) -> None:
-        self._settling.settle(charge, Usage(), nano=nano, estimated=estimated)
+        self._calls.settle(charge, Usage(), nano=nano, estimated=estimated)
         if self.on_paid is not None:
             self.on_paid(charge.lane, nano, estimated)
         journal = charge.journal
@@ -384,7 +384,7 @@ class ToolPrices:
         bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
         if bill is None:
             return
-        self._settling.release(bill.charge)
+        self._calls.release(bill.charge)
         if run.journal is not None:
             run.journal.add({"k": "tool_back", "t": self._clock(), "id": call_id})
 
@@ -416,7 +416,7 @@ class ToolPrices:
             try:
                 self.settle_unknown(run, call_id)
             except Exception as error:
-                self._settling.close(bill.charge, error)
+                self._calls.close(bill.charge, error)
 
     def _without_bound(self, run: Run, event: ToolCall, fault: str) -> Decision:
         """Refuse a call of unknown cost where dollars are limited."""

@@ -763,6 +763,7 @@ _LONGEST_ID: Final = 512  # no model has a longer name; such names must not fill
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999; a clock beyond it is broken, not a reason to fail
 _NEVER_ASKED: Final = Unpriced("", "a price of the user is always in force")
 _T = TypeVar("_T")
+DatedRates = tuple[float, float, Rates | Unpriced]  # from when until when they hold (unix seconds), and the rates
 
 
 class Pricing:
@@ -787,15 +788,24 @@ class Pricing:
         self._known_limits: dict[str, tuple[int | None, int | None]] = {}
 
     def rates(self, model: str, at: float) -> Rates | Unpriced:
-        """Return the rates of a model at a moment (unix seconds).
+        """Return the rates of a model at a moment (unix seconds)."""
+        return self.dated_rates(model, at)[2]
+
+    def dated_rates(self, model: str, at: float) -> DatedRates:
+        """Return from when until when (unix seconds) the rates of a model hold, and the rates.
 
         They are found once and kept until the price changes, which some providers do by date and some by the hour.
+        Where the price list may be updated at any time, they hold for no longer than this call.
         """
         if self._source != "table":
             self._follow_updates()
+            return at, at, self._find_rates(model, at)[2]
+        return self._find_rates(model, at)
+
+    def _find_rates(self, model: str, at: float) -> DatedRates:
         known = self._by_id.get(model)
         if known is not None and known[0] <= at < known[1]:
-            return known[2]
+            return known[:3]
         schedule = self._schedule(model) if known is None else known[3]
         moment = _possible(at)
         found = schedule.rates(moment)
@@ -803,8 +813,9 @@ class Pricing:
             found = self._fallback
         if isinstance(found, Rates) and (search := self._search_price(model)) is not None:
             found = found.with_searches(search)
-        _keep(self._by_id, model, (*schedule.span(moment), found, schedule))
-        return found
+        since, until = schedule.span(moment)
+        _keep(self._by_id, model, (since, until, found, schedule))
+        return since, until, found
 
     def _search_price(self, model: str) -> SearchPrice | None:
         return next((given.search for given in self._models.matches(model) if given.search is not None), None)
