@@ -135,7 +135,7 @@ def play(path: str, workers: int) -> dict[str, float]:
     return {
         "cpu": _cpu() - begin,
         "wall": time.monotonic() - wall,
-        "steps": totals.steps,
+        "steps": totals.all.steps,
         "runs": totals.all.runs,
         "stopped": totals.all.stopped,
         "rss_mb": rss,

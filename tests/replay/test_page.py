@@ -67,11 +67,11 @@ def test_a_browser_shows_every_fact_and_loads_nothing(page: Path, browser: Any, 
     told = " ".join(shown.inner_text("main").split())
     for fact in (
         "Under the defaults against a<b>&.toml",
-        "stopped by repetition",
+        "stop at call 5: repetition of",
         "then 6150 tokens, $0.0165",
-        "left alone",
-        "Stopped although labelled a success, under the defaults: 1",
-        "Records that could not be read: 1",
+        "nothing",
+        "stopped although labelled a success, under the defaults: 1",
+        "1 records could not be read and were skipped",
         EVIL,
     ):
         assert fact in told

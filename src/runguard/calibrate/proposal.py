@@ -30,7 +30,7 @@ from runguard.core.money import DEFAULT_THRESHOLDS, UNITS, Budget
 from runguard.engine.guard import Result
 from runguard.policy.settings import RULES, Policy, PolicyFile
 from runguard.pricing.rates import Usage
-from runguard.replay.output import check_place, count, money, print_faults, share, with_progress, write_file
+from runguard.replay.output import check_place, count, money, print_sections, share, skipped, with_progress, write_file
 from runguard.replay.player import Judge, PieceResult, Player, each_run, harmless, play, workers_for
 from runguard.replay.results import RunResult, wilson
 from runguard.replay.sources import Source, nothing_read, open_sources
@@ -997,4 +997,4 @@ def _print(made: Proposal) -> None:
                 shown.add_row(label, f"{before.recordings:,}", *stopped, *after)
         out.print(screen.heading("the whole proposal"))
         screen.print_table(out, shown)
-    print_faults(out, made.faults)
+    print_sections(out, skipped(made.faults))

@@ -6,7 +6,7 @@
 import io
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ from runguard.replay.steps import (
     UnreadableError,
     load_json,
     open_bytes,
+    possible,
     time_of,
     word,
 )
@@ -232,6 +233,30 @@ class Events:
             yield Answered(at, author, call_id, name, value, outcome, word(event.get("id")), ends, call_id in waiting)
 
 
+def read_events(stored: Iterable[tuple[Any, Any]], where: str, faults: Faults, model: str) -> Iterator[Step]:
+    """Yield the steps of the stored events of one session, given as times and events; report those that are none."""
+    events = Events(model)
+    for number, (at, data) in enumerate(stored, 1):
+        try:
+            event = load_json(data) if isinstance(data, str | bytes) else data
+            if not isinstance(event, dict):
+                raise TypeError("no object")
+            if at is not None and event.get("timestamp") is None:
+                event["timestamp"] = at if isinstance(at, int | float | str) else at.isoformat()
+            steps = list(events.steps(event))
+        except ODD as error:
+            faults.add(f"{where} event {number}", f"cannot be read: {error}")
+            if faults.give_up(f"{where} event {number}"):
+                break
+            continue
+        faults.in_a_row = 0
+        for step in steps:
+            if type(step) is Asked and step.usage is not None:
+                step.usage = possible(step.usage, where, faults)
+            yield step
+    yield from events.rest()
+
+
 def _change(event: dict[str, Any], actions: dict[str, Any], parts: list[dict[str, Any]]) -> int:
     """Return a name for what the event has stored, or 0. Words of an agent under its ``output_key`` do not count."""
     stored, output = either(actions, "state_delta", "stateDelta"), None if parts else event.get("output")
@@ -323,65 +348,44 @@ class Document:
         """
         for key in self._stream.members():
             if key == "events" and self._stream.peek() == "[":
-                yield self._session(self._event_steps())
+                yield self._session(self._streamed())
             elif key in ("eval_cases", "evalCases") and self._stream.peek() == "[":
                 for number, _ in enumerate(self._stream.elements(), 1):
                     yield from self._case(self._stream.value(), number)
             else:
                 self._facts[key] = self._stream.value()
 
-    def _session(self, steps: Iterator[Step]) -> RecordedRun:
-        facts = self._facts
+    def _session(self, stored: Iterable[tuple[None, Any]]) -> RecordedRun:
+        facts, steps = self._facts, read_events(stored, self._name, self._faults, self._model)
         app, user = word(either(facts, "app_name", "appName")), word(either(facts, "user_id", "userId"))
         name = word(facts.get("id")) or self._name
         return RecordedRun(name, steps, app, user, name, source=app or self._name)
 
-    def _event_steps(self) -> Iterator[Step]:
-        events = Events(self._model)
+    def _streamed(self) -> Iterator[tuple[None, Any]]:
         try:
-            for number, _ in enumerate(self._stream.elements(), 1):
-                yield from self._steps_of(events, self._stream.value(), number)
-                if self._faults.give_up(f"{self._name} event {number}"):
-                    raise TruncatedError("not a session")
+            for _ in self._stream.elements():
+                yield None, self._stream.value()
         except (TruncatedError, *DAMAGED) as error:
             self._cut_off(f"{self._name} ({word(self._facts.get('id'))})", error)
-        yield from events.rest()
-
-    def _steps_of(self, events: Events, event: Any, number: int) -> list[Step]:
-        try:
-            if not isinstance(event, dict):
-                raise TypeError("no object")
-            steps = list(events.steps(event))
-            self._faults.in_a_row = 0
-            return steps
-        except ODD as error:
-            self._faults.add(f"{self._name} event {number}", f"cannot be read: {error}")
-            return []
 
     def _list(self) -> Iterator[RecordedRun]:
         """Sessions, eval cases, or the events of one session."""
-        events: list[Any] = []
-        loose = Events(self._model)
+        loose: list[tuple[None, Any]] = []
         for number, _ in enumerate(self._stream.elements(), 1):
             entry = self._stream.value()
             if isinstance(entry, dict) and isinstance(entry.get("events"), list):
                 self._facts = {key: value for key, value in entry.items() if key != "events"}
-                yield self._session(self._stored_steps(Events(self._model), entry["events"]))
+                yield self._session((None, event) for event in entry["events"])
             elif isinstance(entry, dict) and isinstance(entry.get("conversation"), list):
                 yield from self._case(entry, number)
             elif isinstance(entry, dict) and "author" in entry:
-                events.append(self._steps_of(loose, entry, number))
+                loose.append((None, entry))
             else:
                 self._faults.add(f"{self._name} entry {number}", "neither a session nor an event nor an eval case")
                 if self._faults.give_up(f"{self._name} entry {number}"):
                     break
-        if events:
-            yield self._session(step for steps in (*events, loose.rest()) for step in steps)
-
-    def _stored_steps(self, events: Events, stored: list[Any]) -> Iterator[Step]:
-        for number, event in enumerate(stored, 1):
-            yield from self._steps_of(events, event, number)
-        yield from events.rest()
+        if loose:
+            yield self._session(loose)
 
     # ---- eval sets --------------------------------------------------------------------------------------------------
 
@@ -416,13 +420,13 @@ class Document:
 
     def _eval_turn(self, turn: dict[str, Any], history: int, name: str) -> tuple[list[Step], int]:
         at = time_of(either(turn, "creation_timestamp", "creationTimestamp"))
-        steps: list[Step] = [Turn(at, str(either(turn, "invocation_id", "invocationId") or name))]
+        steps: list[Step] = [Turn(at, word(either(turn, "invocation_id", "invocationId")) or name)]
         history += size_of(either(turn, "user_content", "userContent"), _ENOUGH)
         data = either(turn, "intermediate_data", "intermediateData") or {}
         stored = either(data, "invocation_events", "invocationEvents")
         if isinstance(stored, list):
             contents = [
-                (str(entry.get("author") or "agent"), (entry.get("content") or {}).get("parts") or [])
+                (word(entry.get("author")) or "agent", (entry.get("content") or {}).get("parts") or [])
                 for entry in stored
             ]
         else:
@@ -460,8 +464,8 @@ class Document:
                 Answered(
                     at,
                     author,
-                    str(answer.get("id") or number),
-                    str(answer.get("name") or ""),
+                    word(answer.get("id")) or str(number),
+                    word(answer.get("name")),
                     answer.get("response"),
                     None,
                     batch,
@@ -478,8 +482,8 @@ class Document:
                         author,
                         "",
                         batch,
-                        str(call.get("id") or number),
-                        str(call.get("name") or ""),
+                        word(call.get("id")) or str(number),
+                        word(call.get("name")),
                         call.get("args"),
                     )
                 )
@@ -616,24 +620,9 @@ def postgres_runs(url: str, sessions: list[Session], faults: Faults, model: str 
 
 def _run(session: Session, rows: Any, faults: Faults, model: str) -> RecordedRun:
     app, user, name = (word(part) for part in session)
-    return RecordedRun(name, _steps(rows, f"{app}/{user}/{name}", faults, model), app, user, name, source=app)
-
-
-def _steps(rows: Any, where: str, faults: Faults, model: str) -> Iterator[Step]:
-    events = Events(model)
-    for number, (at, data) in enumerate(_whole(rows, where, faults), 1):
-        try:
-            event = load_json(data) if isinstance(data, str | bytes) else data
-            if not isinstance(event, dict):
-                raise TypeError("no object")
-            if event.get("timestamp") is None:
-                event["timestamp"] = at if isinstance(at, int | float | str) else at.isoformat()
-            steps = list(events.steps(event))
-        except ODD as error:
-            faults.add(f"{where} event {number}", f"cannot be read: {error}")
-            continue
-        yield from steps
-    yield from events.rest()
+    where = f"{app}/{user}/{name}"
+    steps = read_events(_whole(rows, where, faults), where, faults, model)
+    return RecordedRun(name, steps, app, user, name, source=app)
 
 
 def _whole(rows: Any, where: str, faults: Faults) -> Iterator[Any]:

@@ -7,9 +7,9 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
@@ -24,15 +24,60 @@ from runguard.core.money import to_usd
 from runguard.engine.guard import Question
 from runguard.engine.runs import LaneRules, lane_rungs_of
 from runguard.policy.settings import RULES, Policy
-from runguard.replay.player import ADK_MODEL_CALLS, Batch, Judge, PieceResult, Player, quiet, replay
+from runguard.replay.player import ADK_MODEL_CALLS, Judge, PieceResult, Player, quiet, replay
 from runguard.replay.results import After, Group, RunResult, Totals, Verdict
 from runguard.replay.sources import Source, error_text, nothing_read
-from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, Wrote, checked
+from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, Wrote
 
 # ---- the command
 
-_Piece = TypeVar("_Piece", Batch, PieceResult)
+_Piece = TypeVar("_Piece", bound=PieceResult)
 _NAMED: Final = 10
+ROWS: Final = 40
+
+
+@dataclass(slots=True)
+class Report:
+    """The result of a replay of all sources under one policy or two.
+
+    It shows the first affected runs, or the first of all if none is affected.
+    """
+
+    sources: list[str]
+    totals: list[Totals]
+    every: bool = False  # show runs that are not affected, too
+    faults: Faults = field(default_factory=Faults)
+    touched: list[list[RunResult]] = field(default_factory=list)
+    others: list[list[RunResult]] = field(default_factory=list)
+    hidden: int = 0  # affected runs that are not shown
+
+    def add(self, results: list[RunResult]) -> None:
+        for total, result in zip(self.totals, results, strict=True):
+            total.add(result)
+        is_touched = any(_first_verdicts(run) for run in results)
+        rows = self.touched if is_touched or self.every else self.others
+        if len(rows) < ROWS:
+            rows.append(results)
+        else:
+            self.hidden += is_touched
+
+    def page_data(self) -> dict[str, Any]:
+        """Return the texts and curves of the page of ``--html``, which the dashboard's scripts render."""
+        first, (runs, *rest) = self.totals[0], _sections(self, for_page=True)
+        stops = [{"name": each.name, "heights": each.stop_shares} for each in self.totals]
+        return {
+            "sources": ", ".join(self.sources[:10]) + (" and others" if len(self.sources) > 10 else ""),
+            "policies": [each.name for each in self.totals],
+            "cost": _curves(first, "Cost per turn", "USD", first.cost_sums, column=1, scale=1e9),
+            "prompts": _curves(first, "Prompt growth", "Prompt tokens", first.prompt_sums, column=0),
+            "stops": {
+                "title": "Where stops fall",
+                "label": "Runs stopped, by the share of their model calls made by then",
+                "policies": stops,
+            },
+            "totals": [asdict(section) for section in rest if section.is_total],
+            "details": [asdict(section) for section in (*rest, runs) if not section.is_total],
+        }
 
 
 def run(
@@ -43,54 +88,48 @@ def run(
     every: bool = False,
     workers: int | None = None,
     model: str = "",
-) -> "Report":
+) -> Report:
     """Replay all sources, print the result and return it; raise UnreadableError if there is no run."""
-    totals = [Totals(name) for name, _ in policies]
-    faults, rows = Faults(), Rows(every)
-    report = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
+    report = Report([source.name for source in sources], [Totals(name) for name, _ in policies], every)
+    document = JsonReport(sys.stdout, _head(sources, policies)) if as_json else None
     batches = replay(sources, [policy for _, policy in policies], workers=workers or os.cpu_count() or 1, model=model)
     for batch in with_progress(sources, batches):
-        faults.merge(batch.faults)
+        report.faults.merge(batch.faults)
         for results in batch.results:
-            rows.add(results)
-            for total, result in zip(totals, results, strict=True):
-                total.add(result)
-            if report is not None:
-                report.add(results)
-    if not totals[0].all.runs:
-        raise nothing_read(sources, faults)
-    if report is not None:
-        report.end(totals, faults)
+            report.add(results)
+            if document is not None:
+                document.add(results)
+    if not report.totals[0].all.runs:
+        raise nothing_read(sources, report.faults)
+    if document is not None:
+        document.end(report)
     else:
-        print_result(screen.console(), rows, totals, faults)
-    return Report([source.name for source in sources], totals, rows, faults)
+        print_report(screen.console(), report)
+    return report
 
 
 class JsonReport:
     """Writes one JSON document, run by run, so that memory does not depend on the number of runs."""
 
     def __init__(self, out: IO[str], head: dict[str, Any]) -> None:
-        self._out, self._first = out, True
         # written with the first run; without any run there is an error to print instead
-        self._head = json.dumps(head, indent=2)[:-2] + ',\n  "runs": ['
+        self._out, self._before = out, json.dumps(head, indent=2)[:-2] + ',\n  "runs": [\n    '
 
     def add(self, results: list[RunResult]) -> None:
-        self._out.write(f"{self._head}\n    " if self._first else ",\n    ")
-        self._first = False
         first, *others = (unknown_as_null(each.to_dict(), each.unpriced) for each in results)
         for other in others:
-            first["against"] = {
-                key: value for key, value in other.items() if key in ("verdicts", "more_verdicts", "after_stop", "usd")
-            }
-        self._out.write(json.dumps(first))
+            first["against"] = {key: other[key] for key in ("usd", "verdicts", "more_verdicts", "after_stop")}
+        self._out.write(self._before + json.dumps(first))
+        self._before = ",\n    "
 
-    def end(self, totals: list[Totals], faults: Faults) -> None:
-        self._out.write("\n  ],\n")
-        rest: dict[str, Any] = {"totals": unknown_as_null(totals[0].to_dict(), totals[0].unpriced)}
-        if len(totals) > 1:
-            rest["against"] = unknown_as_null(totals[1].to_dict(), totals[1].unpriced)
-        rest["skipped"] = {"count": faults.count, "first": faults.first}
-        self._out.write(json.dumps(rest, indent=2)[2:] + "\n")
+    def end(self, report: Report) -> None:
+        names = ("totals", "against")[: len(report.totals)]
+        rest: dict[str, Any] = {
+            name: unknown_as_null(totals.to_dict(), totals.all.unpriced)
+            for name, totals in zip(names, report.totals, strict=True)
+        }
+        rest["skipped"] = {"count": report.faults.count, "first": report.faults.first}
+        self._out.write("\n  ],\n" + json.dumps(rest, indent=2)[2:] + "\n")
 
 
 def unknown_as_null(data: Any, unpriced: int) -> Any:
@@ -208,8 +247,7 @@ def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[Recorde
     for source in sources:
         for piece in source.pieces():
             try:
-                for recorded in piece.runs(faults, model):
-                    yield checked(recorded, faults)
+                yield from piece.runs(faults, model)
             except Exception as error:  # the rest of a damaged source
                 faults.add(source.name, f"cannot be read to its end: {error_text(error)}")
 
@@ -264,16 +302,11 @@ class Explanation:
     not_recorded: dict[str, str]
 
     def to_dict(self) -> dict[str, Any]:
-        rules = [
-            {
-                "rule": near.rule,
-                "rungs": near.rungs,
-                "peak": None if near.peak is None else {name: getattr(near.peak, name) for name in Peak.__slots__},
-                "why": near.why,
-            }
-            for near in self.rules
-        ]
-        return {"run": self.result.to_dict(), "rules": rules, "not_recorded": self.not_recorded}
+        return {
+            "run": self.result.to_dict(),
+            "rules": [asdict(near) for near in self.rules],
+            "not_recorded": self.not_recorded,
+        }
 
 
 class _Watcher(Player):
@@ -396,11 +429,10 @@ def _limits(judge: Judge, result: RunResult) -> list[Near]:
     return found
 
 
-# ---- the result on a screen
+# ---- the result as tables and lists, for the screen and for the page of ``--html``
 
-ROWS: Final = 40
 _COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
-MEASURES: Final = (
+_MEASURES: Final = (
     "runs",
     "nudged",
     "blocked",
@@ -411,75 +443,84 @@ MEASURES: Final = (
     "tokens after the stops",
     "money after the stops",
 )
+_RULE_COLUMNS: Final = (
+    "nudged first",
+    "blocked first",
+    "stopped",
+    "of those labelled a success",
+    "money after its stops",
+)
 _LABELS: Final = {True: "success", False: "failure", None: ""}
+_LISTED: Final = 20
 
 
-class Rows:
-    """The runs to show: the first affected ones, or the first of all if none is affected."""
+@dataclass(slots=True)
+class Section:
+    """A part of the result: a table, or a list if it has one column."""
 
-    def __init__(self, every: bool = False) -> None:
-        self._every = every
-        self.touched: list[list[RunResult]] = []
-        self.others: list[list[RunResult]] = []
-        self.hidden = 0
-
-    def add(self, results: list[RunResult]) -> None:
-        is_touched = any(_first_verdicts(run) for run in results)
-        rows = self.touched if is_touched or self._every else self.others
-        if len(rows) < ROWS:
-            rows.append(results)
-        else:
-            self.hidden += is_touched
-
-    @property
-    def shown(self) -> list[list[RunResult]]:
-        return self.touched or self.others
+    title: str
+    head: tuple[str, ...]
+    rows: list[list[str]]
+    words: tuple[int, ...] = (0,)  # columns that hold no numbers
+    notes: list[str] = field(default_factory=list)
+    is_total: bool = False
 
 
-def print_result(out: Console, rows: Rows, totals: list[Totals], faults: Faults) -> None:
-    several = len(totals) > 1
-    numbers = ("calls", "tokens", "cost", "after the stop")
-    stories = [f"under {printable(each.name)}" if several else "what the policy would have done" for each in totals]
+def _sections(report: Report, *, for_page: bool = False) -> list[Section]:
+    """Return the affected runs, the totals of each policy, the rules that acted, and the stopped successes."""
+    several = len(report.totals) > 1
+    under = [f"under {printable(each.name)}" for each in report.totals]
+    found = [_run_section(report, under if several else ["what the policy would have done"], for_page)]
+    rules, lists = [], []
+    for name, each in zip(under, report.totals, strict=True):
+        columns = [_group_cells(group, each.all.unpriced) for group in each.groups.values()]
+        rows = [list(cells) for cells in zip(_MEASURES, *columns, strict=True)]
+        title = name if several else "in total"
+        found.append(Section(title, ("", *each.groups), rows, notes=_notes(each), is_total=True))
+        for rule, did in sorted(each.rules.items()):
+            counts = map(str, (did.nudge, did.block, did.stop, did.false_stops))
+            rules.append([rule, name.removeprefix("under "), *counts, _sum_of(did.saved, each.all.unpriced)])
+        if each.false_stop_count:
+            title = f"stopped although labelled a success{f', {name}' if several else ''}: {each.false_stop_count}"
+            lists.append(Section(title, ("run",), [[printable(run)] for run in each.false_stops]))
+    if rules:
+        found.append(Section("rules", ("rule", "policy", *_RULE_COLUMNS), rules, (0, 1)))
+    return found + lists + skipped(report.faults)
+
+
+def skipped(faults: Faults) -> list[Section]:
+    """Return the list of records that could not be read, if there are any."""
+    title = f"{faults.count} records could not be read and were skipped"
+    return [Section(title, ("record",), [[printable(line)] for line in faults.first])] if faults.count else []
+
+
+def _run_section(report: Report, stories: list[str], for_page: bool) -> Section:
     columns = [column for story in stories for column in (story, "after the stop")]
-    shown = screen.table(
-        "run", "label", *numbers[:3], *columns, right=numbers, whole=("run", "label", *numbers), sentences=stories
-    )
-    for results in printable(rows.shown):
-        run = results[0]
-        cells: list[str | Text] = [
-            run.id,
-            _LABELS[run.success],
-            f"{count(run.model_calls)}+{count(run.tool_calls)}",
-            count(run.tokens),
-            cost(run),
-        ]
-        for result in results:
-            saved = result.saved
-            cells += [
-                _story(result, out),
-                f"{count(saved.tokens)} {sum_of(saved, result.unpriced)}" if result.first("stop") else "",
-            ]
-        shown.add_row(*cells)
-    screen.print_table(out, shown)
-    out.print("calls: model + tool; after the stop: what the recording spent from there on", style="dim")
-    if rows.hidden:
-        out.print(f"and {rows.hidden} more affected runs; --json lists all", style="dim")
-    for each in totals:
-        _print_totals(out, each, several)
-    print_faults(out, faults)
+    rows = []
+    for run, *others in report.touched or report.others:
+        row = [printable(run.id), _LABELS[run.success], f"{count(run.model_calls)}+{count(run.tool_calls)}"]
+        row += [count(run.tokens), cost(run)]
+        for result in (run, *others):
+            after = f"{count(result.saved.tokens)} {_sum_of(result.saved, result.unpriced)}"
+            row += [_story(result, for_page), after if result.first("stop") else ""]
+        rows.append(row)
+    notes = ["calls: model + tool; after the stop: what the recording spent from there on"]
+    if report.hidden:
+        notes.append(f"and {report.hidden} more affected runs; --json lists all")
+    words = (0, 1, *range(5, 5 + len(columns), 2))
+    return Section("runs", ("run", "label", "calls", "tokens", "cost", *columns), rows, words, notes)
 
 
-def print_faults(out: Console, faults: Faults) -> None:
-    if faults.count:
-        out.print(f"{faults.count} records could not be read and were skipped:", style="yellow")
-        for line in faults.first:
-            out.print(f"  {printable(line)}", style="dim", soft_wrap=True)
-
-
-def _story(run: RunResult, out: Console) -> Text:
-    """Return the verdicts of a run; on one line in a pipe."""
-    verdicts = [_verdict(verdict) for verdict in _first_verdicts(run)]
-    return Text("\n" if out.is_terminal else "; ").join(verdicts) if verdicts else Text("nothing", "dim")
+def _story(run: RunResult, for_page: bool) -> str:
+    """Return the verdicts of a run, one on each line."""
+    lines = []
+    for verdict in _first_verdicts(run):
+        words = f"{verdict.action} at call {verdict.turn}: {verdict.rule}{verdict.about}"
+        words += f", {verdict.observed:g} {verdict.unit}"
+        if for_page:
+            words += f"; then {count(verdict.after.tokens)} tokens, {_sum_of(verdict.after, run.unpriced)}"
+        lines.append(printable(words))
+    return "\n".join(lines) or "nothing"
 
 
 def _first_verdicts(run: RunResult) -> list[Verdict]:
@@ -487,75 +528,86 @@ def _first_verdicts(run: RunResult) -> list[Verdict]:
     return [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
 
 
-def _verdict(verdict: Verdict) -> Text:
-    about = f" of {verdict.tool}" if verdict.tool else ""
-    words = f" at call {verdict.turn}: {verdict.rule}{about}, {verdict.observed:g} {verdict.unit}"
-    return Text.assemble((verdict.action, _COLOURS[verdict.action]), words)
-
-
-def _print_totals(out: Console, totals: Totals, several: bool) -> None:
-    groups = totals.groups
-    out.print(Text.assemble("\n", screen.heading(f"under {printable(totals.name)}" if several else "in total")))
-    shown = screen.table("", *groups, right=tuple(groups))
-    columns = [group_cells(group, totals.unpriced) for group in groups.values()]
-    for position, name in enumerate(MEASURES):
-        shown.add_row(name, *(column[position] for column in columns))
-    screen.print_table(out, shown)
-    if totals.rules:
-        by_rule = ", ".join(
-            f"{name} {rule.stop} ({sum_of(rule.saved, totals.unpriced)} after, {rule.false_stops} of them in "
-            "successful runs)"
-            if rule.stop
-            else f"{name} 0"
-            for name, rule in sorted(totals.rules.items(), key=lambda item: -item[1].stop)
-        )
-        out.print(f"stops by rule: {by_rule}")
-    if (switched := totals.all.switched).model_calls:
-        out.print(
-            f"{count(switched.model_calls)} model calls would have gone to a cheaper model, for about "
-            f"{money(switched.nano)} less"
-        )
-    if (waited := totals.all.waited).calls:
-        out.print(
-            f"{count(waited.calls)} model calls would have waited for room in a budget, {waited.seconds:,.0f} s in all"
-        )
-    if totals.false_stop_count:
-        out.print(f"stopped although labelled a success: {totals.false_stop_count}", style="red")
-        for name in totals.false_stops[:20]:
-            out.print(f"  {printable(name)}", soft_wrap=True)
-    if totals.unpriced:
-        out.print(
-            f"{totals.unpriced} of {totals.all.model_calls} model calls have no price: set prices in the "
-            "policy, or pass --model",
-            style="yellow",
-        )
-    if totals.estimated:
-        out.print(
-            f"tokens of {totals.estimated} of {totals.all.model_calls} model calls are estimated from the length of "
-            "the texts",
-            style="dim",
-        )
-
-
-def sum_of(spent: After | Group, unpriced: int) -> str:
-    """Format dollars; ``unpriced`` is the number of calls without a price."""
-    if unpriced and spent.model_calls:
-        return f"at least {money(spent.nano)}" if spent.nano else "unknown"
-    return money(spent.nano)
-
-
-def group_cells(group: Group, unpriced: int = 0) -> list[str]:
-    """Return the figures of a group in the order of ``MEASURES``."""
-    touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
+def _group_cells(group: Group, unpriced: int) -> list[str]:
+    """Return the figures of a group in the order of ``_MEASURES``."""
     saved = group.saved
-    spent = [count(group.model_calls), count(group.tokens), sum_of(group, unpriced)]
-    after = [f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})", _part(saved, group, unpriced)]
+    touched = [f"{number} ({share(number, group.runs)})" for number in (group.nudged, group.blocked, group.stopped)]
+    spent = [count(group.model_calls), count(group.tokens), _sum_of(group, unpriced)]
+    of_money = "" if unpriced else f" ({share(saved.nano, group.nano)})"
+    after = [f"{count(saved.tokens)} ({share(saved.tokens, group.tokens)})", _sum_of(saved, unpriced) + of_money]
     return [str(group.runs), *touched, *spent, *after]
 
 
-def _part(saved: After, group: Group, unpriced: int) -> str:
-    text = sum_of(saved, unpriced)
-    return text if unpriced else f"{text} ({share(saved.nano, group.nano)})"
+def _notes(totals: Totals) -> list[str]:
+    """Return what the figures do not know, and what the run would have done besides."""
+    every, notes = totals.all, []
+    if every.switched.model_calls:
+        calls, saved = count(every.switched.model_calls), money(every.switched.nano)
+        notes.append(f"{calls} model calls would have gone to a cheaper model, for about {saved} less")
+    if every.waited.calls:
+        seconds = f"{every.waited.seconds:,.0f} s in all"
+        notes.append(f"{count(every.waited.calls)} model calls would have waited for room in a budget, {seconds}")
+    if every.unpriced:
+        without = f"{every.unpriced} of {every.model_calls} model calls have no price and count as $0"
+        notes.append(f"{without}: set prices in the policy, or pass --model")
+    if every.estimated:
+        notes.append(
+            f"tokens of {every.estimated} of {every.model_calls} model calls are estimated from the length of the texts"
+        )
+    return notes
+
+
+def _curves(
+    totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0
+) -> dict[str, Any]:
+    """Return the mean of all runs and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
+    enough = max(totals.turn_counts[0] // 100, 1)
+    turns = max(sum(seen >= enough for seen in totals.turn_counts), 2)  # those that one run in a hundred has
+    counted = zip(sums[:turns], totals.turn_counts, strict=False)
+    runs = [
+        {"name": name, "values": [values[column] / scale for values in curve[:turns]], "stop": stop}
+        for _, name, curve, stop in totals.lines
+    ]
+    label = f"{unit} of each model call of a run"
+    return {"title": title, "label": label, "mean": [total / (n or 1) / scale for total, n in counted], "runs": runs}
+
+
+# ---- the result on a screen
+
+
+def print_report(out: Console, report: Report) -> None:
+    runs, *rest = _sections(report)
+    _print_body(out, runs)
+    print_sections(out, rest)
+
+
+def print_sections(out: Console, sections: list[Section]) -> None:
+    for section in sections:
+        out.print(Text.assemble("\n", screen.heading(section.title)), soft_wrap=True)
+        _print_body(out, section)
+
+
+def _print_body(out: Console, section: Section) -> None:
+    if len(section.head) == 1:
+        for (name,) in section.rows[:_LISTED]:
+            out.print(f"  {name}", soft_wrap=True)
+    else:
+        _print_table(out, section)
+    for note in section.notes:
+        out.print(note, style="dim", soft_wrap=True)
+
+
+def _print_table(out: Console, section: Section) -> None:
+    words = [section.head[position] for position in section.words]
+    right = [name for name in section.head if name not in words]
+    shown = screen.table(*section.head, right=right, whole=[*words[:2], *right], sentences=words[2:])
+    for row in section.rows:
+        cells = [Text(cell if out.is_terminal else cell.replace("\n", "; ")) for cell in row]
+        for cell in cells:
+            for action, colour in _COLOURS.items():
+                cell.highlight_regex(rf"\b{action}(?= at call )", colour)
+        shown.add_row(*cells)
+    screen.print_table(out, shown)
 
 
 # ---- one run on a screen
@@ -573,7 +625,7 @@ def print_explanation(out: Console, explanation: Explanation) -> None:
             f", lane {verdict.lane}" if verdict.lane else ""
         )
         after = (
-            f"; then {count(verdict.after.tokens)} tokens, {sum_of(verdict.after, run.unpriced)}"
+            f"; then {count(verdict.after.tokens)} tokens, {_sum_of(verdict.after, run.unpriced)}"
             if not verdict.moot
             else " (not reached: the run was already stopped)"
         )
@@ -598,128 +650,6 @@ def print_explanation(out: Console, explanation: Explanation) -> None:
         out.print(f"{rule}: not evaluated: {why}", style="dim", soft_wrap=True)
 
 
-# ---- the result as data for the page of ``--html``, which the dashboard's scripts render
-
-_NANO: Final = 1e9
-_RULE_COLUMNS: Final = (
-    *("rule", "policy", "nudged first", "blocked first", "stopped", "of those labelled a success"),
-    "money after its stops",
-)
-
-
-@dataclass(slots=True)
-class Report:
-    """The result of a replay of all sources under one policy or two."""
-
-    sources: list[str]
-    totals: list[Totals]
-    rows: Rows
-    faults: Faults
-
-    def page_data(self) -> dict[str, Any]:
-        """Return the texts and curves of the page."""
-        totals, several = self.totals, len(self.totals) > 1
-        return {
-            "sources": ", ".join(self.sources[:10]) + (" and others" if len(self.sources) > 10 else ""),
-            "policies": [each.name for each in totals],
-            "notes": _notes(totals[0]),
-            "totals": [
-                _table(
-                    each.name if several else "In total",
-                    ("", *MEASURES),
-                    [[name, *group_cells(group)] for name, group in each.groups.items()],
-                )
-                for each in totals
-            ],
-            "cost": _curves(totals[0], "Cost per turn", "USD", totals[0].cost_sums, column=1, scale=_NANO),
-            "prompts": _curves(totals[0], "Prompt growth", "Prompt tokens", totals[0].prompt_sums, column=0),
-            "stops": {
-                "title": "Where stops fall",
-                "label": "Runs stopped, by the share of their model calls made by then",
-                "policies": [{"name": each.name, "heights": each.stop_shares} for each in totals],
-            },
-            "details": [*self._rules(), self._runs(), *self._lists()],
-        }
-
-    def _rules(self) -> list[dict[str, Any]]:
-        rows = [
-            [name, each.name, *map(str, (rule.nudge, rule.block, rule.stop, rule.false_stops)), money(rule.saved.nano)]
-            for each in self.totals
-            for name, rule in sorted(each.rules.items())
-        ]
-        return [_table("Rules", _RULE_COLUMNS, rows, words=(0, 1))] if rows else []
-
-    def _runs(self) -> dict[str, Any]:
-        head = ["run", "would have been", *["would have been, second policy"] * (len(self.totals) - 1)]
-        rows = [
-            [run.id, *map(_endings, results), *map(count, (run.model_calls, run.tool_calls, run.tokens)), cost(run)]
-            for results in self.rows.shown
-            for run in results[:1]
-        ]
-        more = f"and {self.rows.hidden} more that would have been touched" if self.rows.hidden else ""
-        words = tuple(range(len(head)))
-        return _table("Runs", (*head, "model calls", "tool calls", "tokens", "cost"), rows, words=words, note=more)
-
-    def _lists(self) -> list[dict[str, Any]]:
-        found = [
-            {
-                "title": f"Stopped although labelled a success, under {each.name}: {each.false_stop_count}",
-                "items": each.false_stops,
-            }
-            for each in self.totals
-            if each.false_stop_count
-        ]
-        if self.faults.count:
-            title = f"Records that could not be read: {self.faults.count}"
-            found.append({"title": title, "items": self.faults.first})
-        return found
-
-
-def _table(
-    title: str, head: Sequence[str], rows: list[list[str]], *, words: tuple[int, ...] = (0,), note: str = ""
-) -> dict[str, Any]:
-    """Return a table of the page; ``words`` are the columns that hold no numbers."""
-    return {"title": title, "head": head, "words": words, "rows": rows, "note": note}
-
-
-def _notes(totals: Totals) -> list[str]:
-    """Return what the figures do not know."""
-    calls = totals.all.model_calls
-    notes = []
-    if totals.unpriced:
-        notes.append(
-            f"{totals.unpriced} of {calls} model calls have no price and count as $0: give one under prices in the "
-            "policy, or --model."
-        )
-    if totals.estimated:
-        notes.append(f"Tokens of {totals.estimated} of {calls} model calls are estimated from the length of the texts.")
-    return notes
-
-
-def _endings(run: RunResult) -> str:
-    """Return what would have happened to a run, one line per verdict."""
-    lines = []
-    for verdict in _first_verdicts(run):
-        spent = f", {money(verdict.after.nano)}" if run.usd is not None else ""
-        lines.append(f"after call {verdict.turn}: {verdict}; then {count(verdict.after.tokens)} tokens{spent}")
-    return "\n".join(lines) or "left alone"
-
-
-def _curves(
-    totals: Totals, title: str, unit: str, sums: list[int], *, column: int, scale: float = 1.0
-) -> dict[str, Any]:
-    """Return the mean of all runs and the most expensive runs. ``column``: of their curves, prompt tokens or cost."""
-    enough = max(totals.turn_counts[0] // 100, 1)
-    turns = max(sum(seen >= enough for seen in totals.turn_counts), 2)  # those that one run in a hundred has
-    counted = zip(sums[:turns], totals.turn_counts, strict=False)
-    runs = [
-        {"name": name, "values": [values[column] / scale for values in curve[:turns]], "stop": stop}
-        for _, name, curve, stop in totals.lines
-    ]
-    label = f"{unit} of each model call of a run"
-    return {"title": title, "label": label, "mean": [total / (n or 1) / scale for total, n in counted], "runs": runs}
-
-
 # ---- numbers for people
 
 
@@ -741,6 +671,13 @@ def cost(run: RunResult) -> str:
     if run.unpriced and not run.nano:
         return "?"
     return ("≥" if run.unpriced else "≈" if run.estimated else "") + money(run.nano)
+
+
+def _sum_of(spent: After | Group, unpriced: int) -> str:
+    """Format dollars; ``unpriced`` is the number of calls without a price."""
+    if unpriced and spent.model_calls:
+        return f"at least {money(spent.nano)}" if spent.nano else "unknown"
+    return money(spent.nano)
 
 
 def share(part: float, whole: float) -> str:

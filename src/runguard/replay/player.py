@@ -44,7 +44,7 @@ from runguard.providers.messages import FRAMEWORK_TOOLS, is_framework_tool
 from runguard.replay import steps
 from runguard.replay.results import ReplayedPrices, ReplayedSwitches, RunResult, Stops, Verdicts, Waited, drive_now
 from runguard.replay.sources import Piece, Source
-from runguard.replay.steps import Faults, RecordedRun, UnreadableError, checked
+from runguard.replay.steps import Faults, RecordedRun, UnreadableError
 from runguard.reporting.alerts import AlertSettings
 from runguard.reporting.journal import Entry, read_event, read_usage
 from runguard.reporting.telemetry import Outbox
@@ -66,6 +66,13 @@ class PieceResult:
     results: list[Any]
     faults: Faults
     size: int
+
+
+@dataclass(slots=True)
+class Batch(PieceResult):
+    """The results of one piece of a source: for each run, one result per policy."""
+
+    results: list[list[RunResult]]
 
 
 def each_run(
@@ -113,7 +120,7 @@ def _work(piece: Piece, call: Task, model: str) -> PieceResult:
         try:
             for run in piece.runs(done.faults, model):
                 try:
-                    done.results.append(call(checked(run, done.faults)))
+                    done.results.append(call(run))
                 except UnreadableError as error:
                     done.faults.add(run.id, str(error))
                 except Exception as error:  # one unforeseen record must not end the replay of the others
@@ -130,15 +137,6 @@ def _prepare(task: Callable[..., Task], given: tuple[Any, ...]) -> None:
 
 def _in_process(piece: Piece, model: str) -> PieceResult:
     return _work(piece, _task[0], model)
-
-
-@dataclass(slots=True)
-class Batch:
-    """The results of one piece of a source: for each run, one result per policy."""
-
-    results: list[list[RunResult]]
-    faults: Faults
-    size: int
 
 
 def replay(
@@ -260,14 +258,9 @@ class Judge:
 def play(run: RecordedRun, judges: list[Judge]) -> list[RunResult]:
     """One walk through a recorded run, past every judge."""
     players = [Player(judge, run) for judge in judges]
-    if len(players) == 1:
-        feed = players[0].feed
-        for step in run.steps:
-            feed(step)
-    else:
-        for step in run.steps:
-            for player in players:
-                player.feed(step)
+    for step in run.steps:
+        for player in players:
+            player.feed(step)
     return [player.finish() for player in players]
 
 
@@ -447,8 +440,7 @@ class Player:
         self.check(event)
         if self._budgets:
             self.reserve(event)
-        if step.at is not None:
-            self.tick(step.at)
+        self.tick(step.at)
         if step.refused:
             if event.charge is not None:
                 guard.release(event.charge)
@@ -566,8 +558,7 @@ class Player:
                     self.tool_prices.unjudged(step.tool, ROOT_LANE, step.args)
                 continue
             lane = self._lanes.of(step.branch, step.scope)
-            if step.at is not None:
-                self.tick(step.at)
+            self.tick(step.at)
             # a recording holds no declarations: all arguments count, as they were given
             once = guard.tools.once_identity(step.tool, step.args)
             call = UnansweredCall(
@@ -606,8 +597,7 @@ class Player:
             if self._answers:
                 self._flush()
             self._answered_as = known_as
-        if step.at is not None:
-            self.tick(step.at)
+        self.tick(step.at)
         facts = (step.tool, call.fingerprint, step.value, step.id, step.outcome, step.event)
         self._answers.append(Answer(*facts, args=call.args, once=call.once))
         if self.live is not None and len(self.live.lanes) > 1:

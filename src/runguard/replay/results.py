@@ -4,7 +4,6 @@
 up in ``Totals``. ``calibrate`` and ``gate`` read them.
 """
 
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
@@ -70,12 +69,15 @@ class Verdict:
     moot: bool = False  # not reached: the run was already stopped
     after: After = field(default_factory=After)
 
+    @property
+    def about(self) -> str:
+        return f" of {self.tool}" if self.tool else ""
+
     def __str__(self) -> str:
-        about = f" of {self.tool}" if self.tool else ""
         done = {"stop": "stopped", "block": "refused", "nudge": "nudged", "warn": "warned"}.get(
             self.action, self.action
         )
-        return f"{done} by {self.rule}{about}: {against_limit(self.observed, self.unit, self.limit)}"
+        return f"{done} by {self.rule}{self.about}: {against_limit(self.observed, self.unit, self.limit)}"
 
 
 @dataclass(slots=True)
@@ -127,51 +129,33 @@ class RunResult:
         return self.success is True and self.first("stop") is not None
 
     def to_dict(self) -> dict[str, Any]:
-        verdicts = []
-        for verdict in self.verdicts:
-            entry = asdict(verdict)
-            entry["evidence"] = list(verdict.evidence)
-            entry["after"] = after_dict(verdict.after)
-            verdicts.append(entry)
-        names = (
-            "id",
-            "app",
-            "user",
-            "session",
-            "source",
-            "success",
-            "capped",
-            "steps",
-            "runs",
-            "model_calls",
-            "tool_calls",
-            "prompt_tokens",
-            "output_tokens",
-        )
-        data = {name: getattr(self, name) for name in names}
+        names = ("id", "app", "user", "session", "source", "success", "capped", "steps", "runs", *_CALLS_AND_TOKENS)
+        data = _picked(self, *names)
         data |= {"usd": _text(self.usd), "unpriced_calls": self.unpriced, "estimated_calls": self.estimated}
-        data |= {"verdicts": verdicts, "more_verdicts": self.more, "after_stop": after_dict(self.saved)}
+        data["verdicts"] = [asdict(verdict) | {"after": after_dict(verdict.after)} for verdict in self.verdicts]
+        data |= {"more_verdicts": self.more, "after_stop": after_dict(self.saved)}
         if self.last_answers.model_calls:
             data["last_answers"] = after_dict(self.last_answers)
-        data |= self.waited.to_dict()
-        return data | ({"switched": switched_dict(self.switched)} if self.switched.model_calls else {})
+        return data | self.waited.to_dict() | switched_dict(self.switched)
+
+
+_CALLS_AND_TOKENS: Final = ("model_calls", "tool_calls", "prompt_tokens", "output_tokens")
+
+
+def _picked(of: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(of, name) for name in names}
 
 
 def after_dict(after: After) -> dict[str, Any]:
-    return {
-        "model_calls": after.model_calls,
-        "tool_calls": after.tool_calls,
-        "tokens": after.tokens,
-        "usd": _text(to_usd(after.nano)),
-    }
+    return _picked(after, "model_calls", "tool_calls", "tokens") | {"usd": _text(to_usd(after.nano))}
 
 
 def switched_dict(switched: After) -> dict[str, Any]:
-    return {
-        "model_calls": switched.model_calls,
-        "tokens": switched.tokens,
-        "saved_usd": _text(to_usd(switched.nano)),
-    }
+    """Return the calls that would have gone to a cheaper model, if there are any."""
+    if not switched.model_calls:
+        return {}
+    saved_usd = _text(to_usd(switched.nano))
+    return {"switched": _picked(switched, "model_calls", "tokens") | {"saved_usd": saved_usd}}
 
 
 def _text(usd: Decimal | None) -> str | None:
@@ -188,49 +172,43 @@ _LINES: Final = 12
 
 @dataclass(slots=True)
 class Group:
-    """Runs with the same label."""
+    """Sums over runs with the same label."""
 
     runs: int = 0
     nudged: int = 0
     blocked: int = 0
     stopped: int = 0
+    user_turns: int = 0
+    steps: int = 0
     model_calls: int = 0
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
     tokens: int = 0
     nano: int = 0
+    unpriced: int = 0
+    estimated: int = 0
     saved: After = field(default_factory=After)
     switched: After = field(default_factory=After)
     waited: Waited = field(default_factory=Waited)
 
     def add(self, run: RunResult) -> None:
         self.runs += 1
+        self.user_turns += run.runs
         self.nudged += run.first("nudge") is not None
         self.blocked += run.first("block") is not None
         self.stopped += run.first("stop") is not None
-        self.model_calls += run.model_calls
-        self.tokens += run.tokens
-        self.nano += run.nano
+        for name in ("steps", *_CALLS_AND_TOKENS, "tokens", "nano", "unpriced", "estimated"):
+            setattr(self, name, getattr(self, name) + getattr(run, name))
         self.saved.add(run.saved)
         self.switched.add(run.switched)
         self.waited.add(run.waited)
 
     def to_dict(self) -> dict[str, Any]:
-        low, high = wilson(self.stopped, self.runs)
-        counts = {
-            "runs": self.runs,
-            "nudged": self.nudged,
-            "blocked": self.blocked,
-            "stopped": self.stopped,
-            "stopped_interval": [round(low, 4), round(high, 4)],
-        }
-        switched = {"switched": switched_dict(self.switched)} if self.switched.model_calls else {}
-        return counts | {
-            **switched,
-            **self.waited.to_dict(),
-            "model_calls": self.model_calls,
-            "tokens": self.tokens,
-            "usd": f"{to_usd(self.nano):f}",
-            "after_stop": after_dict(self.saved),
-        }
+        data = _picked(self, "runs", "nudged", "blocked", "stopped")
+        data["stopped_interval"] = [round(edge, 4) for edge in wilson(self.stopped, self.runs)]
+        data |= switched_dict(self.switched) | self.waited.to_dict() | _picked(self, "model_calls", "tokens")
+        return data | {"usd": _text(to_usd(self.nano)), "after_stop": after_dict(self.saved)}
 
 
 @dataclass(slots=True)
@@ -251,12 +229,9 @@ class Totals:
         self.name = name
         self.all = Group()
         self.by_label = {"success": Group(), "failure": Group(), "unlabelled": Group()}
-        self.runs = self.steps = self.tool_calls = self.prompt_tokens = self.output_tokens = 0
-        self.unpriced = self.estimated = 0
         self.rules: dict[str, RuleTotals] = {}
         self.false_stops: list[str] = []
         self.false_stop_count = 0
-        self.stop_turns: Counter[int] = Counter()  # bins of twenty-five model calls
         self.stop_shares = [0] * BINS  # where in its run a stop falls
         self.prompt_sums, self.cost_sums, self.turn_counts = [0] * TURNS, [0] * TURNS, [0] * TURNS
         # the most expensive runs: weight, id, curve and the turn of the stop
@@ -265,17 +240,9 @@ class Totals:
     def add(self, run: RunResult) -> None:
         self.all.add(run)
         self.by_label[{True: "success", False: "failure", None: "unlabelled"}[run.success]].add(run)
-        self.steps += run.steps
-        self.runs += run.runs
-        self.tool_calls += run.tool_calls
-        self.prompt_tokens += run.prompt_tokens
-        self.output_tokens += run.output_tokens
-        self.unpriced += run.unpriced
-        self.estimated += run.estimated
         self._count_rules(run)
         stop = run.first("stop")
         if stop is not None:
-            self.stop_turns[stop.turn // 25] += 1
             self.stop_shares[min(int(stop.turn / max(run.model_calls, 1) * BINS), BINS - 1)] += 1
         if run.is_false_stop:
             self.false_stop_count += 1
@@ -312,23 +279,16 @@ class Totals:
         return {"all": self.all, **labelled}
 
     def to_dict(self) -> dict[str, Any]:
-        names = ("steps", "tool_calls", "prompt_tokens", "output_tokens")
+        every = self.all
         rules = {
-            name: {
-                "nudge": rule.nudge,
-                "block": rule.block,
-                "stop": rule.stop,
-                "false_stops": rule.false_stops,
-                "after_stop": after_dict(rule.saved),
-            }
+            name: _picked(rule, "nudge", "block", "stop", "false_stops") | {"after_stop": after_dict(rule.saved)}
             for name, rule in sorted(self.rules.items())
         }
         return {
-            **self.all.to_dict(),
-            **{name: getattr(self, name) for name in names},
-            "user_turns": self.runs,
-            "unpriced_calls": self.unpriced,
-            "estimated_calls": self.estimated,
+            **every.to_dict(),
+            **_picked(every, "steps", "tool_calls", "prompt_tokens", "output_tokens", "user_turns"),
+            "unpriced_calls": every.unpriced,
+            "estimated_calls": every.estimated,
             "by_label": {name: group.to_dict() for name, group in self.by_label.items()},
             "by_rule": rules,
             "false_stops": {"count": self.false_stop_count, "ids": self.false_stops},

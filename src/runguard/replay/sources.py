@@ -29,7 +29,6 @@ from runguard.replay.steps import (
     Answered,
     Asked,
     Called,
-    CheckedRun,
     Faults,
     Passed,
     RecordedRun,
@@ -322,7 +321,7 @@ def read_line(line: bytes, where: str, faults: Faults) -> RecordedRun | None:
 
 def run_of(run: dict[str, Any], where: str, faults: Faults) -> RecordedRun:
     name = word(run.get("id")) or word(run.get("session")) or where
-    return CheckedRun(
+    return RecordedRun(
         name,
         Translation(run, name, f"{where} ({name})", faults).steps(),
         app=word(run.get("app")),
@@ -695,7 +694,7 @@ def _stored_runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]
         if journal and journal[0]["k"] == "start":
             facts, steps = journal[0], _journal_steps(journal, f"{where} ({name})", faults)
         else:
-            steps = _call_steps(name, list(calls.values()))
+            steps = _call_steps(word(name), list(calls.values()), faults)
         yield RecordedRun(
             word(name), steps, word(facts.get("app")), word(facts.get("user")), word(facts.get("session")), source=where
         )
@@ -711,7 +710,7 @@ def _journal_steps(journal: list[Entry], where: str, faults: Faults) -> Iterator
             yield Wrote(entry.get("t"), entry)
 
 
-def _call_steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterator[Step]:
+def _call_steps(name: str, calls: list[tuple[float, dict[str, Any]]], faults: Faults) -> Iterator[Step]:
     yield Turn(calls[0][0] if calls else None, name)
     for at, record in calls:
         if record.get("kind") == "tool":
@@ -726,7 +725,8 @@ def _call_steps(name: str, calls: list[tuple[float, dict[str, Any]]]) -> Iterato
             searches=_positive(record.get("searches")),
         )
         agent, model = word(record.get("agent")), word(record.get("model"))
-        yield Asked(at, agent, "", model, usage, bool(record.get("estimated")), goes_on=True)
+        taken = possible(usage, name, faults)
+        yield Asked(at, agent, "", model, taken, bool(record.get("estimated")), goes_on=True)
 
 
 def _positive(value: Any) -> int:

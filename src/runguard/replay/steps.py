@@ -202,12 +202,6 @@ class RecordedRun:
     unknown: frozenset[str] = frozenset()  # for a run without steps: the figures that its line does not contain
 
 
-class CheckedRun(RecordedRun):
-    """A run whose reader has checked every value of its steps."""
-
-    __slots__ = ()
-
-
 # ---- values of a file
 
 
@@ -244,29 +238,6 @@ def _short(text: str) -> str:
 
 _MOST_TOKENS: Final = 10**30  # tokens of one model call; sums and costs below this can still be printed
 _counts_of: Final = attrgetter(*(field.name for field in fields(Usage)))
-_WORDS: Final[dict[type, tuple[str, ...]]] = {
-    Turn: ("run",),
-    Asked: ("agent", "branch", "model", "batch"),
-    Called: ("agent", "branch", "batch", "id", "tool"),
-    Answered: ("agent", "id", "tool", "event"),
-    Passed: ("agent", "branch", "target"),
-    Changed: ("agent", "branch"),
-    Delegated: ("id",),
-}
-
-
-def checked(run: RecordedRun, faults: Faults) -> RecordedRun:
-    """Return the run with values that every rule and every table can handle."""
-    run.id, run.app, run.user, run.session, run.source = (
-        word(run.id),
-        word(run.app),
-        word(run.user),
-        word(run.session),
-        word(run.source),
-    )
-    if not isinstance(run, CheckedRun):
-        run.steps = _steps(run.steps, run.id, faults)
-    return run
 
 
 def possible(usage: Usage, name: str, faults: Faults) -> Usage | None:
@@ -276,17 +247,6 @@ def possible(usage: Usage, name: str, faults: Faults) -> Usage | None:
             faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
             return None
     return usage
-
-
-def _steps(steps: Iterator[Step], name: str, faults: Faults) -> Iterator[Step]:
-    for step in steps:
-        if type(step) is not Wrote:  # the reader of a journal has checked its entries
-            for field in _WORDS.get(type(step), ()):
-                if getattr(step, field).__class__ is not str:
-                    setattr(step, field, word(getattr(step, field)))
-        if type(step) is Asked and step.usage is not None:
-            step.usage = possible(step.usage, name, faults)
-        yield step
 
 
 # ---- reading files of any size, plain or gzipped: line by line, or a JSON document value by value

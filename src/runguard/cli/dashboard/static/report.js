@@ -1,6 +1,6 @@
 // The page of `runguard replay --html`: one file, whose data stands in it.
 import { axis, colour } from "./chart.js";
-import { find, make, name, note, say, table } from "./dom.js";
+import { find, make, name, say, table } from "./dom.js";
 import { briefly, counted, usd } from "./words.js";
 
 const POLICIES = ["--tone-0", "--tone-2"];
@@ -9,18 +9,17 @@ const drawings = [];
 
 name(find("sources"), report.sources);
 name(find("policy"), `Under ${report.policies.join(" against ")}`);
-note("notes", report.notes.join(" "));
-for (const part of report.totals) find("totals").append(card(part.title, tabled(part)));
+for (const part of report.totals) find("totals").append(card(part.title, tabled(part), part.notes));
 drawLines(report.cost, (value) => usd(value));
 drawLines(report.prompts, briefly);
 if (report.stops.policies.some(({ heights }) => heights.some(Boolean))) drawBars(report.stops);
-for (const part of report.details) find("details").append(card(part.title, part.rows ? tabled(part) : listed(part), part.note));
+for (const part of report.details) find("details").append(card(part.title, part.head.length > 1 ? tabled(part) : listed(part), part.notes));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawings.forEach((again) => again()));
 
-function card(title, content, more = "") {
+function card(title, content, notes = []) {
   const heading = make("h2");
   name(heading, title);
-  return make("section", { class: "card" }, heading, content, more ? make("p", { class: "note" }, more) : null);
+  return make("section", { class: "card" }, heading, content, ...notes.map((more) => make("p", { class: "note" }, more)));
 }
 
 // Columns of words may be wrapped; all others hold numbers.
@@ -33,8 +32,8 @@ function tabled({ title, head, words, rows }) {
   return host;
 }
 
-function listed({ items }) {
-  const lines = items.map((item) => {
+function listed({ rows }) {
+  const lines = rows.map(([item]) => {
     const line = make("li");
     name(line, item);
     return line;
