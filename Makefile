@@ -60,10 +60,10 @@ $(NEW)/.compiled: $(NEW)/.ready
 $(OLD)/.compiled: $(OLD)/.ready
 	@$(OLD)/bin/python -m pytest --collect-only -q $(TOUCH_ADK) >/dev/null 2>&1; touch $@
 
-# The oldest supported versions of the other frameworks; `make test` runs the newest.
+# All cases on the newest and on the oldest supported versions of the other frameworks; `make test` runs a sample on the newest.
 test-frameworks: $(FRAMEWORKS)/.ready $(OLDEST_FRAMEWORKS)/.ready
-	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
-	@$(OLDEST_FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
+	@RUNGUARD_FAULTS=long $(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
+	@RUNGUARD_FAULTS=long $(OLDEST_FRAMEWORKS)/bin/python -m pytest $(PARALLEL) tests/frameworks
 
 # The conformance kit on the newest release of each framework: some adapters depend on what a framework does not promise. It runs once a week.
 KIT := $(addprefix tests/frameworks/test_, adk.py langchain.py openai_agents.py pydantic_ai.py strands.py agent_framework.py)
@@ -71,21 +71,16 @@ KIT := $(addprefix tests/frameworks/test_, adk.py langchain.py openai_agents.py 
 test-newest-frameworks: $(FRAMEWORKS)/.ready
 	@$(NEW)/bin/uv pip install --quiet --upgrade --python $(FRAMEWORKS)/bin/python --editable . --group frameworks
 	@$(NEW)/bin/uv pip list --python $(FRAMEWORKS)/bin/python | grep -E "^(google-adk|langchain|langgraph|openai-agents|pydantic-ai|strands|agent-framework)"
-	@$(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) $(KIT)
+	@RUNGUARD_FAULTS=long $(FRAMEWORKS)/bin/python -m pytest $(PARALLEL) $(KIT)
 
 # Branch coverage of core, engine and ledger. Fails under 95 %.
 coverage: $(NEW)/.ready
 	@rm -rf build/coverage && mkdir -p build/coverage
 	@$(NEW)/bin/coverage run -m pytest $(PARALLEL) --timeout 300 $(COVERING); $(NEW)/bin/coverage combine -q && $(NEW)/bin/coverage report
 
-# Every fault that the tests can make, and every topology, store and client of the tests that play on many of them; `make test` takes a
-# sample. And what must hold at length: runs that are dropped, and holds that outlive their time.
-AT_LENGTH := tests/faults tests/test_finalizers.py tests/engine/test_standing_holds.py tests/ledger tests/core/test_hostile_values.py \
-  $(addprefix tests/adk/test_, budget_changes_live.py budget_plugin_stops.py money_scenarios.py nested_handoffs.py no_harm.py own_faults.py \
-  random_trees.py reported_usage.py termination_live.py termination_topologies.py topologies.py) \
-  $(addprefix tests/replay/test_, bad_files.py same_as_live.py same_from_records.py) tests/wire/test_model_classes.py
+# Every case of every test, every fault that the tests can make, and what must hold at length; `make test` takes a sample.
 faults: $(NEW)/.ready $(OLD)/.ready
-	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest $(PARALLEL) --timeout 3600 $(AT_LENGTH)
+	@RUNGUARD_FAULTS=long $(NEW)/bin/python -m pytest $(PARALLEL) --timeout 3600
 	@RUNGUARD_FAULTS=long $(OLD)/bin/python -m pytest $(PARALLEL) --timeout 3600 tests/faults
 
 lint: $(NEW)/.ready

@@ -44,33 +44,21 @@ TOGETHER = {
 }
 
 
-# Of these tests, which play the same on many topologies, stores or clients, one case in so many runs; ``make faults``
-# runs all of them. The key is how the test's id begins. Every test keeps at least one case.
-SAMPLED = {
-    "tests/adk/test_budget_changes_live.py": 3,
-    "tests/adk/test_budget_plugin_stops.py": 3,
-    "tests/adk/test_money_scenarios.py": 2,
-    "tests/adk/test_nested_handoffs.py": 2,
-    "tests/adk/test_no_harm.py": 3,
-    "tests/adk/test_own_faults.py": 2,
-    "tests/adk/test_random_trees.py": 3,
-    "tests/adk/test_reported_usage.py": 2,
-    "tests/adk/test_termination_live.py": 2,
-    "tests/adk/test_termination_topologies.py": 4,
-    "tests/adk/test_topologies.py": 4,
-    "tests/core/test_hostile_values.py": 3,
-    "tests/ledger/identity/": 3,
-    "tests/ledger/shared/test_shared_breakers.py": 3,
-    "tests/ledger/shared/test_shared_budgets.py": 2,
-    "tests/ledger/test_conformance_": 2,
-    "tests/ledger/test_ledgers.py": 3,
-    "tests/ledger/test_rotated_passwords.py": 4,
-    "tests/ledger/test_store_faults.py": 3,
-    "tests/replay/test_bad_files.py": 3,
-    "tests/replay/test_same_as_live.py": 3,
-    "tests/replay/test_same_from_records.py": 3,
-    "tests/wire/test_model_classes.py": 3,
+# So many cases of one test run; ``make faults`` runs all of them. The key is how the test's id begins, and the first
+# one that fits counts. Fewer of those that play the same on many topologies, stores or clients, and all where each
+# case is something else: a page, a file, a function that is broken.
+MOST_CASES = {
+    **dict.fromkeys(("tests/docs_site/", "tests/examples/", "tests/faults/", "tests/fuzz/", "tests/golden/"), 1_000),
+    **dict.fromkeys(("tests/test_docs.py", "tests/frameworks/test_pages.py"), 1_000),
+    "tests/adk/": 4,
+    "tests/ledger/identity/": 2,
+    "tests/ledger/shared/": 2,
+    "tests/ledger/": 3,
+    "tests/replay/test_same_": 8,
+    "": 6,
 }
+# Each scenario of the conformance kit runs in one of the ways to start an agent.
+SCENARIO = "::test_scenario["
 
 
 # Why a failed test may run once more, by how its id begins. A busy machine can make a real server or process late.
@@ -124,7 +112,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Together:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the cases that ``SAMPLED`` leaves to ``make faults``, unless a case is asked for by its name.
+    """Leave out the cases that ``MOST_CASES`` leaves to ``make faults``, unless a case is asked for by its name.
 
     A failed test runs once more only if ``RETRIES`` or its mark ``retries`` says why; else the failure is final.
     """
@@ -142,15 +130,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def sampled(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests without the cases that ``SAMPLED`` leaves out: always the same ones."""
-    kept, begun = [], set()
+    """Return the tests with at most ``MOST_CASES`` of each: always the same ones."""
+    cases: dict[str, list[str]] = {}
     for item in items:
-        function = item.nodeid.partition("[")[0]
-        share = next((share for start, share in SAMPLED.items() if item.nodeid.startswith(start)), 1)
-        if share == 1 or function not in begun or crc32(item.nodeid.encode()) % share == 0:
-            kept.append(item)
-        begun.add(function)
-    return kept
+        cases.setdefault(_test_of(item.nodeid), []).append(item.nodeid)
+    kept = {
+        nodeid
+        for test, nodeids in cases.items()
+        for nodeid in sorted(nodeids, key=lambda nodeid: crc32(nodeid.encode()))[: _most(test)]
+    }
+    return [item for item in items if item.nodeid in kept]
+
+
+def _test_of(nodeid: str) -> str:
+    return nodeid.rpartition("-")[0] if SCENARIO in nodeid else nodeid.partition("[")[0]
+
+
+def _most(test: str) -> int:
+    return 1 if SCENARIO in test else next(most for start, most in MOST_CASES.items() if test.startswith(start))
 
 
 def pytest_collection_finish() -> None:
