@@ -16,6 +16,7 @@ import pytest
 
 from runguard.policy import Policy
 from tests.kit.snippets import Snippets
+from tests.kit.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -89,7 +90,7 @@ def test_policy_snippet_is_valid(text: str, monkeypatch: pytest.MonkeyPatch) -> 
     Policy.validated(tomllib.loads(text), "docs")
 
 
-@pytest.mark.parametrize("page", [*PAGES, *FRAMEWORKS], ids=lambda page: page.name)
+@each_row("page", [*PAGES, *FRAMEWORKS])
 def test_links_have_targets(page: Path) -> None:
     for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
         at = page.parent / target if target else page

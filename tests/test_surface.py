@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import runguard
+from tests.kit.tables import each_row
 
 SOURCE = Path(runguard.__file__).parent
 
@@ -82,7 +83,7 @@ def test_the_public_names_are_these() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", runguard.__all__)
+@each_row("name", runguard.__all__)
 def test_every_public_name_is_there(name: Any) -> None:
     assert getattr(runguard, name) is not None
 
@@ -92,7 +93,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = runguard.no_such_name
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "module"),
     [
         ("RunGuardMiddleware", "runguard.langchain"),

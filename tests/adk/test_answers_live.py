@@ -11,7 +11,6 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.tools import FunctionTool, LongRunningFunctionTool
-from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import Workflow
 from google.genai import types
 
@@ -140,14 +139,6 @@ async def test_calls_of_one_response_count_once(batch: Any, answers: Any) -> Non
     assert seen.result.texts == ["done"]
 
 
-async def test_equal_batches_are_repetition() -> None:
-    look, model = Tool("look", ["same"]), ScriptedModel([calls(*(call("look", q=n) for n in range(4)))])
-    seen = await observe(agent(model, look))
-    assert_stopped(seen.result, "repetition")
-    assert (look.runs, model.calls) == (28, 9)
-    assert assert_calls_answered(seen.result.session) == 36
-
-
 def _same_work(name: str) -> LlmAgent:
     return agent(
         [call("look", q=1), call("look", q=1), text(f"{name} is done")], Tool("look", [{"error": "locked"}]), name=name
@@ -180,23 +171,6 @@ async def test_parallel_workers_of_a_workflow_never_mix() -> None:
     assert look.runs == 10
 
 
-async def test_single_turn_agents_at_once_never_mix() -> None:
-    helpers = [agent([text("same")], name=f"h{i}", mode="single_turn") for i in range(5)]
-    batch = calls(*(call(f"h{i}", request="go") for i in range(5)))
-    seen = await observe(
-        agent([batch, batch, text("done")], name="lead", sub_agents=helpers), max_identical_tool_results=3
-    )
-    assert seen.decisions == []
-
-
-async def test_agents_called_as_tools_at_once_never_mix() -> None:
-    tools = [AgentTool(_same_work(f"t{i}")) for i in range(5)]
-    batch = calls(*(call(f"t{i}", request="go") for i in range(5)))
-    seen = await observe(agent([batch, text("done")], *tools, name="lead"), max_identical_tool_results=3)
-    assert seen.decisions == []
-    assert seen.result.texts == ["done"]
-
-
 # ---- what is judged -------------------------------------------------------------------------------------------------
 
 
@@ -214,20 +188,6 @@ async def test_what_the_users_after_tool_callback_makes_of_a_result_is_judged() 
 
     seen = await observe(agent(ask_new("read", 12), Tool("read", ["Error: locked"]), after_tool_callback=heal))
     assert seen.decisions == []
-
-
-async def test_what_a_later_plugin_makes_of_a_result_is_judged() -> None:
-    class Healing(BasePlugin):
-        async def after_tool_callback(
-            self, *, tool: Any, tool_args: Any, tool_context: Any, result: Any
-        ) -> dict[str, Any]:
-            return {"healed": tool_args["q"]}
-
-    plugin = RunGuardPlugin(max_identical_tool_results=2)
-    result = await play(
-        agent(ask_new("read", 12), Tool("read", ["Error: locked"])), plugins=[plugin, Healing(name="healing")]
-    )
-    assert (result.texts, plugin.trips) == (["done"], [])
 
 
 async def test_a_normalizer_says_what_counts() -> None:
@@ -267,13 +227,6 @@ async def test_a_nudge_rides_on_the_answer_that_the_model_sees() -> None:
     assert answers[-1]["runguard_notice"] == seen.decisions[0].for_model
     assert answers[-1]["name"] == "Ann"
     assert seen.result.texts == ["Ann"]
-
-
-@pytest.mark.parametrize("answer", ["Ann", None, [1, 2]], ids=str)
-async def test_a_nudge_rides_on_answers_of_any_shape(answer: Any) -> None:
-    look, model = Tool("look", [answer]), ScriptedModel([call("look", q=1)] * 4 + [text("Ann")])
-    seen = await observe(agent(model, look))
-    assert seen.answers[-1] == {"result": answer, "runguard_notice": seen.decisions[0].for_model}
 
 
 async def test_at_most_two_nudges_in_a_run() -> None:

@@ -124,13 +124,6 @@ async def test_a_spent_budget_is_raised_with_its_figures(shape: Callable[[Any], 
     assert_calls_answered(result.session)
 
 
-@pytest.mark.parametrize(("budget", "spent"), [({"tokens": 3_000}, 2_500), ({"calls": 2}, 2)])
-async def test_spent_is_in_the_budgets_own_unit(budget: dict[str, Any], spent: int) -> None:
-    result = await play(worker(), plugins=[guard(budgets=[Budget(**budget)], on_stop="raise")], catch=True)
-    assert type(result.error) is runguard.BudgetExceededError
-    assert result.error.spent == spent
-
-
 async def test_a_model_without_a_price_is_raised_as_such() -> None:
     model = ScriptedModel([text("x")], model="acme-unknown-1")
     result = await play(agent("a", model), plugins=[guard(max_usd=1, on_stop="raise")], catch=True)

@@ -212,13 +212,6 @@ async def test_the_model_is_told_once_and_nothing_is_stored() -> None:
     assert result.texts == ["done"]
 
 
-async def test_a_stop_is_stronger_than_a_nudge() -> None:
-    plugin = BudgetPlugin(stops_at(1).with_threshold(0.5, action="nudge"))
-    model = ScriptedModel([call("step", n=1), text("done")])
-    assert_stopped(await play(worker(model), plugins=[plugin]), "budget")
-    assert model.calls == 1
-
-
 # ---- faults ---------------------------------------------------------------------------------------------------------
 
 

@@ -74,12 +74,6 @@ async def test_a_steady_day_and_a_burst_that_is_over_are_not_reported() -> None:
     assert burst.kinds() == []
 
 
-async def test_without_the_setting_nothing_is_watched() -> None:
-    app = App(budgets=[Budget(usd=10, per="app", window="1d", thresholds=[])])
-    await app.spend_each_hour((10, 11, 12), 25)
-    assert app.kinds() == []
-
-
 async def test_in_shadow_mode_it_is_reported_too() -> None:
     app = App(mode="shadow")
     await app.spend_each_hour((10, 11), 22)

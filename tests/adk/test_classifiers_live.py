@@ -51,11 +51,6 @@ async def test_what_the_app_calls_a_failure_is_one(guard_first: bool) -> None:
     assert assert_stopped(result, "stall").tool == "lookup"
 
 
-async def test_without_a_classifier_such_an_answer_is_fine() -> None:
-    result = await play(worker(lookup), plugins=[RunGuardPlugin()])
-    assert result.texts == ["done"]
-
-
 async def test_what_the_app_calls_ok_is_no_failure() -> None:
     result = await play(worker(broken), plugins=[RunGuardPlugin(), logs(classify)])
     assert result.texts == ["done"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.apps import App
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
@@ -55,17 +54,6 @@ async def test_an_unknown_window_limits_nothing() -> None:
     result = await play(root, plugins=[guard(tokens=None, max_model_calls=12)])
     assert model.calls == 12
     assert_stopped(result, "model_calls")
-
-
-async def test_what_is_not_known_about_a_model_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    root = LlmAgent(name="plain", model=ScriptedModel([text("x")]))  # says nothing about how much it may answer
-    plugin = guard(tokens=None, max_usd=100)
-    with caplog.at_level(logging.INFO, "runguard"):
-        await play(root, plugins=[plugin])
-        await play(root, plugins=[plugin])
-    said = [record.getMessage() for record in caplog.records if "runguard.unknown" in record.getMessage()]
-    assert sorted(line.split(":")[0] for line in said) == ["runguard.unknown_output_limit", "runguard.unknown_window"]
-    assert all("scripted-1" in line and "models=" in line for line in said)
 
 
 async def test_without_a_counter_the_size_is_learned_from_what_models_tell() -> None:
@@ -133,18 +121,6 @@ async def test_several_answers_that_overflow_the_window_together_stop_the_next_r
     assert assert_calls_answered(result.session) == 4
 
 
-async def test_an_agent_that_forgets_its_history_is_measured_by_what_it_sends() -> None:
-    """Twenty turns of a session that would be far too long, for an agent that looks at the last one only."""
-    model, service = ScriptedModel([text("word " * 2_000)], prompt_tokens=100), InMemorySessionService()
-    plugin = guard(tokens=None, max_context_tokens=4_000)
-    root = agent("a", model, include_contents="none")
-    for _ in range(5):
-        result = await play(root, plugins=[plugin], session_service=service)
-        assert result.trips == []
-    full = agent("a", ScriptedModel([text("x")]))
-    assert_stopped(await play(full, plugins=[plugin], session_service=service), "context")
-
-
 async def test_a_summary_makes_room_again() -> None:
     """The prompt of the third turn would not fit; the summary of the first two does."""
     summarizer = ScriptedModel([text("in short")])
@@ -159,21 +135,6 @@ async def test_a_summary_makes_room_again() -> None:
         result = await play(runner.agent, f"turn {turn}", runner=runner)
         assert result.trips == []
     assert (model.calls, summarizer.calls) == (6, 3)
-
-
-async def test_a_context_cache_changes_no_figures() -> None:
-    model, plugin = ScriptedModel([call("step", q=1), text("x")]), guard(max_usd="0.04")
-    app = App(
-        name="app",
-        root_agent=worker(model=model),
-        plugins=[plugin],
-        context_cache_config=ContextCacheConfig(min_tokens=0),
-    )
-    result = await play(app.root_agent, runner=Runner(app=app, session_service=InMemorySessionService()))
-    assert result.texts == ["x"]
-    assert plugin.spend()["usd"] == Decimal("0.04")
-    assert plugin.trips == []
-    assert_nothing_reserved(plugin)
 
 
 # ---- the user's own counter -----------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, call, text
 from tests.kit.adk_runs import Observed, observe, play
 from tests.kit.rule_agents import Tool, agent
+from tests.kit.tables import each_row
 
 # With 1,000 prompt and 250 output tokens a call of the large model costs $0.02, one of the small model $0.002.
 PRICES = {"big-1": {"input": 10, "output": 40, "cached": 1}, "small-1": {"input": 1, "output": 4}}
@@ -192,7 +193,7 @@ async def test_no_switch_while_a_call_is_open() -> None:
     assert used(model) == ["big-1"] * 5 + ["small-1"] * 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "message"),
     [
         ({"thresholds": [Threshold(0.8, model="small-2")]}, "model 'small-2' has no price"),

@@ -43,22 +43,6 @@ async def test_stall_is_nudged_then_refused_then_stopped_whatever_the_arguments(
     assert assert_calls_answered(seen.result.session) == 6
 
 
-@pytest.mark.parametrize("answers", SAME_FAILURES)
-async def test_stall_lets_the_very_same_call_be_tried_three_times_more(answers: Any) -> None:
-    read, model = Tool("read", answers), ScriptedModel([call("read", q=1)])
-    seen = await observe(agent(model, read, on_tool_error_callback=recover))
-    assert (read.runs, model.calls) == (7, 9)
-    assert_stopped(seen.result)
-
-
-@pytest.mark.parametrize("answers", SAME_FAILURES)
-async def test_stall_obeys_max_identical_tool_results(answers: Any) -> None:
-    read, model = Tool("read", answers), ScriptedModel(ask_new("read"))
-    seen = await observe(agent(model, read, on_tool_error_callback=recover), max_identical_tool_results=3)
-    assert (read.runs, model.calls) == (3, 3)
-    assert_stopped(seen.result, "stall")
-
-
 async def test_stall_is_seen_through_a_plugin_that_asks_to_try_again() -> None:
     read, model, plugin = (
         Tool("read", lambda n: RuntimeError("the file is locked")),
@@ -68,19 +52,6 @@ async def test_stall_is_seen_through_a_plugin_that_asks_to_try_again() -> None:
     result = await play(agent(model, read), plugins=[plugin, ReflectAndRetryToolPlugin(max_retries=20)])
     assert_stopped(result, "stall")
     assert (read.runs, model.calls) == (4, 6)
-
-
-async def test_stall_leaves_failures_between_successes_alone() -> None:
-    read = Tool("read", lambda n: {"error": "locked"} if n % 3 else {"content": n})
-    seen = await observe(agent(ask_new("read", 20), read))
-    assert seen.decisions == []
-
-
-async def test_stall_is_broken_by_another_tools_progress() -> None:
-    read, wait = Tool("read", ["Error: locked"]), Tool("wait", lambda n: {"waited": n})
-    script = lambda n, _: text("done") if n > 20 else call("read", q=n) if n % 2 else call("wait", q=n)  # noqa: E731
-    seen = await observe(agent(script, read, wait))
-    assert seen.decisions == []
 
 
 async def test_a_failure_that_names_its_own_thing_is_about_that_one_alone() -> None:
@@ -100,19 +71,6 @@ async def test_a_failure_that_names_its_own_thing_is_about_that_one_alone() -> N
     assert model.calls == 6
 
 
-@pytest.mark.parametrize("args", [{"table": "customers", "row": "C-17"}, {"row": "C-17", "table": "customers"}])
-async def test_which_of_its_arguments_a_failure_names_first_does_not_matter(args: dict[str, str]) -> None:
-    """A store may keep arguments in another order, and one of them may be the same in every call."""
-
-    def lock(table: str, row: str) -> dict[str, str]:
-        return {"error": f"{table} row {row} is busy"}
-
-    script = lambda n, _: call("lock", **{**args, "row": f"C-{n + 10}"}) if n <= 8 else text("done")  # noqa: E731
-    seen = await observe(agent(script, lock))
-    assert [rule for _, rule in seen.rules] == ["tool_failures"]
-    assert seen.result.texts == ["done"]
-
-
 @pytest.mark.parametrize(
     "failure",
     [{"error": "order A-7 not found"}, RuntimeError("No brokers available"), LookupError("order A-7 not found")],
@@ -127,18 +85,6 @@ async def test_a_side_effect_that_was_told_as_an_error_may_be_tried_again(failur
     assert (pay.runs, seen.decisions) == (2, [])
 
 
-async def test_a_side_effect_for_another_reason_is_another_one() -> None:
-    booked: list[str] = []
-
-    def book(amount: int, justification: str, attempt: int) -> dict[str, bool]:
-        booked.append(justification)
-        return {"booked": True}
-
-    script = [call("book", amount=20, justification=f"taxi {n}", attempt=n) for n in range(3)]
-    seen = await observe(agent([*script, text("done")], book), tools={"book": ToolRule(once=True)})
-    assert (booked, seen.decisions) == (["taxi 0", "taxi 1", "taxi 2"], [])
-
-
 async def test_what_is_raised_about_a_thing_that_is_not_there_is_a_sweep() -> None:
     find = Tool("find", lambda n: LookupError(f"order {n} not found") if n < 20 else {"id": n})
     seen = await observe(agent(ask_new("find", 20), find, on_tool_error_callback=recover))
@@ -146,22 +92,7 @@ async def test_what_is_raised_about_a_thing_that_is_not_there_is_a_sweep() -> No
     assert (find.runs, seen.result.texts) == (20, ["done"])
 
 
-async def test_stall_is_not_broken_by_what_an_agent_tells_itself() -> None:
-    read, think = Tool("read", [{"status": "partial_parse_error"}]), Tool("think", ["noted"])
-    model = ScriptedModel(lambda n, _: call("read", q=n) if n % 2 else call("think", q=n))
-    assert_stopped((await observe(agent(model, read, think))).result, "stall")
-    assert model.calls <= 12
-
-
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu"]
-
-
-async def test_tool_failures_counts_failures_of_every_kind() -> None:
-    read, model = Tool("read", lambda n: {"error": f"{WORDS[n]} is broken"}), ScriptedModel(ask_new("read"))
-    seen = await observe(agent(model, read))
-    assert seen.rules == [("nudge", "tool_failures"), ("block", "tool_failures"), ("stop", "tool_failures")]
-    assert (read.runs, model.calls) == (9, 11)
-    assert_stopped(seen.result, "tool_failures")
 
 
 async def test_max_tool_failures_allows_exactly_its_number() -> None:
@@ -171,12 +102,6 @@ async def test_max_tool_failures_allows_exactly_its_number() -> None:
     assert_stopped(seen.result, "tool_failures")
 
 
-async def test_tool_failures_leaves_a_tool_that_recovers_alone() -> None:
-    read = Tool("read", lambda n: {"ok": True, "n": n} if n % 5 == 0 else {"error": f"{WORDS[n % 12]} is broken"})
-    seen = await observe(agent(ask_new("read", 20), read))
-    assert seen.decisions == []
-
-
 @pytest.mark.parametrize("answers", [[[]], [""], [{"results": []}], ["not found"], [{"status": "not_found"}]], ids=str)
 async def test_empty_answers_to_new_questions_are_only_nudged(answers: Any) -> None:
     find = Tool("find", answers)
@@ -184,15 +109,6 @@ async def test_empty_answers_to_new_questions_are_only_nudged(answers: Any) -> N
     assert seen.rules == [("nudge", "empty")]
     assert find.runs == 20
     assert seen.result.texts == ["done"]
-
-
-async def test_empty_can_be_told_to_stop_and_leaves_hits_alone() -> None:
-    nothing, something = Tool("find", [[]]), Tool("find", lambda n: [] if n % 3 else [n])
-    stopped = await observe(agent(ask_new("find", 20), nothing), rules={"empty": {"stop": 4}})
-    assert_stopped(stopped.result, "empty")
-    assert nothing.runs == 4
-    healthy = await observe(agent(ask_new("find", 20), something), rules={"empty": {"stop": 4}})
-    assert healthy.decisions == []
 
 
 # ---- the breaker across runs ----------------------------------------------------------------------------------------
@@ -256,27 +172,6 @@ async def test_one_runs_failures_do_not_open_the_breaker_for_everybody() -> None
     plugin = RunGuardPlugin()
     await play(_caller(service, 7), plugins=[plugin])
     assert plugin.snapshot()["breakers"] == {"fetch": "closed"}
-
-
-async def test_things_that_are_not_there_do_not_open_the_breaker() -> None:
-    plugin, missing = RunGuardPlugin(), Tool("fetch", lambda n: LookupError(f"order {n} not found"))
-    for number in range(8):
-        await play(
-            agent(ask_new("fetch", 1), missing, on_tool_error_callback=recover),
-            plugins=[plugin],
-            session_id=f"s{number}",
-        )
-    assert plugin.snapshot()["breakers"].get("fetch") in (None, "closed")
-
-
-async def test_soft_failures_never_open_the_breaker() -> None:
-    plugin = RunGuardPlugin()
-    for number in range(6):
-        await play(
-            agent(ask_new("read", 2), Tool("read", [{"error": "locked"}])), plugins=[plugin], session_id=f"s{number}"
-        )
-    assert plugin.snapshot()["breakers"].get("read") in (None, "closed")
-    assert plugin.trips == []
 
 
 async def test_an_exception_that_nobody_recovers_opens_it_too() -> None:

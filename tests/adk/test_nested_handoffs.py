@@ -232,14 +232,6 @@ def _rooms_by_an_expert(team: Team) -> Any:
     return team.agent("lead", [*rooms, text("lead is done")], lambda n: rooms[0], sub_agents=[helper, expert])
 
 
-def _tasks_that_come_back(team: Team) -> Any:
-    """Ten tasks, one after the other, each of which comes back to the lead once and starts again there."""
-    finish = call("finish_task", result="clean")
-    tasked = team.agent("tasked", [transfer("lead"), finish] * 10, lambda n: finish, mode="task")
-    rooms = [call("tasked", request=f"room {n}") for n in range(10)]
-    return team.agent("lead", [*rooms, text("lead is done")], lambda n: rooms[0], sub_agents=[tasked])
-
-
 def _tasks_one_after_the_other(team: Team) -> Any:
     finish = call("finish_task", result="clean")
     tasked = team.agent("tasked", [call("step", n=1), finish] * 10, lambda n: finish, mode="task", tools=[step])
@@ -288,9 +280,3 @@ def _deeper_with_news(team: Team) -> Any:
 async def test_healthy_delegation_is_untouched(make: Topology) -> None:
     # newer ADK loses what the expert has said: the lead finds nothing, ten times
     await _untouched(make, rules={"empty": False})
-
-
-@newer_tasks
-async def test_tasks_that_come_back_are_untouched_where_depth_has_no_limit() -> None:
-    """ADK keeps each of them on its stack."""
-    await _untouched(_tasks_that_come_back, max_delegation_depth=None)

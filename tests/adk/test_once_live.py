@@ -359,16 +359,6 @@ async def test_elsewhere_every_argument_counts(tool: Any) -> None:
     assert await paid(tool, *others, *others) == len(others)
 
 
-async def test_a_declared_number_is_one_number_however_it_is_written() -> None:
-    one, same = (
-        {"invoice": "5", "amount": 5, "lines": [{"price": 1}]},
-        {"invoice": "5", "amount": "5", "lines": [{"price": "1.0"}]},
-    )
-    for tool in WITH_SCHEMA:
-        assert await paid(tool, one, same, {**one, "invoice": 5}) == 2
-    assert await paid(Remote(), one, same) == 2
-
-
 # ---- calls that take their time -------------------------------------------------------------------------------------
 
 

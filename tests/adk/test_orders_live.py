@@ -151,16 +151,3 @@ async def test_a_worker_that_learns_something_new_each_time_is_left_alone(way: C
     desk = Desk(lambda n: {"order": 7, "place": f"harbour {n * n}"}, orders=15)
     seen = await seen_with(way, desk)
     assert seen.rules == []
-
-
-async def test_equal_workers_at_once_are_one_order() -> None:
-    desk = Desk(lambda n: {"order": 7, "state": "lost"})
-    workers = [call("worker", request=order(n)) for n in range(20)]
-    lead = desk.model(lambda n, _: workers if n == 1 else text("done"))
-    # twenty runs share one scripted model, so it looks at the request
-    works = desk.model(
-        lambda n, request: text("lost") if "lost" in str(request.contents) else call("look_up", number=7)
-    )
-    worker = LlmAgent(name="worker", description="looks things up", model=works, tools=[desk.look_up])
-    seen = await observe(LlmAgent(name="lead", model=lead, tools=[AgentTool(worker)]), fan_out=None)
-    assert seen.rules == []

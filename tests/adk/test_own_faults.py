@@ -21,7 +21,6 @@ from tests.kit.topologies import (
     parallel,
     single,
     spread,
-    step,
     task,
     task_again,
     transfer_to_child,
@@ -198,27 +197,6 @@ async def test_shadow_records_what_would_have_happened_and_changes_nothing(topol
     assert plugin.snapshot()["runs"] == []
 
 
-async def test_shadow_neither_nudges_nor_refuses() -> None:
-    def build() -> LlmAgent:
-        return LlmAgent(name="worker", model=ScriptedModel([call("step", n=1)] * 12 + [text("done")]), tools=[step])
-
-    decisions: list[Any] = []
-    plugin = RunGuardPlugin(mode="shadow", on_decision=decisions.append)
-    without, result = await play(build()), await play(build(), plugins=[plugin])
-    assert told(result.events) == told(without.events)
-    assert plugin.flush()
-    assert {decision.action.word for decision in decisions} >= {"nudge", "stop"}
-    assert not any(decision.enforced for decision in decisions)
-    assert "repetition" in [trip.rule for trip in plugin.trips]
-
-
-async def test_shadow_does_not_raise() -> None:
-    plugin = RunGuardPlugin(mode="shadow", on_stop="raise", max_model_calls=1)
-    result = await play(single(Team(endless=False)), plugins=[plugin])
-    assert result.texts == ["solo is done"]
-    assert len(plugin.trips) == 1
-
-
 async def test_shadow_neither_queues_nor_refuses_a_crowd() -> None:
     policies: list[dict[str, Any]] = [{}, {"max_concurrent_agents": 5}, {"max_fan_out": 5}]
     for policy in policies:
@@ -249,13 +227,6 @@ async def test_the_environments_mode_wins_over_the_keyword(
     team, plugin = Team(endless=False), RunGuardPlugin(mode=keyword, max_model_calls=1)
     await play(single(team), plugins=[plugin])
     assert (len(plugin.trips), team.calls, plugin.snapshot()["mode"]) == (trips, calls, mode)
-
-
-async def test_the_environments_mode_holds_for_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RUNGUARD_MODE", "shadow")
-    team, plugin = Team(endless=False), runguard.install(max_model_calls=1)
-    await play(single(team))
-    assert (team.calls, [trip.enforced for trip in plugin.trips]) == (3, [False])
 
 
 def test_a_mode_that_does_not_exist_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

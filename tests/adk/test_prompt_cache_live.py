@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent, SequentialAgent
+from google.adk.agents import LlmAgent
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
@@ -125,20 +125,6 @@ async def test_healthy_caches_are_not_reported(name: str) -> None:
 
 async def test_a_compacted_history_is_not_reported() -> None:
     assert warnings(await observe(worker(reports(0, 9_000, 9_000, 0), compacted), prices=PRICES)) == []
-
-
-async def test_a_long_pause_is_not_reported() -> None:
-    clock = FakeClock()
-    script = reports(9_000, 0, clock=clock, pause=301)
-    assert warnings(await observe(worker(script, new_instruction), prices=PRICES, clock=clock)) == []
-
-
-async def test_agents_are_compared_with_themselves() -> None:
-    """The second agent has no cache, the first one had: nothing collapsed."""
-    team = SequentialAgent(
-        name="team", sub_agents=[worker(reports(9_000), name="first"), worker(reports(0), name="second")]
-    )
-    assert warnings(await observe(team, prices=PRICES)) == []
 
 
 async def test_failed_calls_are_not_misses() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.base_tool import BaseTool
-from google.adk.tools.function_tool import FunctionTool
 from google.genai import types
 
 from runguard.testing import ScriptedModel, assert_stopped, call, text
@@ -51,15 +50,6 @@ async def test_a_tool_that_takes_whatever_it_is_given_is_another_call_each_time(
     seen = await observe(agent_with(Search(), 40, lambda n: {"q": "moon", "x": n}))
     assert seen.result.trips == []
     assert seen.result.texts == ["done"]
-
-
-async def test_declared_arguments_make_another_call() -> None:
-    def search(q: str, page: int = 1) -> dict[str, Any]:
-        return {"page": page, "found": f"{q} {page}"}
-
-    seen = await observe(agent_with(FunctionTool(search), 40, lambda n: {"q": "moon", "page": n, "why": "next"}))
-    assert seen.result.trips == []
-    assert seen.rules == []
 
 
 async def test_two_tools_of_one_name_are_each_read_by_their_own_arguments() -> None:

@@ -134,11 +134,6 @@ def helper(name: str, script: Any = None, **options: Any) -> LlmAgent:
     return LlmAgent(name=name, description=f"does {name}", model=ScriptedModel(script or [text(name)]), **options)
 
 
-async def test_a_loop_hands_over_anew_in_each_iteration() -> None:
-    lead = helper("lead", lambda n, _: transfer("worker"), sub_agents=[helper("worker")])
-    assert await healthy(LoopAgent(name="loop", sub_agents=[lead], max_iterations=4)) == ["worker"] * 4
-
-
 async def test_parallel_branches_have_chains_of_their_own() -> None:
     leads = [helper(f"lead{n}", [transfer(f"worker{n}")], sub_agents=[helper(f"worker{n}")]) for n in range(3)]
     assert sorted(await healthy(ParallelAgent(name="all", sub_agents=leads))) == ["worker0", "worker1", "worker2"]

@@ -16,7 +16,6 @@ from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
-from google.adk.workflow import RetryConfig
 from google.genai import types
 
 from runguard import Budget
@@ -206,38 +205,6 @@ async def test_a_call_that_failed_is_booked_as_what_it_can_have_cost(
     assert result.texts == ([] if recovers == "nobody" else ["never mind"])
     assert (model.calls, figures(plugin)) == (1, booked)
     await assert_usable(plugin, root, service, plugins=behind)
-
-
-async def test_a_status_on_the_errors_response_counts_too() -> None:
-    class HttpError(Exception):
-        class response:  # noqa: N801 - as httpx names it
-            status_code = 502
-
-    model, plugin = Chunks(HttpError()), guard()
-    await play(agent("a", model), plugins=[plugin], catch=True)
-    assert figures(plugin) == (1, 0, Decimal(0))
-
-
-async def test_every_attempt_of_a_retried_agent_is_a_call_of_its_own() -> None:
-    answers = iter([ConnectionError("one"), RefusedError(503)])
-    model = ScriptedModel(lambda n, _: next(answers, text("fine")))
-    plugin, service = guard(max_usd="0.10"), InMemorySessionService()
-    root = agent("a", model, retry_config=RetryConfig(max_attempts=3, initial_delay=0.001, jitter=0.0))
-    result = await play(root, plugins=[plugin], session_service=service)
-    assert result.texts == ["fine"]
-    assert (model.calls, figures(plugin)) == (3, (3, 1, 2 * CALL_USD))
-    await assert_usable(plugin, root, service)
-
-
-async def test_retries_end_at_the_budget() -> None:
-    model = ScriptedModel(lambda n, _: ConnectionError("again"))
-    plugin = guard(max_usd="0.04")
-    root = agent("a", model, retry_config=RetryConfig(max_attempts=10, initial_delay=0.001, jitter=0.0))
-    result = await play(root, plugins=[plugin], catch=True)
-    assert (model.calls, figures(plugin)) == (2, (2, 2, Decimal("0.04")))
-    assert result.error is None
-    assert [trip.rule for trip in plugin.trips] == ["budget"]
-    assert_nothing_reserved(plugin)
 
 
 @pytest.mark.parametrize(

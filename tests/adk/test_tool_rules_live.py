@@ -58,13 +58,6 @@ async def test_polling_that_changes_now_and_then_is_left_alone() -> None:
     assert seen.decisions == []
 
 
-async def test_paging_moves_on_whatever_it_answers() -> None:
-    scroll = Tool("scroll", [{"ok": True}])
-    script = [call("scroll")] * 30 + [text("done")]
-    assert (await observe(agent(script, scroll), tools={"scroll": ToolRule(paging=True)})).decisions == []
-    assert assert_stopped((await observe(agent(script, Tool("scroll", [{"ok": True}])))).result).rule == "repetition"
-
-
 async def test_after_a_write_reading_again_is_no_repetition() -> None:
     def tools() -> list[Tool]:
         return [Tool("read", [{"value": 1}]), Tool("write", [{"ok": True}])]
@@ -96,15 +89,6 @@ async def test_once_is_once_per_session_and_arguments() -> None:
         agent([call("send_mail", q=1), text("done")], send), plugins=[plugin], session_service=service, session_id="s2"
     )
     assert (send.runs, other.texts, plugin.trips) == (3, ["done"], [])
-
-
-async def test_once_lets_a_failure_be_tried_again() -> None:
-    send = Tool("send_mail", [{"error": "greylisted"}, {"sent": True}])
-    seen = await observe(
-        agent([call("send_mail", q=1)] * 3 + [text("done")], send), tools={"send_mail": ToolRule(once=True)}
-    )
-    assert send.runs == 2
-    assert seen.rules == [("block", "once")]
 
 
 async def test_exempt_leaves_a_tool_to_the_limits_alone() -> None:
@@ -203,17 +187,6 @@ async def test_tool_nodes_are_the_same_with_and_without_the_guard() -> None:
 
 
 # ---- install --------------------------------------------------------------------------------------------------------
-
-
-async def test_install_guards_runners_without_a_plugin_and_uninstall_lets_go() -> None:
-    plugin = runguard.install(max_model_calls=3)
-    step = Tool("step", lambda n: {"n": n})
-    stopped = await play(agent(ask_new("step", 9), step))
-    assert_stopped(stopped, "model_calls")
-    assert len(plugin.trips) == 1
-    runguard.uninstall()
-    free = await play(agent(ask_new("step", 9), step))
-    assert free.texts == ["done"]
 
 
 async def test_an_apps_own_plugin_wins_over_install() -> None:

@@ -184,19 +184,6 @@ async def test_a_healthy_run_is_the_same_with_and_without_the_guard(topology: To
 
 
 @everywhere
-async def test_a_healthy_second_turn_is_the_same_with_and_without_the_guard(topology: Topology) -> None:
-    streams = []
-    for plugins in ([], [RunGuardPlugin()]):
-        team, service = Team(endless=False), InMemorySessionService()
-        root = topology(team)
-        await play(root, plugins=plugins, session_service=service)
-        team.calm = True
-        second = await play(root, "and now?", plugins=plugins, session_service=service)
-        streams.append((told(second.events), prompts(team.requests), second.session.state))
-    assert streams[0] == streams[1]
-
-
-@everywhere
 async def test_limits_allow_exactly_their_number(topology: Topology) -> None:
     """A run that needs exactly N calls gets them; with one less it is stopped."""
     bare = Team(endless=False)

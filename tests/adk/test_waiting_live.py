@@ -3,11 +3,9 @@
 import asyncio
 from typing import Any
 
-import pytest
 from google.adk.agents import ParallelAgent
 
 from runguard import Budget
-from runguard.adk import GuardedLlm
 from runguard.testing import ScriptedModel, assert_stopped, call, run, text
 from tests.kit.money import PRICES, agent, assert_nothing_reserved, guard
 from tests.kit.tools import step
@@ -33,22 +31,6 @@ def test_a_run_waits_and_finishes() -> None:
     assert 120 <= loop.passed < 121
     assert plugin.guard.waits.calls == 2
     assert_nothing_reserved(plugin)
-
-
-def test_without_waiting_the_same_run_is_stopped() -> None:
-    loop = VirtualLoop()
-    refusing = Budget(calls=2, per="model", window="1m")
-    plugin, model = guard(**settings(loop, budgets=[refusing])), steps(5)
-    result = run_virtually(loop, run(agent("a", model, tools=[step]), plugins=[plugin]))
-    assert_stopped(result, rule="budget")
-    assert (model.calls, loop.passed) == (2, 0)
-
-
-def test_a_run_with_room_never_waits() -> None:
-    loop = VirtualLoop()
-    plugin = guard(**settings(loop, budgets=[Budget(calls=9, per="model", window="1m", on_exhausted="wait")]))
-    result = run_virtually(loop, run(agent("a", steps(5), tools=[step]), plugins=[plugin]))
-    assert (result.texts, loop.passed, plugin.guard.waits.calls) == (["done"], 0, 0)
 
 
 def test_branches_wait_in_line_and_all_finish() -> None:
@@ -119,22 +101,3 @@ def test_shadow_mode_does_not_wait() -> None:
     result = run_virtually(loop, run(agent("a", model, tools=[step]), plugins=[plugin]))
     assert (result.texts, loop.passed, plugin.trips) == (["done"], 0, [])
     assert (plugin.guard.waits.calls, plugin.guard.waits.waited_s) == (3, 180)
-
-
-def test_a_guarded_model_waits() -> None:
-    loop = VirtualLoop()
-    model = steps(3)
-    guarded = GuardedLlm(model, **settings(loop))
-    result = run_virtually(loop, run(agent("a", guarded, tools=[step])))
-    assert result.texts == ["done"]
-    assert 60 <= loop.passed < 61
-
-
-@pytest.mark.parametrize("amount", [{"tokens": 2_500}, {"usd": "0.04"}])
-def test_tokens_and_dollars_wait(amount: dict[str, Any]) -> None:
-    loop = VirtualLoop()
-    budget = Budget(per="model", window="1m", on_exhausted="wait", **amount)
-    plugin, model = guard(**settings(loop, budgets=[budget])), steps(3)
-    result = run_virtually(loop, run(agent("a", model, tools=[step]), plugins=[plugin]))
-    assert (result.texts, model.calls) == (["done"], 3)
-    assert 60 <= loop.passed < 61

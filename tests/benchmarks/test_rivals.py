@@ -8,6 +8,7 @@ import pytest
 from replays import by_rival
 from rivals import RIVALS
 from shapes import turn, user, work
+from tests.kit.tables import each_row
 
 Steps = Iterator[dict[str, Any]]
 CALL = ("look", {"at": "it"}, "seen")
@@ -97,10 +98,9 @@ CASES: list[tuple[str, Callable[[], Steps], str, Callable[[], Steps]]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "acts", "does", "short_of_it"),
     CASES,
-    ids=[f"{case[0]} {case[2]} {number}" for number, case in enumerate(CASES)],
 )
 def test_a_rival_acts_at_its_threshold_and_not_before(
     name: str, acts: Callable[[], Steps], does: str, short_of_it: Callable[[], Steps]

@@ -9,6 +9,7 @@ from replays import Verdict, by_runguard
 from runguard.policy import Policy
 from runguard.replay.player import Judge
 from shapes import Shape
+from tests.kit.tables import each_row
 
 PROMISED = {
     "polling with progress",
@@ -48,13 +49,13 @@ def verdict(shape: Shape) -> Verdict:
     return by_runguard(Judge(Policy.validated({"tools": shape.tools}, "")), shape.run())
 
 
-@pytest.mark.parametrize("shape", HEALTHY.values(), ids=list(HEALTHY))
+@each_row("shape", HEALTHY.values())
 def test_a_look_alike_is_neither_stopped_nor_refused_a_call(shape: Shape) -> None:
     found = verdict(shape)
     assert found.letter in ".n", found.story
 
 
-@pytest.mark.parametrize("shape", LOOPS.values(), ids=list(LOOPS))
+@each_row("shape", LOOPS.values())
 def test_a_loop_is_ended(shape: Shape) -> None:
     found = verdict(shape)
     expected = "n" if shape.name in ONLY_TOLD else "S"

@@ -10,6 +10,7 @@ from runguard.calibrate import Limit, Proposal, calibrate
 from runguard.calibrate.proposal import rounded_up
 from runguard.policy import Policy
 from tests.kit.recordings import sized, working, write
+from tests.kit.tables import each_row
 
 
 def limits(made: Proposal) -> dict[str, Limit]:
@@ -198,7 +199,7 @@ def test_limits_fitted_on_one_half_are_counted_on_the_other(tmp_path: Path) -> N
     assert "half of the runs are too few" in few.held_out.words()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("value", "is_whole", "up"),
     [
         (23_775, True, 23_800),

@@ -23,6 +23,7 @@ from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.termination import MaxIterationsTermination
+from tests.kit.tables import each_row
 
 PRICES = {"m": {"input": 0.0, "output": 1.0}}  # dollars per million tokens
 ANN: dict[str, Any] = {"app": "shop", "user": "ann", "session": "chat-7"}
@@ -400,7 +401,7 @@ async def test_nobody_is_asked_whose_agent_joins_the_run_around_it() -> None:
     run.end()
 
 
-@pytest.mark.parametrize("wrong", [{"user": 123}, {"user": None}, {"app": None}, {"session": 7}, {"app": lambda _: ""}])
+@each_row("wrong", [{"user": 123}, {"user": None}, {"app": None}, {"session": 7}, {"app": lambda _: ""}])
 def test_a_wrong_name_is_refused_at_construction(wrong: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         Whom(**wrong)

@@ -14,6 +14,7 @@ from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.testing import ScriptedModel, call, run, text
+from tests.kit.tables import each_row
 
 PRICES = {"m": {"input": 0.0, "output": 1.0}}  # dollars per million tokens
 
@@ -54,7 +55,7 @@ async def test_without_the_setting_nothing_is_told() -> None:
     assert not any(await notices(9, max_usd="0.010", budget_notice=True, mode="shadow"))
 
 
-@pytest.mark.parametrize("given", [[], [0], [1.5], "often", [True]])
+@each_row("given", [[], [0], [1.5], "often", [True]])
 def test_shares_that_are_none_are_rejected(given: Any) -> None:
     with pytest.raises(PolicyError, match="budget_notice"):
         Policy.build(budget_notice=given)

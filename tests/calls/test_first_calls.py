@@ -15,6 +15,7 @@ from runguard import (
     guard_async,
 )
 from tests.kit.functions import DIME, Model, Status, held, in_threads, in_time, refused, swallowing
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S, turns, until, until_async
 
 # ---- what others get wrong: concurrency, swallowed errors, honest figures -------------------------------------------
@@ -113,7 +114,7 @@ def test_calls_of_unknown_cost_go_singly_and_then_hold_the_dearest() -> None:
     assert refused(results) == 5
 
 
-@pytest.mark.parametrize("ends", [ConnectionError("away"), KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
+@each_row("ends", [ConnectionError("away"), KeyboardInterrupt(), SystemExit(1), GeneratorExit()])
 def test_when_the_first_call_fails_the_next_one_goes(ends: BaseException) -> None:
     model = Model(ends, {"usd": 0.1})
     call = guard(model, budget={"max_usd": 1.0})
@@ -168,7 +169,7 @@ def test_a_refused_first_call_lets_the_next_one_go() -> None:
     assert in_time(lambda: call("x")) == {"usd": 0.1}
 
 
-@pytest.mark.parametrize("nonsense", [float("nan"), -1, True, "free", None, float("inf")])
+@each_row("nonsense", [float("nan"), -1, True, "free", None, float("inf")])
 def test_an_unknown_cost_is_not_zero_but_the_last_call(nonsense: Any) -> None:
     model = Model({"usd": nonsense})
     call = guard(model, budget={"max_usd": 1.0})
@@ -230,7 +231,7 @@ class Coded(Exception):  # noqa: N818
         self.code = code
 
 
-@pytest.mark.parametrize("error", [Status(429), Status(500), Status(400), Coded(503)])
+@each_row("error", [Status(429), Status(500), Status(400), Coded(503)])
 def test_what_the_provider_refused_is_free(error: Exception) -> None:
     call = guard(Model({"usd": 0.1}, error), budget={"max_usd": 1})
     call()

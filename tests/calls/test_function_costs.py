@@ -27,6 +27,7 @@ from runguard.calls import function_calls as booking
 from runguard.calls.function_calls import Caller
 from runguard.calls.function_settings import Costs
 from tests.kit.functions import Model, caught, in_threads, in_time, refused, swallowing
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S, until, until_async
 
 # ---- what cost= may be ----------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ class Euros(float):
         return f"Euros({float(self)})"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "cost",
     [0.1, Decimal("0.1"), Euros(0.1), lambda _: 0.1, lambda _: Decimal("0.1"), lambda _: Euros(0.1), lambda _: "0.1"],
 )

@@ -32,6 +32,7 @@ from tests.kit.functions import (
     refused,
     swallowing,
 )
+from tests.kit.tables import each_row
 
 # ---- errors are data ------------------------------------------------------------------------------------------------
 
@@ -63,7 +64,7 @@ ERRORS: dict[str, tuple[Callable[[], RunStoppedError], type[RunStoppedError], tu
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@each_row("name", ERRORS)
 def test_every_error_tells_its_figures_and_survives_pickling(name: str) -> None:
     make, kind, figures = ERRORS[name]
     error = make()
@@ -96,7 +97,7 @@ def test_a_budget_error_names_what_is_held() -> None:
 # ---- what to do next ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "result", "advice"),
     [
         ({"loop": {"repeats": 2}}, {"sig": "a"}, r"loop=\{'repeats'"),

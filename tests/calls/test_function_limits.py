@@ -20,6 +20,7 @@ from runguard import (
     run,
 )
 from tests.kit.functions import Model, Status, in_threads, refused, swallowing
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 # ---- windows, the switch, deadlines ---------------------------------------------------------------------------------
@@ -33,9 +34,7 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(
-    ("window", "seconds"), [("per_minute", 60), ("per_hour", 3_600), ("per_day", 86_400), ("per_week", 604_800)]
-)
+@each_row(("window", "seconds"), [("per_minute", 60), ("per_hour", 3_600), ("per_day", 86_400), ("per_week", 604_800)])
 def test_a_window_that_begins_anew_lets_calls_through_again(window: str, seconds: int) -> None:
     clock, model = Clock(), Model()
     call = guard(model, budget={window: {"max_calls": 2}}, clock=clock)
@@ -141,8 +140,8 @@ def loops(signs: Iterator[Any], calls: int = 60, **loop: Any) -> tuple[int, Loop
     return made, None
 
 
-@pytest.mark.parametrize("repeats", [2, 3, 5])
-@pytest.mark.parametrize("period", range(1, 7))
+@each_row("repeats", [2, 3, 5])
+@each_row("period", range(1, 7))
 def test_a_circle_of_any_length_is_found_in_its_last_round(period: int, repeats: int) -> None:
     names = tuple(f"step{n}" for n in range(period))
     made, error = loops(iter([{"sig": name} for name in names] * 10), repeats=repeats, max_cycle_len=6)
@@ -212,7 +211,7 @@ def test_a_signature_that_fails_or_says_nothing_leaves_the_call_out(sign: Callab
     assert refused(swallowing(guard(model, loop={"repeats": 2}), 9)) == 7
 
 
-@pytest.mark.parametrize("sign", [1, ("a", 1), {"tool": "x", "args": [1]}, b"raw", 2.5])
+@each_row("sign", [1, ("a", 1), {"tool": "x", "args": [1]}, b"raw", 2.5])
 def test_signs_need_not_be_texts(sign: Any) -> None:
     made, error = loops(({"sig": sign} for _ in range(9)), repeats=3)
     assert made == 3
@@ -289,7 +288,7 @@ def test_a_breaker_opens_probes_and_closes() -> None:
     assert model.calls == 7
 
 
-@pytest.mark.parametrize("fault", [Status(400), Status(401), Status(404), Status(422), KeyboardInterrupt()])
+@each_row("fault", [Status(400), Status(401), Status(404), Status(422), KeyboardInterrupt()])
 def test_what_is_not_the_providers_fault_opens_nothing(fault: BaseException) -> None:
     model = Model(fault)
     call = guard(model, breaker={"failures": 2})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runguard import LoopDetectedError, PolicyError, guard, guard_async
+from tests.kit.tables import each_row
 
 LIMITS = {"repeats": 3, "max_cycle_len": 4}  # of the seed document
 DENIED = {"error": "permission denied"}
@@ -319,7 +320,7 @@ def test_outside_of_enforcement_nothing_is_stopped() -> None:
     assert [(trip.rule, trip.enforced) for trip in ask.trips] == [("cycle", False)]
 
 
-@pytest.mark.parametrize("by", ["names", 3, None, ["name"]])
+@each_row("by", ["names", 3, None, ["name"]])
 def test_an_unknown_way_to_compare_is_rejected(by: Any) -> None:
     with pytest.raises(PolicyError, match=r"loop\.by = .*'result', 'call', 'name'"):
         guard(print, loop={"by": by})

@@ -30,6 +30,7 @@ from tests.kit.functions import (
     refused,
     swallowing,
 )
+from tests.kit.tables import each_row
 
 
 def test_the_bare_decorator() -> None:
@@ -83,7 +84,7 @@ def test_methods_are_guarded_too() -> None:
     assert inspect.iscoroutinefunction(agent.later)
 
 
-@pytest.mark.parametrize("what", ["partial", "bound method", "object", "builtin", "lambda"])
+@each_row("what", ["partial", "bound method", "object", "builtin", "lambda"])
 def test_whatever_can_be_called_can_be_guarded(what: str) -> None:
     model = Model()
     kinds: dict[str, Callable[..., Any]] = {
@@ -177,14 +178,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keywords", "message"), WRONG, ids=[message for _, message in WRONG])
+@each_row(("keywords", "message"), WRONG)
 def test_what_cannot_be_meant_fails_before_the_first_call(keywords: dict[str, Any], message: str) -> None:
     for make in (guard, guard_async, lambda **given: guard(Model(), **given), lambda **given: run(**given).__enter__()):
         with pytest.raises(PolicyError, match=message):
             make(**keywords)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "message"),
     [({"usr": "x"}, "'user'"), ({"user": 3}, "user = 3"), ({"labels": {"a": 1}}, "labels"), ({"labels": 3}, "labels")],
 )

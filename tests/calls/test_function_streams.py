@@ -19,6 +19,7 @@ from runguard import (
 )
 from tests.kit.functions import held
 from tests.kit.streams import PRICES, USAGE, AsyncProvider, chunk, pieces
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -165,7 +166,7 @@ SO_FAR = {
 }
 
 
-@pytest.mark.parametrize("told", LAST_WORDS.values(), ids=LAST_WORDS)
+@each_row("told", LAST_WORDS.values())
 def test_a_stream_left_after_the_last_word_is_exact(told: tuple[Any, ...]) -> None:
     call = dollars(lambda: iter([*told, "more"]))
     stream: Any = call()

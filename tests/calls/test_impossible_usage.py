@@ -3,7 +3,6 @@
 import math
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from runguard.calls.run import AgentRun
 from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
+from tests.kit.tables import each_row
 
 MODEL = "m"
 PROMPT = {"model": MODEL, "messages": [{"role": "user", "content": "How much is it? " * 20}]}
@@ -60,7 +60,7 @@ def test_a_guarded_function_books_counts(report: Any) -> None:
     assert spent["usd"] > 0
 
 
-@pytest.mark.parametrize("figure", [math.nan, math.inf, -1, True, "12", 2.5, 10**13])
+@each_row("figure", [math.nan, math.inf, -1, True, "12", 2.5, 10**13])
 def test_a_usage_object_is_checked_like_any_report(figure: Any) -> None:
     spent = booked_by({"model": MODEL, "usage": Usage(figure, figure)})
     assert spent == booked_by({"model": MODEL, "usage": None})
@@ -93,7 +93,7 @@ def test_an_adapter_books_counts(usage: Usage, past_the_adapter: bool) -> None:
         assert spent["usd"] > 0
 
 
-@pytest.mark.parametrize("figure", [math.nan, math.inf, -1, True, "12", 2.5, 10**13])
+@each_row("figure", [math.nan, math.inf, -1, True, "12", 2.5, 10**13])
 def test_figures_that_cannot_be_true_count_as_not_reported(figure: Any) -> None:
     assert settled(Usage(figure, figure)) == settled(None)
     assert settled(Usage(10, 5, thinking=figure)) == settled(Usage(10, 5))

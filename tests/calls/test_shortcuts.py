@@ -15,6 +15,7 @@ from runguard.ledger.memory import MemoryLedger
 from runguard.providers.messages import _ANSWER_NAMES as _NAMES
 from runguard.providers.messages import _OWN, _read, read
 from runguard.providers.usage import read_usage
+from tests.kit.tables import each_row
 
 REQUEST = {"model": "gpt-4o", "messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 100}
 VALUES = st.sampled_from(["text", 3, None, [], [{"text": "a"}], {"cost": 0.5}, {"input_tokens": 3}])
@@ -58,7 +59,7 @@ def test_a_dict_without_known_names_reads_as_the_long_way_does(answer: dict[str,
     assert short.size == long.size
 
 
-@pytest.mark.parametrize("name", sorted(_NAMES - _OWN - {"_hidden_params"}))
+@each_row("name", sorted(_NAMES - _OWN - {"_hidden_params"}))
 def test_each_name_by_itself_says_something(name: str) -> None:
     said = {
         "choices": [{"text": "x"}],

@@ -16,6 +16,7 @@ from runguard.engine.tools import bound_of
 from runguard.policy.settings import ToolRule
 from runguard.providers.messages import read
 from runguard.replay.sources import nano_of
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 BOOKED: list[Any] = [0, 0.1, "0.10", Decimal("2.5"), 999_999, 1_000_001, 2e6, 10**9, "1e9"]
@@ -46,7 +47,7 @@ def _recorded(usd: Any) -> int | None:
         return None
 
 
-@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@each_row("reader", READERS.values())
 def test_every_reader_takes_the_same_amounts(reader: Callable[[Any], Any]) -> None:
     for usd in BOOKED:
         assert reader(usd) == Decimal(str(usd)), usd
@@ -56,8 +57,8 @@ def test_every_reader_takes_the_same_amounts(reader: Callable[[Any], Any]) -> No
         assert reader(usd) == Decimal("1e-9"), usd
 
 
-@pytest.mark.parametrize("usd", BOOKED, ids=repr)
-@pytest.mark.parametrize("way", ["result", "function", "tokens"])
+@each_row("usd", BOOKED)
+@each_row("way", ["result", "function", "tokens"])
 def test_a_guarded_call_books_what_it_states(usd: Any, way: str) -> None:
     call: Any
     if way == "result":
@@ -91,7 +92,7 @@ def test_a_cost_that_cannot_be_right_is_unknown_and_logged_once(
         call("hello")
 
 
-@pytest.mark.parametrize("usd", WRONG[2:8], ids=repr)
+@each_row("usd", WRONG[2:8])
 def test_an_unknown_cost_of_a_known_model_is_an_estimate(usd: Any) -> None:
     """Without a usage, an answer of usual length is assumed."""
     call = guard(lambda _: {"usd": usd, "model": "gpt-4o"})

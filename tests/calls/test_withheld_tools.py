@@ -9,6 +9,7 @@ from runguard.calls.run import AgentRun
 from runguard.engine.guard import Guard
 from runguard.gateway.formats import ChatCompletions, Gemini, Messages, Responses, WireFormat
 from runguard.policy.settings import Policy
+from tests.kit.tables import each_row
 
 
 async def permission(*withheld: str) -> Permission:
@@ -82,7 +83,7 @@ async def test_each_wire_format_says_what_is_offered(wire: WireFormat, tools: An
     assert [name for name in names if name] == ["parse", "look"]
 
 
-@pytest.mark.parametrize("tools", [None, 7, "parse", [None, 7, "parse", {"function": None}, {"name": 7}]])
-@pytest.mark.parametrize("wire", [ChatCompletions(), Responses(), Messages(), Gemini()], ids=lambda one: one.provider)
+@each_row("tools", [None, 7, "parse", [None, 7, "parse", {"function": None}, {"name": 7}]])
+@each_row("wire", [ChatCompletions(), Responses(), Messages(), Gemini()])
 def test_malformed_tools_have_no_names(wire: WireFormat, tools: Any) -> None:
     assert not any(wire.request({"tools": tools}, "").tools)

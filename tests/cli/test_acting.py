@@ -20,6 +20,7 @@ from runguard.view.story import hint
 from tests.kit.agents import scripted
 from tests.kit.commands import guarded, looping, process, runguard, told
 from tests.kit.stores import Place
+from tests.kit.tables import each_row
 from tests.kit.waiting import until_async
 
 
@@ -97,7 +98,7 @@ def test_names_on_the_command_line_are_echoed_as_text(file_store: str) -> None:
     assert runguard("resume", scope, "--store", file_store).stdout.startswith("resumed: user:docs/x\\x1b[2J'; touch")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("store", "shown"),
     [
         ("redis://cache:6379/0", " --store redis://cache:6379/0"),

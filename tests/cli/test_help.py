@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import click
-import pytest
 
 from runguard.cli.main import COMMANDS, LazyGroup, main
 from tests.kit.commands import runguard
+from tests.kit.tables import each_row
 
 ABOUT = {name: words for group in COMMANDS.values() for name, words in group.items()}
 HEAVY = ("pydantic", "rich", "google", "starlette", "uvicorn", "asyncio", "genai_prices")
@@ -49,7 +49,7 @@ def test_help_loads_nothing_but_click() -> None:
     assert ran.stdout.count("Usage: runguard") == len(asked) - 1
 
 
-@pytest.mark.parametrize("name", ABOUT)
+@each_row("name", ABOUT)
 def test_every_command_has_examples_json_exit_codes_and_its_line(name: str) -> None:
     ran = runguard(name, "--help")
     assert ran.exit_code == 0
@@ -60,7 +60,7 @@ def test_every_command_has_examples_json_exit_codes_and_its_line(name: str) -> N
     assert (command(name).help or "").partition("\n")[0] == ABOUT[name], "the list and the command say the same"
 
 
-@pytest.mark.parametrize("name", ABOUT)
+@each_row("name", ABOUT)
 def test_every_example_uses_options_that_exist(name: str) -> None:
     found = command(name)
     below = list(found.commands.values()) if isinstance(found, click.Group) else []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.commands import PROGRAM, runguard, told
+from tests.kit.tables import each_row
 
 STORE_COMMANDS = {
     "status": ["status"],
@@ -31,8 +32,8 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("store", MISTAKES)
-@pytest.mark.parametrize("command", STORE_COMMANDS.values(), ids=STORE_COMMANDS)
+@each_row("store", MISTAKES)
+@each_row("command", STORE_COMMANDS.values())
 def test_a_store_that_cannot_be_used(command: list[str], store: str) -> None:
     ran = runguard(*command, "--store", store)
     assert (ran.exit_code, ran.stdout) == (2, "")
@@ -56,7 +57,7 @@ def test_the_store_of_the_policy_is_used_and_the_environment_wins(
     assert runguard("status", "--store", file_store).exit_code == 0, "and --store over both"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("file", "message"),
     [
         ("mod = 'shadow'\n[tools.x]\npollling = true", "tools.x.pollling: no such setting; did you mean 'polling'?"),
@@ -64,9 +65,7 @@ def test_the_store_of_the_policy_is_used_and_the_environment_wins(
         ("[prices]\nacme = 3", "prices.acme"),
     ],
 )
-@pytest.mark.parametrize(
-    "command", [*STORE_COMMANDS.values(), ["prices"], ["check"], ["replay", "x.jsonl"]], ids=lambda command: command[0]
-)
+@each_row("command", [*STORE_COMMANDS.values(), ["prices"], ["check"], ["replay", "x.jsonl"]])
 def test_a_wrong_policy_is_told_by_its_path(command: list[str], file: str, message: str) -> None:
     Path("runguard.toml").write_text(file)
     ran = runguard(*command)
@@ -140,7 +139,7 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
     assert "a file is written 'sqlite:///guard.db'" in told("check", code=2)["error"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arguments", "message"),
     [
         (["status", "--since", "yesterday"], "Invalid value for '--since'"),
@@ -150,7 +149,6 @@ def test_a_wrong_environment_is_told(file_store: str, monkeypatch: pytest.Monkey
         (["zzz"], "No such command 'zzz'; known: demo, init"),
         ([], "put --json after a command: runguard status --json"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_command_line_that_cannot_be_meant_is_json_where_json_is_asked_for(
     arguments: list[str], message: str

@@ -2,14 +2,13 @@
 
 from typing import Any
 
-import pytest
-
 from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import Answer, Outcome
 from runguard.core.outcomes import classify, was_done
 from runguard.core.rules.failures import AskedAgain, Stall
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, failing, results, word
+from tests.kit.tables import each_row
 
 ASKING = [
     {"status": "retry later"},
@@ -39,7 +38,7 @@ RESULTS = [
 ]
 
 
-@pytest.mark.parametrize("value", ASKING, ids=str)
+@each_row("value", ASKING)
 def test_an_answer_that_asks_to_try_again_has_a_class(value: object) -> None:
     outcome, asks = classify(value)
     assert outcome is Outcome.OK
@@ -47,7 +46,7 @@ def test_an_answer_that_asks_to_try_again_has_a_class(value: object) -> None:
     assert was_done(value)  # a side effect may have happened: `once` does not let it happen again
 
 
-@pytest.mark.parametrize("value", RESULTS, ids=str)
+@each_row("value", RESULTS)
 def test_a_result_is_not_taken_for_a_request_to_try_again(value: object) -> None:
     assert classify(value) == (Outcome.OK, "")
 

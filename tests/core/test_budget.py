@@ -10,18 +10,19 @@ from runguard.core.money import DEFAULT_THRESHOLDS, UNLIMITED, Budget, BudgetSta
 from runguard.errors import PolicyError
 from runguard.policy import Policy
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE
+from tests.kit.tables import each_row
 
 # ---- what a budget may say ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [v for v in [*ABSURD_USD, *NO_USD] if v is not None], ids=repr)
+@each_row("value", [v for v in [*ABSURD_USD, *NO_USD] if v is not None])
 def test_a_budget_is_as_strict_about_dollars(value: Any) -> None:
     with pytest.raises(PolicyError, match="usd = "):
         Budget(usd=value)
 
 
-@pytest.mark.parametrize("unit", ["tokens", "calls"])
-@pytest.mark.parametrize("value", [0, -5, True, 1.5, "100", float("inf")], ids=repr)
+@each_row("unit", ["tokens", "calls"])
+@each_row("value", [0, -5, True, 1.5, "100", float("inf")])
 def test_a_budget_is_as_strict_about_counts(unit: str, value: float | str) -> None:
     cap: dict[str, Any] = {unit: value}
     with pytest.raises(PolicyError, match=f"{unit} = "):
@@ -33,7 +34,7 @@ def test_a_budget_without_an_amount_limits_nothing_and_is_refused() -> None:
         Budget(per="user")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("per", "says"),
     [
         ("users", "did you mean 'user'"),
@@ -60,7 +61,7 @@ def test_a_scope_that_does_not_exist_is_refused_with_a_hint(per: Any, says: str)
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "per",
     [
         "run",
@@ -81,7 +82,7 @@ def test_every_scope_there_is_can_have_a_budget(per: str) -> None:
     assert Per.parse(Budget(usd=1, per=per).per).key(SOMEONE) is not None or per == "agent:research*"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("options", "says"),
     [
         ({"window": "7h"}, "window = '7h': must divide a day evenly"),
@@ -120,7 +121,7 @@ def test_a_run_has_no_days(window: str) -> None:
     assert Budget(usd=1, per="run", window="1h").window == "1h"  # a rate
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("thresholds", "says"),
     [
         (0.8, "0.8"),
@@ -135,7 +136,6 @@ def test_a_run_has_no_days(window: str) -> None:
         ([{"percent": 0.8, "at": 1}], "Threshold.at: no such setting"),
         ([None], "None"),
     ],
-    ids=repr,
 )
 def test_thresholds_that_cannot_be_meant_are_refused_by_name(thresholds: Any, says: str) -> None:
     with pytest.raises(PolicyError, match="thresholds") as error:
@@ -151,17 +151,16 @@ def test_thresholds_may_be_written_as_fractions_and_tables() -> None:
     assert Budget(usd=1, thresholds=[]).thresholds == ()
 
 
-@pytest.mark.parametrize("percent", [0, -0.1, 1.01, True, float("nan"), float("inf"), "0.5", None], ids=repr)
+@each_row("percent", [0, -0.1, 1.01, True, float("nan"), float("inf"), "0.5", None])
 def test_a_threshold_alone_says_what_is_wrong_with_it(percent: Any) -> None:
     with pytest.raises(ValueError, match="percent must be a fraction") as error:
         Threshold(percent)
     assert repr(percent) in str(error.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "options",
     [{"callback": "print"}, {"recurring": "false"}, {"recurring": 1}, {"action": "block"}, {"action": None}],
-    ids=repr,
 )
 def test_the_other_parts_of_a_threshold_are_as_strict(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
@@ -181,10 +180,9 @@ def test_an_amount_may_depend_on_the_scope() -> None:
     assert budget.limits(Scope("user", "k", user="bob", labels={"a": "b", "c": "d"})) == (UNLIMITED, 2, UNLIMITED)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given_value", "cap"),
     [(0, 0), (0.0, 0), (-0.0, 0), ("0", 0), (Decimal(0), 0), ("1e-999999", 0), ("0.5", 500_000_000)],
-    ids=repr,
 )
 def test_a_function_may_give_0(given_value: Decimal | float | str, cap: int) -> None:
     assert Budget(usd=lambda _: given_value).limits(SOMEONE) == (cap, UNLIMITED, UNLIMITED)
@@ -194,7 +192,7 @@ def test_a_function_may_give_0_tokens_and_0_calls() -> None:
     assert Budget(tokens=lambda _: 0, calls=lambda _: 0.0).limits(SOMEONE) == (UNLIMITED, 0, 0)
 
 
-@pytest.mark.parametrize("amount", [{"usd": 0}, {"usd": "0"}, {"usd": 0.0}, {"tokens": 0}, {"calls": 0}], ids=repr)
+@each_row("amount", [{"usd": 0}, {"usd": "0"}, {"usd": 0.0}, {"tokens": 0}, {"calls": 0}])
 def test_a_fixed_amount_of_0_is_rejected(amount: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         Budget(**amount)
@@ -223,7 +221,7 @@ def test_the_utilization_of_a_limit_of_0(limit: Decimal | int) -> None:
     assert status(limit + 3).utilization == 1.0
 
 
-@pytest.mark.parametrize("given_value", [-1, True, "x", float("nan")], ids=repr)
+@each_row("given_value", [-1, True, "x", float("nan")])
 def test_a_function_that_gives_nonsense_is_named_with_what_it_gave(given_value: float | str) -> None:
     with pytest.raises(PolicyError) as error:
         Budget(usd=lambda _: given_value, per="user").limits(Scope("user", "user:app/ann"))

@@ -5,6 +5,7 @@ import pytest
 from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ModelResult, Outcome, ToolResults
 from runguard.core.rules.failures import CutOff, lacks_arguments
+from tests.kit.tables import each_row
 
 ADK = "Invoking `w()` failed as the following mandatory input parameters are not present:\npath"
 
@@ -50,7 +51,7 @@ def test_other_tools_do_not_count_together() -> None:
     assert [rule.observe(rejected(tool)) for tool in "abcabd"[:3]] == [None] * 3
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "said", "expected"),
     [
         ({"path": "a"}, ADK, True),

@@ -9,36 +9,37 @@ from runguard.core import outcomes as failure_texts
 from runguard.core.events import FAILURES, LATE, Outcome
 from runguard.core.outcomes import LAST_LINES, LOOK_ALIKES, SAYINGS, bare, classify, last_line
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
+from tests.kit.tables import each_row
 
 LOG = "\n".join(f"epoch {n}: all samples were read" for n in range(30))
 REMINDER = "<system-reminder>\nThe list of tasks is empty.\n</system-reminder>"
 FAILURE = json.dumps({"success": False, "error": "closed"})
 
 
-@pytest.mark.parametrize("text", [example for saying in SAYINGS for example in saying.examples])
+@each_row("text", [example for saying in SAYINGS for example in saying.examples])
 def test_each_example_of_a_beginning_is_a_failure(text: str) -> None:
     assert classify(text)[0] in FAILURES
 
 
-@pytest.mark.parametrize("text", [example for saying in SAYINGS for example in saying.examples])
+@each_row("text", [example for saying in SAYINGS for example in saying.examples])
 def test_each_example_of_a_beginning_passes_the_quick_look_at_first_words(text: str) -> None:
     assert failure_texts._may_be_bad(text)
 
 
-@pytest.mark.parametrize("line", [example for saying in LAST_LINES for example in saying.examples])
+@each_row("line", [example for saying in LAST_LINES for example in saying.examples])
 def test_each_example_of_a_last_line_is_a_failure_after_a_long_log(line: str) -> None:
     outcome, why = classify(f"{LOG}\n{line}\n")
     assert outcome is Outcome.FAILED
     assert why.startswith(LATE)
 
 
-@pytest.mark.parametrize("text", [example for saying in LOOK_ALIKES for example in saying.examples])
+@each_row("text", [example for saying in LOOK_ALIKES for example in saying.examples])
 def test_each_example_of_a_look_alike_is_an_answer(text: str) -> None:
     assert classify(text) == (Outcome.OK, "")
     assert classify(f"{LOG}\n{text}") == (Outcome.OK, "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "Usage: 45 % of 512 GB",
@@ -55,7 +56,7 @@ def test_a_figure_or_a_count_of_errors_is_an_answer(text: Any) -> None:
     assert classify(text) == (Outcome.OK, "")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "Error: 500",
@@ -96,7 +97,7 @@ def test_a_failure_with_a_number_is_a_failure(text: Any) -> None:
     assert classify(text)[0] is Outcome.FAILED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         f"```json\n{FAILURE}\n```",
@@ -113,7 +114,7 @@ def test_text_around_a_failure_is_looked_through(text: Any) -> None:
     assert classify(text)[0] is Outcome.FAILED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         f"{LOG}\nclass OrderError(Exception): ...",
@@ -154,7 +155,7 @@ def test_a_text_that_only_looks_like_a_failure_is_none(text: str) -> None:
     assert classify(text)[0] is Outcome.OK
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "No changes made.",
@@ -177,7 +178,7 @@ def test_nothing_is_found_in_many_words(text: Any) -> None:
     assert classify(text)[0] is Outcome.EMPTY
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "No issues found",
@@ -194,7 +195,7 @@ def test_a_good_result_is_not_empty(text: Any) -> None:
     assert classify(text)[0] is Outcome.OK
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         {"detail": "Not authenticated"},
@@ -210,7 +211,7 @@ def test_a_failure_in_a_field_or_of_an_edit_is_a_failure(answer: Any) -> None:
     assert classify(answer)[0] is Outcome.FAILED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         {"message": "Saved. No errors."},
@@ -232,7 +233,7 @@ def test_a_field_or_a_sentence_that_only_looks_like_a_failure_is_none(answer: An
     assert classify(answer)[0] is Outcome.OK
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "No changes were made.",
@@ -264,7 +265,7 @@ def test_the_last_line_is_found_before_closing_tags_and_fences() -> None:
     assert last_line("") == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "{" * 16_000,
@@ -285,7 +286,7 @@ GZIP = "find: 'gzip': No such file or directory\n"
 DENIED = "find: '/root': Permission denied\nfind: '/proc/1/fd': Permission denied\n"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         GZIP * 20,
@@ -298,7 +299,7 @@ def test_a_page_of_complaints_is_a_failure(text: str) -> None:
     assert classify(text)[0] is Outcome.FAILED
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         f"{GZIP * 20}./a.txt\n{GZIP * 20}",
@@ -311,7 +312,7 @@ def test_output_between_complaints_is_a_result(text: str) -> None:
     assert classify(text)[0] is Outcome.OK
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         DENIED,
@@ -330,7 +331,7 @@ def test_what_such_a_search_finds_is_its_result(errors: str) -> None:
     assert classify({"stdout": "/etc/a.conf\n", "stderr": errors, "exit_code": 1})[0] is Outcome.OK
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         "find: '/root': Permission denied\n",  # all that was to be searched

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from runguard.core.identity import answer_text, call_fingerprint, size_of
 from tests.kit.fingerprints import cyclic_list, keys, values
+from tests.kit.tables import each_row
 
 arguments = st.dictionaries(keys, values, max_size=5)
 
@@ -79,7 +80,7 @@ def test_words_that_run_together_are_other_words() -> None:
     assert call_fingerprint("t", {"q": "new york"}) != call_fingerprint("t", {"q": "newyork"})
 
 
-@pytest.mark.parametrize(("a", "b"), [(1, "1"), (1, True), (0, False), (1, 1.5), ("", "0"), ([], {}), ([1], 1)])
+@each_row(("a", "b"), [(1, "1"), (1, True), (0, False), (1, 1.5), ("", "0"), ([], {}), ([1], 1)])
 def test_types_that_mean_something_else_differ(a: Any, b: dict[str, Any] | float | str) -> None:
     assert call_fingerprint("t", {"x": a}) != call_fingerprint("t", {"x": b})
 

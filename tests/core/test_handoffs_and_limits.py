@@ -16,6 +16,7 @@ from runguard.core.rules.agents import Depth, ReEntry
 from runguard.core.rules.limits import Deadline
 from tests.kit.detectors import only, word, words
 from tests.kit.driver import Driver
+from tests.kit.tables import each_row
 
 
 def attempt(call: str = "c", *, tool: str = "t", batch: str = "", depth: int = 0, at: float = 0.0) -> ToolCall:
@@ -211,7 +212,7 @@ def test_the_deadline_is_inclusive(drive: type[Driver]) -> None:
     assert d.rules_tripped == ["deadline"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "event",
     [
         ModelCall("run", "", "a", 61.0),
@@ -219,7 +220,6 @@ def test_the_deadline_is_inclusive(drive: type[Driver]) -> None:
         AgentEntered("run", "", "a", 61.0),
         HandOff("run", "", "a", "b", 61.0),
     ],
-    ids=lambda event: type(event).__name__,
 )
 def test_the_deadline_is_seen_before_whatever_comes_next(event: Any) -> None:
     deadline = Deadline(60, started=0.0)

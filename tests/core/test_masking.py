@@ -8,6 +8,7 @@ import pytest
 from runguard.core import identity as masking
 from runguard.core.identity import AnswerBook, mask
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
+from tests.kit.tables import each_row
 
 # ---- masking --------------------------------------------------------------------------------------------------------
 
@@ -102,7 +103,7 @@ def test_what_tells_progress_is_kept(one: str, other: str) -> None:
     assert mask(one) != mask(other)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "a" * 65_536,
@@ -115,7 +116,6 @@ def test_what_tells_progress_is_kept(one: str, other: str) -> None:
         "duration" * 8_000,
         " " * 65_536,
     ],
-    ids=lambda text: repr(text[:12]),
 )
 def test_masking_the_longest_text_is_linear(text: str) -> None:
     assert cpu_seconds(lambda: mask(text)) < 10 * GENEROUS_S
@@ -257,7 +257,7 @@ def test_the_book_keeps_few_answers() -> None:
     assert len(answers) <= 16
 
 
-@pytest.mark.parametrize("period", [1, 2, 5, 40, 200])
+@each_row("period", [1, 2, 5, 40, 200])
 def test_a_circle_of_calls_with_volatile_answers_is_no_news_from_its_third_round(period: int) -> None:
     book = AnswerBook()
     news = [

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runguard.core.errors import Checked, CheckedABC, PolicyError, nearest
+from tests.kit.tables import each_row
 
 
 class Plain(metaclass=Checked):
@@ -34,7 +35,7 @@ def test_right_arguments_make_the_object() -> None:
     assert Many(1, 2, scale=3).total == 9
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "message"),
     [
         (lambda: Plain(1, windw="1h"), "Plain.windw: no such setting; did you mean 'window'?"),  # type: ignore[call-arg]
@@ -61,7 +62,7 @@ def test_help_shows_the_settings() -> None:
     assert list(inspect.signature(Plain).parameters) == ["limit", "window"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("shown", "hint"),
     [(None, "known: aa, bb, cc"), (2, "known: aa, bb and 1 more"), (3, "known: aa, bb, cc"), (0, "")],
 )

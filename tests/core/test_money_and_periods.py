@@ -27,6 +27,7 @@ from runguard.core.money import (
 from runguard.errors import PolicyError
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE, window
 from tests.kit.optional import present
+from tests.kit.tables import each_row
 
 HOUR, DAY = 3_600, 86_400
 
@@ -38,7 +39,7 @@ def moment(year: int, month: int, day: int, hour: int = 0, minute: int = 0, seco
 # ---- money ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("written", "nano"),
     [
         (1, 1_000_000_000),
@@ -79,7 +80,7 @@ def test_the_precision_that_a_host_program_sets_changes_no_amount() -> None:
         assert str(to_usd(123_456_000_001)) == "123.456000001"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nano", "text", "dollars"),
     [
         (0, "$0.00", "0"),
@@ -102,7 +103,7 @@ def test_amounts_carry_their_unit() -> None:
     assert amount_text(2, 3) == "3 calls"
 
 
-@pytest.mark.parametrize("value", [*ABSURD_USD, *NO_USD], ids=repr)
+@each_row("value", [*ABSURD_USD, *NO_USD])
 def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value: Any) -> None:
     with pytest.raises(PolicyError) as error:
         to_nano(value, "max_usd")
@@ -110,9 +111,7 @@ def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value: Any
     assert f"max_usd = {shown}: " in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "value", [0, -1, 10**15 + 1, True, False, 1.5, float("nan"), float("inf"), "5", None, Decimal(5)], ids=repr
-)
+@each_row("value", [0, -1, 10**15 + 1, True, False, 1.5, float("nan"), float("inf"), "5", None, Decimal(5)])
 def test_a_count_that_cannot_be_meant_is_refused_by_name(value: Decimal | float | str | None) -> None:
     with pytest.raises(PolicyError) as error:
         to_count(value, "tokens")
@@ -124,8 +123,8 @@ def test_a_whole_number_written_as_a_float_is_a_count() -> None:
     assert type(to_count(1e6, "tokens")) is int
 
 
-@pytest.mark.parametrize("unit", ["usd", "tokens", "calls"])
-@pytest.mark.parametrize("value", [10**5_000, -(10**5_000)], ids=["huge", "hugely negative"])
+@each_row("unit", ["usd", "tokens", "calls"])
+@each_row("value", [10**5_000, -(10**5_000)])
 def test_a_number_too_long_to_be_written_out_is_still_a_policy_error(unit: str, value: int) -> None:
     cap: dict[str, Any] = {unit: value}
     with pytest.raises(PolicyError, match=unit):
@@ -301,7 +300,7 @@ def test_a_plain_name_stays_readable() -> None:
     assert Per.parse("label:team").key(SOMEONE) == "label:team=blue"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("per", "matches"),
     [
         ("agent:wr*", True),
@@ -328,7 +327,7 @@ def test_a_call_outside_of_any_tool_is_on_no_tools_account() -> None:
     assert Per.parse("tool").key(Scope("", "", app="a", agent="b")) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("per", "stops"),
     [
         ("run", True),

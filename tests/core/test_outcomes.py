@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from runguard.core.events import FAILURES, Outcome
 from runguard.core.outcomes import classify, ending_class, failure_class, was_done, without_items
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
+from tests.kit.tables import each_row
 
 FAILED: list[Any] = [
     {"status": "error"},
@@ -267,14 +268,14 @@ HEALTHY: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("answer", FAILED, ids=repr)
+@each_row("answer", FAILED)
 def test_an_answer_that_says_no_is_a_failure(answer: dict[str, Any] | str) -> None:
     outcome, failure = classify(answer)
     assert outcome is Outcome.FAILED
     assert failure
 
 
-@pytest.mark.parametrize("answer", EMPTY, ids=repr)
+@each_row("answer", EMPTY)
 def test_nothing_there_is_empty(answer: Any) -> None:
     assert classify(answer)[0] is Outcome.EMPTY
 
@@ -287,12 +288,12 @@ def test_what_is_told_as_an_error_was_not_done() -> None:
     assert not was_done({"status": "error"})
 
 
-@pytest.mark.parametrize("answer", UNKNOWN_TOOL, ids=repr)
+@each_row("answer", UNKNOWN_TOOL)
 def test_a_tool_that_is_not_there_is_unknown(answer: dict[str, Any] | str) -> None:
     assert classify(answer)[0] is Outcome.UNKNOWN_TOOL
 
 
-@pytest.mark.parametrize("answer", HEALTHY, ids=lambda answer: repr(answer)[:60])
+@each_row("answer", HEALTHY)
 def test_a_healthy_answer_is_ok(answer: Any) -> None:
     assert classify(answer) == (Outcome.OK, "")
 
@@ -331,7 +332,7 @@ def test_another_failure_is_another_failure(one: str, other: str) -> None:
     assert failure_class(one) != failure_class(other)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrap",
     [
         lambda said: said,
@@ -345,7 +346,7 @@ def test_the_ending_is_the_last_line_however_the_text_is_wrapped(wrap: Callable[
     assert one == other == "CheckError: no name"
 
 
-@pytest.mark.parametrize("answer", ['{"ok": false, "error": "x"}', {"result": "[1]"}, {"error": "x", "n": 1}, None, ""])
+@each_row("answer", ['{"ok": false, "error": "x"}', {"result": "[1]"}, {"error": "x", "n": 1}, None, ""])
 def test_what_has_no_last_line_ends_as_a_whole(answer: Any) -> None:
     assert ending_class(answer, "whole") == "whole"
 
@@ -375,7 +376,7 @@ def a_deep_list() -> Any:
     return value
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         "no " + "_" * 390,
@@ -394,12 +395,10 @@ def a_deep_list() -> Any:
         "error " * 20_000,
         "tool " * 80,
     ],
-    ids=lambda text: repr(text[:12]),
 )
-@pytest.mark.parametrize(
+@each_row(
     "shape",
     [lambda text: text, lambda text: {"error": text}, lambda text: {"status": text}],
-    ids=["text", "error", "status"],
 )
 def test_no_text_takes_long_to_understand(shape: Callable[..., Any], text: str) -> None:
     assert cpu_seconds(lambda: classify(shape(text))) < GENEROUS_S

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import pytest
-
 from runguard.core.decision import printable, printable_lines
+from tests.kit.tables import each_row
 
 
 class Pair(NamedTuple):
@@ -19,7 +18,7 @@ class Named:
     others: tuple[str, ...]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "shown"),
     [
         ("plain", "plain"),

@@ -1,9 +1,8 @@
 """Calls that a reader cannot tell apart: letter case, width, invisible characters."""
 
-import pytest
-
 from runguard.core.identity import read_as
 from tests.kit.driver import Driver
+from tests.kit.tables import each_row
 
 SPELLINGS = ["refund policy", "Refund Policy", "REFUND POLICY", "refund\u200b policy", "\uff52efund policy"]
 
@@ -29,7 +28,7 @@ def test_other_questions_with_the_same_short_answer_are_a_batch(drive: type[Driv
     assert {d.tool("is_free", {"seat": n}, says={"free": False}).word for n in range(40)} == {"allow"}
 
 
-@pytest.mark.parametrize("text", SPELLINGS)
+@each_row("text", SPELLINGS)
 def test_spellings_read_alike(text: str) -> None:
     assert read_as({"q": text}) == read_as({"q": "refund policy"})
 

@@ -15,6 +15,7 @@ from runguard.core.events import (
 from runguard.core.rules.repetition import Cycle, NoNews, SameCall
 from tests.kit.detectors import answer, only, page, results, word, words
 from tests.kit.driver import Driver
+from tests.kit.tables import each_row
 
 # of repetition, as it is by default
 LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]
@@ -363,7 +364,7 @@ def test_an_exempt_tool_is_left_alone(drive: type[Driver]) -> None:
 # ---- cycles ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("period", [1, 2, 3, 4])
+@each_row("period", [1, 2, 3, 4])
 def test_a_cycle_stops_after_its_third_full_round(period: int) -> None:
     cycle = Cycle(Rungs(stop=3), max_len=4)
     seen = [word(cycle.observe(results(answer(str(n % period)), batch=str(n)))) for n in range(period * 3)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from runguard.core.identity import HEAD, AnswerBook, copy_of, restored, size_of, snapshot
 from tests.kit.fingerprints import keys, scalars
+from tests.kit.tables import each_row
 
 LOTS = 10**9
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=30)
@@ -89,7 +90,7 @@ def rows(count: int, middle: str) -> dict[str, Any]:
     return {"rows": found}
 
 
-@pytest.mark.parametrize("count", [10, 1_000, 1_100, 5_000])
+@each_row("count", [10, 1_000, 1_100, 5_000])
 def test_a_change_in_the_middle_of_many_rows_is_news(count: int) -> None:
     book = AnswerBook()
     assert [book.name(b"call", rows(count, name))[1] for name in ("one", "two", "one", "two")] == [True, True] + [
@@ -97,7 +98,7 @@ def test_a_change_in_the_middle_of_many_rows_is_news(count: int) -> None:
     ] * 2
 
 
-@pytest.mark.parametrize("length", [1_000, 60_000, 70_000, 900_000])
+@each_row("length", [1_000, 60_000, 70_000, 900_000])
 def test_a_change_in_the_middle_of_a_long_text_is_news(length: int) -> None:
     book, half = AnswerBook(), "lorem ipsum; " * (length // 26)
     assert [book.name(b"call", {"result": f"{half}{name}{half}"})[1] for name in ("one", "two", "two")] == [

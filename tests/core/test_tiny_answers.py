@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import pytest
-
 from runguard.core.identity import AnswerBook
+from tests.kit.tables import each_row
 
 
-@pytest.mark.parametrize("value", [[], {}, "", 0, 1, True, None, 0.5, "a"], ids=repr)
+@each_row("value", [[], {}, "", 0, 1, True, None, 0.5, "a"])
 def test_a_tiny_answer_has_a_size(value: Any) -> None:
     book = AnswerBook()
     book.name(b"call", value)

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from runguard.core.events import Outcome
 from runguard.core.outcomes import classify, named_items, was_done
+from tests.kit.tables import each_row
 
 ERROR = {"success": False, "error": "quota exceeded"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         "/bin/bash: line 7: fooctl: command not found",
@@ -39,7 +40,6 @@ ERROR = {"success": False, "error": "quota exceeded"}
         [{"type": "text", "text": json.dumps(ERROR)}],
         json.dumps({"error": {"code": 429, "message": "slow down"}, "trace": "x" * 6_000}),
     ],
-    ids=str,
 )
 def test_it_is_a_failure(answer: object) -> None:
     outcome, why = classify(answer)
@@ -48,7 +48,7 @@ def test_it_is_a_failure(answer: object) -> None:
     assert not was_done(answer)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         "/etc/hosts\n/etc/passwd",
@@ -68,13 +68,12 @@ def test_it_is_a_failure(answer: object) -> None:
         json.dumps([{"error": "one of many"}, {"id": 2}]),
         "[" * 3_000 + "]" * 3_000,
     ],
-    ids=lambda answer: str(answer)[:40],
 )
 def test_it_is_no_failure(answer: object) -> None:
     assert classify(answer)[0] is Outcome.OK
 
 
-@pytest.mark.parametrize(
+@each_row(
     "answer",
     [
         {"exit_code": 1, "stdout": "", "stderr": ""},
@@ -85,7 +84,6 @@ def test_it_is_no_failure(answer: object) -> None:
         {"result": "[]"},
         json.dumps({"error": "customer 7 not found"}),
     ],
-    ids=str,
 )
 def test_it_says_that_nothing_is_there(answer: object) -> None:
     assert classify(answer)[0] is Outcome.EMPTY
@@ -115,7 +113,7 @@ def test_a_quoted_name_in_a_long_argument_is_the_item(wrap: object) -> None:
     assert found == ["a1", "b2"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "answer"),
     [
         ({"query": LONG.format("total_sum")}, "Unknown column 'sum' in 'field list'"),  # only a part of a word

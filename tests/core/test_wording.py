@@ -1,11 +1,10 @@
 """Counts in the text of a trip agree with their noun."""
 
-import pytest
-
 from runguard.core.decision import _counted
+from tests.kit.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("number", "unit", "text"),
     [
         (1, "re-entries", "1 re-entry"),

@@ -4,11 +4,10 @@ import inspect
 import re
 from typing import Any
 
-import pytest
-
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
+from tests.kit.tables import each_row
 
 METHODS = [name for name, _ in inspect.getmembers(Guard, inspect.isfunction) if not name.startswith("_")]
 
@@ -23,7 +22,7 @@ def test_the_order_of_the_calls_names_methods_that_the_class_has() -> None:
     assert named - {"clock"} <= set(METHODS)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@each_row("name", METHODS)
 def test_every_method_says_what_it_does(name: str) -> None:
     assert inspect.getdoc(getattr(Guard, name))
 

@@ -21,6 +21,7 @@ from runguard.errors import PolicyError
 from runguard.testing import FakeClock
 from tests.kit.accounts import CALL, Shop, soon
 from tests.kit.optional import present
+from tests.kit.tables import each_row
 
 TEN_MINUTES = caps.KEPT_S
 
@@ -75,7 +76,7 @@ def test_a_call_that_is_known_to_be_free_fits_into_a_cap_of_0() -> None:
     assert (len(calls), call.spend()["usd"]) == (3, 0)
 
 
-@pytest.mark.parametrize("answer", [-1, float("nan"), float("inf"), "much", [1], KeyError("ann")], ids=repr)
+@each_row("answer", [-1, float("nan"), float("inf"), "much", [1], KeyError("ann")])
 def test_a_guarded_function_is_not_called_while_its_cap_is_unknown(answer: Any) -> None:
     plan = Plan(answer)
     calls: list[int] = []

@@ -11,22 +11,23 @@ import pytest
 from runguard.core.money import Threshold
 from runguard.engine.token_budget import BudgetMonitor, CompressionTriggered
 from tests.kit.monitors import WRONG_COUNTS, handler, response
+from tests.kit.tables import each_row
 
 # ---- thresholds -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("percent", [0, 0.0, -0.1, 1.0001, 2, float("nan"), float("inf"), True, False, "0.5", None])
+@each_row("percent", [0, 0.0, -0.1, 1.0001, 2, float("nan"), float("inf"), True, False, "0.5", None])
 def test_a_percent_that_is_no_fraction_is_refused(percent: Any) -> None:
     with pytest.raises(ValueError, match="percent"):
         Threshold(percent)
 
 
-@pytest.mark.parametrize("percent", [1e-9, 0.5, 1.0, 1])
+@each_row("percent", [1e-9, 0.5, 1.0, 1])
 def test_a_fraction_is_taken(percent: float) -> None:
     assert Threshold(percent).percent == percent
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("field", "value"),
     [("callback", "print"), ("callback", 3), ("recurring", "false"), ("action", "abort"), ("action", None)],
 )
@@ -116,8 +117,8 @@ def test_the_view_cannot_be_changed() -> None:
 # ---- counting -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", [value for value in WRONG_COUNTS if value is not None])
-@pytest.mark.parametrize("argument", ["input_tokens", "output_tokens"])
+@each_row("wrong", [value for value in WRONG_COUNTS if value is not None])
+@each_row("argument", ["input_tokens", "output_tokens"])
 def test_usage_that_cannot_be_meant_is_refused(argument: str, wrong: Any) -> None:
     monitor = BudgetMonitor()
     with pytest.raises(ValueError, match=argument):
@@ -182,7 +183,7 @@ def test_adjust_sets_the_count_and_rearms_what_lies_above() -> None:
     assert fired == [0.3, 0.5, 0.8, 0.8], "0.5 is not above 50 of 100, so it stays fired"
 
 
-@pytest.mark.parametrize("wrong", WRONG_COUNTS)
+@each_row("wrong", WRONG_COUNTS)
 def test_a_count_that_cannot_be_meant_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="new_count"):
         BudgetMonitor().adjust(wrong)

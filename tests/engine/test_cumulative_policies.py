@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from runguard.core.money import Threshold
 from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
 from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
+from tests.kit.tables import each_row
 
 
 class Handlers:
@@ -76,14 +77,14 @@ def test_defect_2_a_callback_can_abort() -> None:
     assert (monitor.stopped, monitor.stop_reason) == (True, "too expensive")
 
 
-@pytest.mark.parametrize("wrong", [0, *WRONG_COUNTS])
-@pytest.mark.parametrize("make", [BudgetMonitor, BudgetPolicy])
+@each_row("wrong", [0, *WRONG_COUNTS])
+@each_row("make", [BudgetMonitor, BudgetPolicy])
 def test_defect_3_a_budget_that_cannot_fire_is_refused(make: Any, wrong: Any) -> None:
     with pytest.raises(ValueError, match="max_tokens"):
         make(wrong)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("usage", "tokens"),
     [
         ({"prompt": 100, "candidates": 10, "thoughts": 5_000, "total": 5_110}, 5_110),
@@ -101,7 +102,7 @@ def test_defect_4_thoughts_tool_prompts_and_the_cache_are_counted_right(usage: d
     assert monitor.current_tokens == tokens
 
 
-@pytest.mark.parametrize("told", ["every chunk", "the last chunk", "the whole", "twice"])
+@each_row("told", ["every chunk", "the last chunk", "the whole", "twice"])
 def test_defect_5_a_streamed_call_counts_once(told: str) -> None:
     monitor, context = BudgetMonitor(), SimpleNamespace(actions=SimpleNamespace())
     silent = SimpleNamespace(usage_metadata=None, partial=True)
@@ -178,10 +179,9 @@ class Callback:
         return None
 
 
-@pytest.mark.parametrize(
+@each_row(
     "callback",
     [lambda m: None, a_closure(), Handlers().method, [].append, Callback()],
-    ids=["lambda", "closure", "method", "bound builtin", "object"],
 )
 def test_a_function_without_an_import_path_is_refused_as_data(callback: Any) -> None:
     with pytest.raises(ValueError, match=r"import path|cannot be written|cannot be imported"):
@@ -194,7 +194,7 @@ def test_a_function_of_the_script_itself_is_refused_as_data(monkeypatch: pytest.
         BudgetPolicy().with_threshold(0.5, handler).to_dict()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "words"),
     [
         ([], "mapping"),

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from runguard.core.money import (
     sum_of,
     trend_of,
 )
+from tests.kit.tables import each_row
 
 LINEAR = [1_000 + 100 * n for n in range(20)]
 SAWTOOTH = [1_000 + 500 * (n % 8) for n in range(24)]  # cut three times, at 4,500 tokens
@@ -102,7 +102,7 @@ def test_a_burst_counts_less_the_longer_it_is_over() -> None:
     assert later.used_up_at is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("window", "tz"),
     [("1m", None), ("6h", None), ("1d", None), ("1w", "Asia/Tokyo"), ("month", None), ("month", "America/New_York")],
 )

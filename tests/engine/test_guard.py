@@ -20,6 +20,7 @@ from tests.kit.guards import (
     loop,
 )
 from tests.kit.optional import present
+from tests.kit.tables import each_row
 
 # ---- stops are sticky and have a scope ------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ def test_a_trip_travels_in_an_event(drive: type[Driver]) -> None:
         assert trip(event) == first
 
 
-@pytest.mark.parametrize(
+@each_row(
     "event",
     [
         {},

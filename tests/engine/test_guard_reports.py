@@ -17,6 +17,7 @@ from tests.kit.guards import (
     allow_stays_allow,  # noqa: F401 - an autouse fixture
     loop,
 )
+from tests.kit.tables import each_row
 
 # ---- callbacks ------------------------------------------------------------------------------------------------------
 
@@ -92,8 +93,8 @@ def test_a_sticky_stop_is_told_once(drive: type[Driver]) -> None:
 # ---- texts ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", [*RULES, "once", "breaker", "depth", "tool_limit", "fan_out", "result_size"])
-@pytest.mark.parametrize("action", [Action.NUDGE, Action.BLOCK, Action.STOP])
+@each_row("rule", [*RULES, "once", "breaker", "depth", "tool_limit", "fan_out", "result_size"])
+@each_row("action", [Action.NUDGE, Action.BLOCK, Action.STOP])
 def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_arguments(rule: Any, action: Any) -> None:
     said = text_for_model(Finding(rule, action, 5, 4, "calls", tool="look")).lower()
     assert said
@@ -104,9 +105,7 @@ def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_argumen
     )
 
 
-@pytest.mark.parametrize(
-    "rule", [*RULES, "model_calls", "tool_calls", "deadline", "fan_out", "depth", "policy_error", "guard_error"]
-)
+@each_row("rule", [*RULES, "model_calls", "tool_calls", "deadline", "fan_out", "depth", "policy_error", "guard_error"])
 def test_the_end_user_reads_a_plain_sentence(rule: Any) -> None:
     said = text_for_user(rule)
     assert said.endswith(".")
@@ -142,7 +141,7 @@ def test_a_text_of_the_users_own_replaces_the_built_in_one(drive: type[Driver]) 
 ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
 
 
-@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+@each_row("kind", ERRORS)
 def test_all_errors_are_runtime_errors_of_one_tree(kind: Any) -> None:
     assert issubclass(kind, errors.RunGuardError)
     assert issubclass(kind, RuntimeError)

@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import pytest
-
 from runguard.core.events import RunInfo
 from runguard.engine.guard import Guard
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy import Policy
+from tests.kit.tables import each_row
 
 
 def guard_of(**policy: Any) -> Guard:
@@ -16,7 +15,7 @@ def guard_of(**policy: Any) -> Guard:
     return guard
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("policy", "error", "goes_on"),
     [
         ({"on_guard_error": "allow"}, ValueError("x"), True),

@@ -18,6 +18,7 @@ from runguard.engine.runs import input_name
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.driver import Driver
+from tests.kit.tables import each_row
 
 DOCUMENT = input_fingerprint("pipeline", "the invoice")
 FAILED = {"status": "partial_parse_error"}
@@ -130,16 +131,15 @@ def test_inputs_whose_runs_end_well_are_never_counted() -> None:
     assert {d.submit(fails=False) for _ in range(20)} == {"allow"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("says", "outcome"),
     [
         ({"status": "error", "message": "503 service unavailable"}, None),
         ("ConnectionError: refused", Outcome.ERROR),
         ("gone", Outcome.TIMEOUT),
     ],
-    ids=["a soft one", "an exception", "a timeout"],
 )
-@pytest.mark.parametrize("tries", [1, 12], ids=["ended by itself", "stopped"])
+@each_row("tries", [1, 12])
 def test_a_retry_after_an_outage_of_a_tool_is_free(says: Any, outcome: Outcome | None, tries: int) -> None:
     d = Submissions(max_resubmissions=0)
     for n in range(4):

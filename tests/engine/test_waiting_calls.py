@@ -14,6 +14,7 @@ from runguard.core.errors import PolicyError
 from runguard.core.money import Budget
 from tests.kit.accounts import Asked, Shop
 from tests.kit.optional import present
+from tests.kit.tables import each_row
 from tests.kit.virtual_time import START, VirtualLoop, run_virtually
 
 
@@ -289,7 +290,7 @@ def test_order_and_cap_hold_in_every_window(cap: int, arrivals: list[tuple[int, 
     assert [n for _, n in admitted] == [n for n in came if n not in cancelled]
 
 
-@pytest.mark.parametrize("window", [None, "2h", "1d", "month"])
+@each_row("window", [None, "2h", "1d", "month"])
 def test_only_windows_of_at_most_an_hour_can_wait(window: str | None) -> None:
     with pytest.raises(PolicyError, match="on_exhausted='wait'"):
         Budget(calls=1, per="user", window=window, on_exhausted="wait")

@@ -16,7 +16,6 @@ from tests.kit.money import PRICES
 from tests.kit.shared_worker import agent
 
 CALL_NANO = 20_000_000  # of one call: 1,000 prompt and 250 output tokens
-HELD_NANO = 30_000_000  # what is held for one: an estimate of 2,000 prompt tokens
 ALICE = "user:app/alice"
 
 

@@ -7,12 +7,11 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from runguard.core.events import RunInfo
 from runguard.engine.guard import Guard
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
+from tests.kit.tables import each_row
 
 from .soak import LIMITS, Look, Part, file_size, many_sessions, one_long_run, work
 
@@ -24,7 +23,7 @@ def soaked(*, memory: int = 0, threads: int = 0, descriptors: int = 0, file: int
     return part
 
 
-@pytest.mark.parametrize("kind", ["memory", "threads", "descriptors", "file"])
+@each_row("kind", ["memory", "threads", "descriptors", "file"])
 def test_whatever_grows_is_named(kind: str) -> None:
     more = {"memory": 2**20, "file": 2**20}.get(kind, 1)
     (grown,) = soaked(**{kind: more}).grown()

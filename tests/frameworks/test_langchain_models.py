@@ -22,6 +22,7 @@ from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.langchain.messages import usage_of
 from runguard.testing.conformance import MODEL, Reply
 from tests.frameworks.langchain_harness import ScriptedChat
+from tests.kit.tables import each_row
 
 
 class _Whole(BaseChatModel):
@@ -332,10 +333,8 @@ _FIGURES: Any = {
 }
 
 
-@pytest.mark.parametrize(
-    ("given", "usd"), [({}, "0.01"), ({"n": 5}, "0.05"), ({"model": "dear-1"}, "0.1")], ids=["plain", "n", "model"]
-)
-@pytest.mark.parametrize("by", ["keyword", "bind", "middleware"])
+@each_row(("given", "usd"), [({}, "0.01"), ({"n": 5}, "0.05"), ({"model": "dear-1"}, "0.1")])
+@each_row("by", ["keyword", "bind", "middleware"])
 def test_the_keywords_of_a_call_are_passed_on_and_reserved(given: dict[str, Any], usd: str, by: str) -> None:
     def said(max_usd: str) -> tuple[str, Any]:
         settings: Any = {"max_usd": max_usd, **_FIGURES}

@@ -28,6 +28,7 @@ import runguard
 from runguard import Budget, PolicyError
 from runguard.pydantic_ai import RunGuard
 from runguard.testing.conformance import MODEL
+from tests.kit.tables import each_row
 
 ENDLESS = UsageLimits(request_limit=None)
 PRICES: Any = {MODEL: {"input": 0, "output": 1}}  # dollars per million tokens
@@ -267,7 +268,7 @@ async def test_one_guard_keeps_the_budget_of_each_user() -> None:
     assert {user: guard.spend(f"user:shop/{user}")["calls"] for user in ("ann", "bob")} == {"ann": 3, "bob": 3}
 
 
-@pytest.mark.parametrize("way", ["run", "run_sync", "run_stream", "iter"])
+@each_row("way", ["run", "run_sync", "run_stream", "iter"])
 def test_a_function_names_the_user_from_the_context_of_the_run(way: str) -> None:
     def user(ctx: RunContext[str]) -> str:
         return ctx.deps

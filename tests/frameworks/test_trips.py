@@ -15,6 +15,7 @@ from runguard.openai_agents import guarded
 from runguard.pydantic_ai import RunGuard
 from runguard.testing.conformance import AgentSpec, Reply
 from tests.frameworks.test_openai_tools import Steps, say
+from tests.kit.tables import each_row
 
 
 @pytest.mark.parametrize("way", ["run", "run_streamed"])
@@ -79,6 +80,6 @@ class Broken:
         raise ValueError("no response")
 
 
-@pytest.mark.parametrize("holder", [Broken(), {"messages": []}, {"message": {"message": {}}}, None, 5, "text"])
+@each_row("holder", [Broken(), {"messages": []}, {"message": {"message": {}}}, None, 5, "text"])
 def test_what_carries_no_trip_has_none(holder: Any) -> None:
     assert runguard.trip(holder) is None

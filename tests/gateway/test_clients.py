@@ -23,6 +23,7 @@ from tests.kit.gateways import (
 from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text
 from tests.kit.openai_server import OpenAIServer
 from tests.kit.sse_server import Asked, Reply
+from tests.kit.tables import each_row
 
 CALLS = 6  # what a tool that fails in the same way may take
 HEALTHY = 5
@@ -152,7 +153,7 @@ def test_what_codex_writes_above_an_output_is_no_failure(openai_server: OpenAISe
         assert responses_loop(url, tool=lambda n: in_a_head(n, f"page {n}")) == (HEALTHY + 1, "done")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "kept"),
     [
         (in_a_head(1, "fine"), "fine"),

@@ -21,6 +21,7 @@ from runguard.gateway.access import Access, Upstreams
 from runguard.gateway.serving import BoundedProtocol
 from tests.kit.commands import PROGRAM
 from tests.kit.gateways import MODEL, RawUpstream, a_gateway, chat_answer, chat_events, served
+from tests.kit.tables import each_row
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "max_tokens": 300, "messages": [{"role": "user", "content": "hi"}]}
@@ -133,7 +134,7 @@ def test_another_spelling_of_a_path_passes_no_budget(fine: RawUpstream, path: st
     assert not fine.arrived
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url", ["ftp://x", "api.openai.com", "http://user:secret@x/v1", "http://x/?key=1", "http://", "file:///etc/passwd"]
 )
 def test_an_address_that_is_none_is_rejected(url: str) -> None:

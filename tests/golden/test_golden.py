@@ -18,7 +18,6 @@ from tests.kit.commands import runguard, told
 from . import snapshots
 
 FILES = Path(__file__).parent / "files"
-RECORDED = Path(__file__).parents[1] / "replay" / "recorded"
 pytestmark = pytest.mark.skipif(find_spec("litellm") is None, reason="signatures are those of the newest google-adk")
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from runguard import BudgetExceededError, guard, run
 from runguard.core.money import Window
 from runguard.ledger.memory import MemoryLedger
+from tests.kit.tables import each_row
 
 CAP = 5
 HOUR = 3_600.0
@@ -101,7 +102,7 @@ def test_a_clock_that_only_goes_forward_gets_every_window_in_full(steps: list[tu
     assert {period: min(CAP, calls) for period, calls in asked.items()} == dict(counted.by_period)
 
 
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 1e300, -float("inf")])
+@each_row("odd", [float("nan"), float("inf"), 1e300, -float("inf")])
 def test_a_clock_that_says_nonsense_once_does_not_stay(odd: float) -> None:
     ledger = MemoryLedger()
     assert ledger.period_time(START) == START

@@ -16,6 +16,7 @@ from runguard.ledger.ledger import COUNTS, DaySums, Line, StoreOutage, StoreSess
 from runguard.ledger.remote import StoreLedger
 from tests.kit.conformance import LONG_S, Connect, a_line, an_id
 from tests.kit.stores import Place
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -209,7 +210,7 @@ def test_records_are_summed_up_when_they_have_been_there_for_a_while(
     assert session.get("spend") == (0, "")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '{"usd": "x", "agent": 1, "model": 2, "tool": 3}'])
+@each_row("text", ["", "[]", "{}", "nonsense", '{"usd": "x", "agent": 1, "model": 2, "tool": 3}'])
 def test_a_record_that_cannot_be_read_is_counted_and_left_out(text: str) -> None:
     sums = DaySums()
     sums.add(text)

@@ -22,6 +22,7 @@ from runguard.ledger.ledger import SCHEMA_VERSION, StoreError, StoreOutage
 from runguard.ledger.sqlite import SqliteSession, SqliteStore
 from runguard.policy import Policy
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
+from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S, at_once
 
 WORKERS.set_forkserver_preload(
@@ -53,7 +54,7 @@ def digest(path: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "sqlite://",

@@ -11,6 +11,7 @@ import yaml
 
 from runguard.reporting import telemetry
 from tests.kit.scripts import ROOT
+from tests.kit.tables import each_row
 
 FOLDER = ROOT / "examples" / "monitoring"
 RULES = yaml.safe_load((FOLDER / "runguard.rules.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]
@@ -42,7 +43,7 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("query", [*(rule["expr"] for rule in RULES), *PANEL_QUERIES])
+@each_row("query", [*(rule["expr"] for rule in RULES), *PANEL_QUERIES])
 def test_queries_use_metrics_and_labels_that_exist(query: str) -> None:
     recorded = {rule["record"] for rule in RULES if "record" in rule}
     words = set(re.findall(r"(?:runguard|gen_ai)[\w:]*", re.sub(r'"[^"]*"', "", query)))
@@ -58,7 +59,7 @@ def test_the_dashboard_can_be_imported_beside_others() -> None:
     assert all(panel["description"] for panel in BOARD["panels"])
 
 
-@pytest.mark.parametrize("alert", ALERTS)
+@each_row("alert", ALERTS)
 def test_every_alert_has_a_runbook(alert: str) -> None:
     assert ALERTS[alert]["annotations"]["runbook"] == f"reference/prometheus.md#{alert.lower()}"
     section = OPERATIONS.partition(f"## {alert}\n")[2].partition("\n#")[0]

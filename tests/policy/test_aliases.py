@@ -13,6 +13,7 @@ from runguard.calls.function_settings import GuardSettings
 from runguard.calls.functions import _settings
 from runguard.policy import RULES, Policy
 from runguard.termination import AndTerminationCondition, MaxMessageTermination, OrTerminationCondition
+from tests.kit.tables import each_row
 
 DOCS = Path(runguard.__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "aliases.md"
@@ -36,7 +37,7 @@ def effect(policy: Policy) -> Any:
     return rungs, policy.model_dump(exclude={"rules", "max_identical_tool_results", "max_event_cost_ratio"})
 
 
-@pytest.mark.parametrize(("seed", "modern"), rows("Settings of `install`, `RunGuardPlugin` and `ADKCostBreaker`"))
+@each_row(("seed", "modern"), rows("Settings of `install`, `RunGuardPlugin` and `ADKCostBreaker`"))
 def test_settings_of_a_policy_do_the_same(seed: str, modern: str) -> None:
     assert effect(Policy.build(**keywords(seed))) == effect(Policy.build(**keywords(modern)))
 
@@ -64,7 +65,7 @@ def test_conditions_do_the_same(seed: str, modern: str) -> None:
     assert first.conditions == second.conditions
 
 
-@pytest.mark.parametrize("name", [name for name, _ in rows("Classes, functions and members")])
+@each_row("name", [name for name, _ in rows("Classes, functions and members")])
 def test_every_name_exists(name: str) -> None:
     found: Any = runguard
     for part in name.split(".")[1:]:

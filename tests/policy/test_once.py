@@ -8,12 +8,12 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runguard.policy.tools import Each, Fields, once_identity
+from tests.kit.tables import each_row
 
 PAY = Fields(
     {"invoice": None, "amount": int, "rate": float, "express": bool},
@@ -38,7 +38,7 @@ def same(one: Any, other: Any, declared: Fields | None = None) -> bool:
 # ---- the same call --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     "given",
     [
         {"invoice": "A1", "x": 1},
@@ -59,13 +59,12 @@ def same(one: Any, other: Any, declared: Fields | None = None) -> bool:
         {"invoice": "A1\u2060"},
         {"express": False, "rate": 1.0, "amount": 5, "invoice": "A1"},
     ],
-    ids=repr,
 )
 def test_what_the_tool_receives_decides(given: dict[str, Any]) -> None:
     assert same({"invoice": "A1"}, given, PAY)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         ({"name": "é"}, {"name": "e\u0301"}),
@@ -77,7 +76,6 @@ def test_what_the_tool_receives_decides(given: dict[str, Any]) -> None:
         ({"a": Currency.EUR}, {"a": "eur"}),
         ({"a": Line(item="pen")}, {"a": {"item": "pen", "count": 1}}),
     ],
-    ids=repr,
 )
 def test_two_ways_to_write_one_value(one: Any, other: Any) -> None:
     assert same(one, other)
@@ -112,7 +110,7 @@ def test_a_field_may_have_other_names() -> None:
 # ---- another call: a wrong match refuses somebody's payment ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         ({"invoice": "A1"}, {"invoice": "a1"}),
@@ -155,14 +153,13 @@ def test_a_field_may_have_other_names() -> None:
         ({"invoice": b"x" * 400 + b"1" + b"x" * 400}, {"invoice": b"x" * 400 + b"2" + b"x" * 400}),
         ({"invoice": Decimal("5.0")}, {"invoice": Decimal("5.1")}),
     ],
-    ids=lambda value: repr(value)[:60],
 )
 def test_these_stay_different(one: Any, other: Any) -> None:
     assert not same(one, other, PAY)
     assert not same(one, other)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("one", "other"),
     [
         ({"amount": "5"}, {"amount": 5}),
@@ -171,7 +168,6 @@ def test_these_stay_different(one: Any, other: Any) -> None:
         ({"amount": 5}, {"amount": 5, "x": None}),
         ({"invoice": "A1"}, {"invoice": "A1", "amount": 5}),
     ],
-    ids=repr,
 )
 def test_without_a_declaration_every_argument_counts_as_it_was_given(one: Any, other: Any) -> None:
     assert not same(one, other)

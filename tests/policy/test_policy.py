@@ -24,6 +24,7 @@ from runguard.policy.settings import (
     policy_schema,
 )
 from tests.kit.optional import present
+from tests.kit.tables import each_row
 
 LADDER = ("warn", "nudge", "block", "stop")
 
@@ -50,7 +51,7 @@ def a_step(at: dict[str, Any]) -> dict[str, Any]:
 # ---- keywords that cannot be meant ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "path", "nearest"),
     [
         ({"max_model_cals": 5}, "max_model_cals", "max_model_calls"),
@@ -72,7 +73,7 @@ def test_a_name_near_to_nothing_is_refused_with_those_there_are() -> None:
     assert "repetition" in refused(rules={"zzzz": {"stop": 5}})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "path"),
     [
         ({"max_model_calls": "5"}, "max_model_calls = '5'"),
@@ -98,7 +99,7 @@ def test_a_wrong_type_is_refused_with_path_and_value(keywords: Any, path: str) -
     assert "dict[str" not in message  # the path is the user's, not the validator's
 
 
-@pytest.mark.parametrize(
+@each_row(
     "keywords",
     [
         {"max_model_calls": 0},
@@ -131,13 +132,12 @@ def test_a_wrong_type_is_refused_with_path_and_value(keywords: Any, path: str) -
         {"rules": {"empty": {"block": 3}}},
         {"rules": {"polling": {"stop": 0.5}}},
     ],
-    ids=repr,
 )
 def test_an_impossible_value_is_refused(keywords: Any) -> None:
     assert "is not valid" in refused(**keywords)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rungs", "never"),
     [
         ({"nudge": 5, "stop": 5}, "nudge"),
@@ -390,7 +390,7 @@ def test_every_rung_in_force_is_explicit_a_default_or_the_stop_after_a_block(
         assert explicit.get(name) == number or getattr(RULES[rule][0], name) == number or follows_block
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("explicit", "merged"),
     [
         ({"stop": 3}, Rungs(stop=3)),
@@ -408,17 +408,17 @@ def test_an_explicit_rung_drops_the_defaults_that_cannot_stand_beside_it(
     assert Policy.build(**a_step(explicit)).rungs("repetition") == merged
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@each_row("rule", sorted(RULES))
 def test_a_rule_can_be_switched_off(rule: Any) -> None:
     assert Policy.build(rules={rule: False}).rungs(rule) is None
 
 
-@pytest.mark.parametrize("rule", sorted(RULES))
+@each_row("rule", sorted(RULES))
 def test_without_a_word_the_defaults_hold(rule: Any) -> None:
     assert Policy.build().rungs(rule) == RULES[rule][0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "rule", "stop"),
     [
         ({"max_identical_tool_results": 3}, "stall", 3),
@@ -471,7 +471,7 @@ def test_a_wrong_rule_beside_the_tool_is_refused() -> None:
 # ---- fan-out and queue ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "in_flight", "queues", "fan_out"),
     [
         ({}, 20, True, 100),
@@ -575,7 +575,7 @@ def test_a_relative_store_in_a_file_counts_from_the_files_folder(
         assert SqliteStore(policy.store).path == wanted
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keyword", "named"),
     [
         ("budget", "max_usd="),

@@ -14,6 +14,7 @@ import runguard
 from runguard import Budget, BudgetMonitor, BudgetPolicy, ModelLimits, PolicyError, Price, Threshold, ToolRule, guard
 from runguard.policy import Policy
 from runguard.policy.settings import declared_rule
+from tests.kit.tables import each_row
 
 
 def fault(**keywords: Any) -> str:
@@ -26,7 +27,7 @@ def fault(**keywords: Any) -> str:
     return line
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "line"),
     [
         (
@@ -53,7 +54,6 @@ def fault(**keywords: Any) -> str:
         ({"max_seconds": 0.0009}, "max_seconds = 0.0009: input should be greater than or equal to 0.001"),
         ({"max_seconds": 0}, "max_seconds = 0: input should be greater than or equal to 0.001"),
     ],
-    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
 )
 def test_keywords(keywords: dict[str, Any], line: str) -> None:
     assert fault(**keywords) == line
@@ -101,7 +101,7 @@ def test_equal_thresholds_are_rejected_and_those_that_differ_are_not() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("more", "says"),
     [({"usd": -5}, "usd = -5"), ({"tokens": -5}, "tokens = -5"), ({"calls": 0}, "calls = 0"), ({"usd": 0}, "usd = 0")],
 )
@@ -112,7 +112,7 @@ def test_an_extension_must_be_greater_than_0(more: dict[str, Any], says: str) ->
     assert str(error.value) == f"{says}: must be greater than 0"
 
 
-@pytest.mark.parametrize("actor", ["", " ", "\n", 5])
+@each_row("actor", ["", " ", "\n", 5])
 def test_a_stop_names_who_stops(actor: Any) -> None:
     call = guard(lambda: None)
     with pytest.raises(PolicyError, match=r"^actor: say who stops, such as actor='ops'$"):
@@ -139,15 +139,13 @@ def test_a_stop_needs_no_reason(reason: Any) -> None:
         call.stop("all", actor="ops", reason=["x"])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("labels", [{"team": ["a", "b"]}, {"team": None}, {"team": {"a": 1}}, {5: "x"}, "team"])
+@each_row("labels", [{"team": ["a", "b"]}, {"team": None}, {"team": {"a": 1}}, {5: "x"}, "team"])
 def test_a_label_is_a_text(labels: Any) -> None:
     with pytest.raises(PolicyError, match=r"^labels: give a mapping of texts to texts"), runguard.run(labels=labels):
         pass
 
 
-@pytest.mark.parametrize(
-    "value", [["a", "b"], ("a",), {"a": 1}, None, b"a", object()], ids=lambda value: type(value).__name__
-)
+@each_row("value", [["a", "b"], ("a",), {"a": 1}, None, b"a", object()])
 def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
     from runguard.adk.events import run_options
 
@@ -157,7 +155,7 @@ def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
     assert run_options({"labels": {"team": "a", "size": 5}})[0] == {"team": "a", "size": "5"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("make", "line"),
     [
         (lambda: ToolRule(poling=True), "ToolRule.poling: no such setting; did you mean 'polling'?"),
@@ -176,7 +174,6 @@ def test_a_label_of_a_runner_call_is_a_text(value: Any) -> None:
         (lambda: BudgetMonitor(max_token=3), "BudgetMonitor.max_token: no such setting; did you mean 'max_tokens'?"),  # type: ignore[call-arg]
         (lambda: Policy(max_usdd=3), "Policy.max_usdd: no such setting; did you mean 'max_usd'?"),
     ],
-    ids=range(12),
 )
 def test_parts_of_a_policy(make: Callable[[], Any], line: str) -> None:
     with pytest.raises(PolicyError) as error:
@@ -184,7 +181,7 @@ def test_parts_of_a_policy(make: Callable[[], Any], line: str) -> None:
     assert str(error.value) == line
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("keywords", "line"),
     [
         ({"rules": {"stal": {"stop": 3}}}, "rules.stal: no such rule; did you mean 'stall'?"),
@@ -201,7 +198,6 @@ def test_parts_of_a_policy(make: Callable[[], Any], line: str) -> None:
         ),
         ({"models": {"m": {"context": 3}}}, "models.m.context: no such setting; did you mean 'context_window'?"),
     ],
-    ids=range(7),
 )
 def test_names_inside_a_policy(keywords: dict[str, Any], line: str) -> None:
     with pytest.raises(PolicyError) as error:

@@ -10,6 +10,7 @@ import runguard
 from runguard import adk, policy, termination
 from runguard.errors import PolicyError
 from runguard.pricing import book as given
+from tests.kit.tables import each_row
 
 # Any: every call here is one that a type checker rejects.
 Budget: Any = runguard.Budget
@@ -152,20 +153,20 @@ def message_of(make: Callable[[], Any]) -> str:
     return text
 
 
-@pytest.mark.parametrize("wrong", WRONG_IN_A_POLICY)
-@pytest.mark.parametrize("door", DOORS)
+@each_row("wrong", WRONG_IN_A_POLICY)
+@each_row("door", DOORS)
 def test_wrong_settings_of_a_policy(door: str, wrong: str) -> None:
     keywords, expected = WRONG_IN_A_POLICY[wrong]
     assert expected in message_of(lambda: DOORS[door](**keywords))
 
 
-@pytest.mark.parametrize("wrong", OWN)
+@each_row("wrong", OWN)
 def test_wrong_settings_elsewhere(wrong: str) -> None:
     make, expected = OWN[wrong]
     assert expected in message_of(make)
 
 
-@pytest.mark.parametrize("kind", CONDITIONS, ids=lambda kind: kind.__name__)
+@each_row("kind", CONDITIONS)
 def test_wrong_name_in_a_termination_condition(kind: Any) -> None:
     text = message_of(lambda: kind(max_mesages=3))
     assert text.startswith(f"{kind.__name__}.max_mesages: no such setting")

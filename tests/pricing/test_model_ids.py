@@ -2,14 +2,13 @@
 
 from decimal import Decimal
 
-import pytest
-
 from runguard.pricing.book import Price, Pricing
 from runguard.pricing.rates import Unpriced, Usage, normalise
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
+from tests.kit.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("given_id", "expected"),
     [
         ("gemini-2.5-flash", "gemini-2.5-flash"),
@@ -37,7 +36,7 @@ def test_normalise(given_id: str, expected: str) -> None:
     assert normalise(expected) == expected
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "price_in", "price_out"),
     [
         ("gemini-2.5-flash-001", "0.3", "2.5"),
@@ -76,7 +75,7 @@ def test_real_ids(model: str, price_in: str, price_out: str) -> None:
     assert not rates(model).estimated
 
 
-@pytest.mark.parametrize(
+@each_row(
     "model",
     [
         # each begins with, or contains, the name of a listed model and would be priced as that by the list's own lookup
@@ -115,7 +114,7 @@ def test_the_image_model_is_not_priced_as_its_text_sibling() -> None:
     assert image.estimated
 
 
-@pytest.mark.parametrize("model", ["gemma-4-31b-it", "whisper-1", "tts-1", "gpt-live-1"])
+@each_row("model", ["gemma-4-31b-it", "whisper-1", "tts-1", "gpt-live-1"])
 def test_a_listed_model_without_token_prices_is_unpriced(model: str) -> None:
     assert "without a price for tokens" in unpriced(model).reason
 
@@ -125,7 +124,7 @@ def test_a_free_model_is_free_only_when_its_id_says_so() -> None:
     assert "does not know it" in unpriced("no-such-model:free").reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     "model",
     [
         "projects/p/locations/us/endpoints/123",
@@ -148,7 +147,7 @@ def test_unpriced_reads_as_a_sentence() -> None:
     assert str(Unpriced("m", "nobody knows it")) == "model 'm' has no price: nobody knows it"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "model",
     [
         "",

@@ -31,6 +31,7 @@ from runguard.pricing.book import (
 )
 from runguard.pricing.rates import Rates, Usage
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
+from tests.kit.tables import each_row
 
 # ---- the user's prices ----------------------------------------------------------------------------------------------
 
@@ -100,12 +101,12 @@ def test_a_rate_for_unknown_models() -> None:
     assert not rates("gemini-2.5-flash", book).estimated
 
 
-@pytest.mark.parametrize("value", [1, 0.1, "0.1", Decimal("0.1"), 0, "1e-3", 999_999, " 2 "])
+@each_row("value", [1, 0.1, "0.1", Decimal("0.1"), 0, "1e-3", 999_999, " 2 "])
 def test_prices_are_taken_as_written(value: Any) -> None:
     assert Price(input=value, output=0).input == Decimal(str(value).strip())
 
 
-@pytest.mark.parametrize(
+@each_row(
     "value",
     [
         -1,
@@ -136,7 +137,7 @@ def test_a_price_that_cannot_be_meant_is_refused(value: Any) -> None:
             Tier(above=10, input=1, output=1, cached=value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "keywords",
     [
         {"inputs": 1},
@@ -184,7 +185,7 @@ def test_limits() -> None:
     assert book.limits("no-such-model") == (None, None)
 
 
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "100"])
+@each_row("value", [0, -1, True, 1.5, "100"])
 def test_limits_that_cannot_be_meant(value: Any) -> None:
     with pytest.raises(PolicyError):
         ModelLimits(context_window=value)
@@ -222,7 +223,7 @@ def test_a_variant_has_no_limits_of_its_sibling() -> None:
         assert limits_of(release) != (None, None), release
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "rest", "same"),
     [
         ("gemini-2.5-pro", "", True),
@@ -274,7 +275,7 @@ def test_a_rate_is_looked_up_once_and_kept_until_the_price_changes(monkeypatch: 
     assert lookups == ["gemini-2.5-flash", "no-such-model"]
 
 
-@pytest.mark.parametrize("at", [0, -1e9, 1e30, float("nan"), float("inf"), float("-inf"), 1])
+@each_row("at", [0, -1e9, 1e30, float("nan"), float("inf"), float("-inf"), 1])
 def test_a_broken_clock_is_no_failure(at: float) -> None:
     assert isinstance(Pricing({"m": Price(input=1, output=1)}).rates("m", at), Rates)
     assert isinstance(Pricing().rates("gemini-2.5-flash", at), Rates)

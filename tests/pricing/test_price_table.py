@@ -31,6 +31,7 @@ from runguard.pricing.book import (
     updated_path,
 )
 from runguard.pricing.rates import Rates, Usage
+from tests.kit.tables import each_row
 
 ROOT = Path(__file__).parents[2]
 PREFIXES = {  # provider: how an id names it
@@ -91,7 +92,7 @@ def exactly(facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("provider", [provider.id for provider in get_snapshot().providers])
+@each_row("provider", [provider.id for provider in get_snapshot().providers])
 def test_every_model_of_every_provider_has_the_same_facts_at_any_time(provider: str) -> None:
     chance = random.Random(provider)
     theirs = next(p for p in get_snapshot().providers if p.id == provider)

@@ -16,6 +16,7 @@ from runguard.core.money import NANO
 from runguard.pricing.book import Price, Pricing, Tier, current_table, entry_of
 from runguard.pricing.rates import UNLIMITED, Rates, Unpriced, Usage
 from tests.kit.prices import AT, MTOK, rates, usd
+from tests.kit.tables import each_row
 
 
 def of(price: Price) -> Rates:
@@ -25,7 +26,7 @@ def of(price: Price) -> Rates:
 # ---- sums -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "usage", "dollars"),
     [
         ("gemini-2.5-flash", Usage(input=1 * MTOK, output=100_000), "0.55"),
@@ -62,7 +63,7 @@ def test_sums_do_not_depend_on_the_decimal_context_of_the_host() -> None:
         assert of(Price(input="1.23456", output=0)).cost(Usage(input=1 * MTOK)) == 1_234_560_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("usage", "fitted"),
     [
         (Usage(input=10, cached=5000), Usage(input=10, cached=10)),

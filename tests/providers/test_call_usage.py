@@ -14,6 +14,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import CallUsage, Counts, EventUsage, read_usage
 from runguard.replay.sources import run_of
 from runguard.replay.steps import Asked, Faults
+from tests.kit.tables import each_row
 
 NAMES = {
     "prompt": ("prompt_token_count", "promptTokenCount"),
@@ -162,7 +163,7 @@ def test_branches_that_stream_side_by_side_are_told_apart() -> None:
 # ---- the neutral format ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("tokens", "expected"),
     [
         ({"input_tokens": 0, "output_tokens": 0}, (100, 25, True)),

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from runguard.providers.errors import was_unbilled
+from tests.kit.tables import each_row
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/")
 
@@ -48,7 +49,7 @@ def refused() -> OSError:
     return ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [
         refused(),
@@ -82,13 +83,12 @@ def refused() -> OSError:
         caused(ValueError("the model could not be asked"), httpx.ConnectError("refused")),
         caused(RuntimeError("one"), RuntimeError("two"), RuntimeError("three"), refused()),
     ],
-    ids=repr,
 )
 def test_a_connection_that_was_never_made_is_not_billed(error: Any) -> None:
     assert was_unbilled(error)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [
         ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
@@ -128,13 +128,12 @@ def test_a_connection_that_was_never_made_is_not_billed(error: Any) -> None:
         KeyboardInterrupt(),
         None,
     ],
-    ids=repr,
 )
 def test_what_may_have_reached_the_provider_counts_as_billed(error: Any) -> None:
     assert not was_unbilled(error)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "error",
     [
         library("openai", "RateLimitError", status_code=429),
@@ -149,7 +148,6 @@ def test_what_may_have_reached_the_provider_counts_as_billed(error: Any) -> None
         library("google.genai", "ServerError", code=503),
         httpx.HTTPStatusError("500", request=REQUEST, response=httpx.Response(500)),
     ],
-    ids=repr,
 )
 def test_a_call_that_the_provider_refused_is_not_billed(error: Any) -> None:
     assert was_unbilled(error)

@@ -2,20 +2,19 @@
 
 from pathlib import Path
 
-import pytest
-
 import runguard
 from runguard.providers.messages import is_framework_tool
+from tests.kit.tables import each_row
 
 SOURCE = Path(runguard.__file__).parent
 
 
-@pytest.mark.parametrize("name", ["transfer_to_agent", "exit_loop", "finish_task", "adk_request_credential"])
+@each_row("name", ["transfer_to_agent", "exit_loop", "finish_task", "adk_request_credential"])
 def test_tools_of_the_framework(name: str) -> None:
     assert is_framework_tool(name)
 
 
-@pytest.mark.parametrize("name", ["search", "transfer", "", "request_input"])
+@each_row("name", ["search", "transfer", "", "request_input"])
 def test_tools_of_the_user(name: str) -> None:
     assert not is_framework_tool(name)
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import runguard
 from runguard.providers import usage
 from runguard.providers.usage import GrowingPrompts, measure
+from tests.kit.tables import each_row
 
 contents = st.one_of(
     st.text(max_size=40),
@@ -40,7 +41,7 @@ def talk(length: int) -> list[dict[str, str]]:
     return [{"role": "user", "content": f"message {n}"} for n in range(length)]
 
 
-@pytest.mark.parametrize("at", [0, 1, 20, 38, 39])
+@each_row("at", [0, 1, 20, 38, 39])
 def test_an_edit_in_place_is_noticed_within_a_round(at: int) -> None:
     prompts, conversation = GrowingPrompts(), talk(40)
     prompts.measure(conversation)

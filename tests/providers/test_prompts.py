@@ -8,6 +8,7 @@ import pytest
 
 from runguard.providers.messages import Request, read_request
 from tests.kit.provider_answers import CHAT
+from tests.kit.tables import each_row
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 
@@ -21,7 +22,7 @@ MESSAGES = [
 SAID = sum(len(message["content"]) for message in MESSAGES)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "kwargs"),
     [
         ((), {"messages": MESSAGES}),
@@ -49,7 +50,7 @@ def test_a_prompt_is_found_wherever_it_stands_and_reckoned_high(args: Any, kwarg
     assert SAID / 3 <= tokens <= SAID / 3 + 30
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "kwargs"),
     [
         ((), {}),
@@ -63,7 +64,7 @@ def test_without_a_prompt_nothing_is_reckoned(args: Any, kwargs: dict[str, Any])
     assert read_request(args, kwargs) == Request()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("args", "kwargs", "model"),
     [
         ((), {"model": "gpt-4o"}, "gpt-4o"),
@@ -82,7 +83,7 @@ def test_the_model_is_named_or_looks_like_one(
     assert read_request(args, kwargs).model == model
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kwargs", "limit", "candidates"),
     [
         ({"max_tokens": 100}, 100, 1),
@@ -186,7 +187,7 @@ def test_messages_of_the_libraries_can_be_sent_back() -> None:
 PIXELS = "iVBORw0KGgo" * 50_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     "part",
     [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXELS}"}},

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import pytest
 from google.genai.errors import ClientError, ServerError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.providers.errors import retry_after
 from tests.kit.gemini_server import refusal
+from tests.kit.tables import each_row
 
 
 class RefusedError(Exception):
@@ -34,7 +34,7 @@ class WordsError(Exception):
     status_code = 429
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("error", "seconds"),
     [
         (RefusedError(429, retry_after="7"), 7.0),

@@ -10,11 +10,12 @@ from runguard.pricing.book import ModelLimits, Price, Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.messages import read
 from runguard.providers.usage import CallUsage
+from tests.kit.tables import each_row
 
 GEMINI_USAGE = {"prompt_token_count": 10, "candidates_token_count": 5, "total_token_count": 15}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("answer", "searches"),
     [
         ({"usage": {"input_tokens": 10, "output_tokens": 5, "server_tool_use": {"web_search_requests": 3}}}, 3),

@@ -14,6 +14,7 @@ import pytest
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import Reading, read, read_request
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, streamed
+from tests.kit.tables import each_row
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 
@@ -50,7 +51,7 @@ def test_dict_of_the_callers_own() -> None:
     assert reading == Reading(usage=Usage(output=900), usd=Decimal("0.01"), sig="search", result={"hits": 0})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("told", "usage"),
     [
         ({"input_tokens": 5, "output_tokens": 3}, Usage(5, 3)),
@@ -87,7 +88,7 @@ def test_the_callers_word_goes_before_the_response() -> None:
     assert read({"sig": "s", "response": CHAT}).usage == CHAT_USAGE
 
 
-@pytest.mark.parametrize(
+@each_row(
     "usd",
     [float("nan"), float("inf"), -0.01, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal(-1), "much", True, 1e300],
 )
@@ -97,7 +98,7 @@ def test_an_amount_that_cannot_be_meant_is_not_told_and_that_is_said(usd: Decima
     assert any("usd" in problem for problem in reading.problems)
 
 
-@pytest.mark.parametrize("usd", [0, 0.1, 1, Decimal("0.1"), 1_000_000])
+@each_row("usd", [0, 0.1, 1, Decimal("0.1"), 1_000_000])
 def test_an_amount_is_exact(usd: Decimal | float) -> None:
     assert read({"usd": usd}).usd == Decimal(str(usd))
     assert read({"usd": usd}).problems == ()
@@ -110,7 +111,7 @@ def test_results_without_a_name_are_a_problem() -> None:
 # ---- counts that are none -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [-1, 1.5, float("nan"), 10**30])
+@each_row("count", [-1, 1.5, float("nan"), 10**30])
 def test_a_broken_count_makes_the_usage_untold(count: float) -> None:
     reading = read({"usage": {"prompt_tokens": count, "completion_tokens": 5}})
     assert reading.usage is None
@@ -193,7 +194,7 @@ class Session:
     def call_tool(self, name: str) -> None: ...
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("config", "rounds"),
     [
         ({"tools": [look_up]}, 10),
@@ -255,6 +256,6 @@ def test_the_requests_before_the_last_are_told() -> None:
     assert len(wrapped.earlier) == 1
 
 
-@pytest.mark.parametrize("history", [None, [], "text", [None], [object()], [{"parts": None}], {"role": "model"}, 3])
+@each_row("history", [None, [], "text", [None], [object()], [{"parts": None}], {"role": "model"}, 3])
 def test_a_history_that_tells_nothing(history: Any) -> None:
     assert read(Answered(history)).earlier == ()

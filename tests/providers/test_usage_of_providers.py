@@ -13,6 +13,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers.messages import Reading, read
 from runguard.providers.streams import StreamReading
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, chat_chunk, streamed
+from tests.kit.tables import each_row
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 
@@ -75,7 +76,7 @@ def test_gemini_in_every_form() -> None:
         )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("counts", "output"),
     [
         # thoughts within candidates

@@ -4,8 +4,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from runguard.pricing.rates import Usage
 from runguard.replay.output import explain
 from runguard.replay.player import Judge, play
@@ -13,6 +11,7 @@ from runguard.replay.results import RunResult
 from runguard.replay.sources import run_of
 from runguard.replay.steps import Answered, Asked, Called, Faults, RecordedRun, Step, Turn
 from tests.kit.recordings import early, looping, working
+from tests.kit.tables import each_row
 
 
 def judged(run: dict[str, Any], **policy: Any) -> RunResult:
@@ -214,7 +213,7 @@ def test_an_explanation_changes_no_verdict() -> None:
     assert [v for v in told.result.verdicts if not v.moot] == plain.verdicts
 
 
-@pytest.mark.parametrize("broken", [None, 7, "x", [], {"kind": "dance"}, {"kind": ["model"]}])
+@each_row("broken", [None, 7, "x", [], {"kind": "dance"}, {"kind": ["model"]}])
 def test_broken_steps_are_counted_and_skipped(broken: Any) -> None:
     run, faults = looping(), Faults()
     run["steps"].insert(4, broken)

@@ -24,6 +24,7 @@ from tests.kit.alert_servers import (
     short_pauses_and_no_leftovers,  # noqa: F401 - an autouse fixture
 )
 from tests.kit.optional import present
+from tests.kit.tables import each_row
 
 # ---- where alerts do not go -----------------------------------------------------------------------------------------
 
@@ -64,12 +65,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("address", "word"), REFUSED.items())
+@each_row(("address", "word"), REFUSED.items())
 def test_addresses_that_are_not_public_are_refused(address: str, word: str) -> None:
     assert refusal(ip_address(address)) == word
 
 
-@pytest.mark.parametrize(
+@each_row(
     "address",
     [
         "8.8.8.8",
@@ -272,8 +273,8 @@ BAD_URLS = {
 }
 
 
-@pytest.mark.parametrize(("url", "message"), BAD_URLS.items())
-@pytest.mark.parametrize("setting", ["slack_webhook", "webhook"])
+@each_row(("url", "message"), BAD_URLS.items())
+@each_row("setting", ["slack_webhook", "webhook"])
 def test_urls_that_cannot_be_meant_are_refused_when_they_are_read(setting: str, url: str, message: str) -> None:
     with pytest.raises(PolicyError) as raised:
         AlertSettings.parse({setting: url})
@@ -282,7 +283,7 @@ def test_urls_that_cannot_be_meant_are_refused_when_they_are_read(setting: str, 
     assert url not in str(raised.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "url",
     [
         "http://127.0.0.1:1/x",

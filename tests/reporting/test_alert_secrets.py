@@ -25,6 +25,7 @@ from tests.kit.alert_servers import (
     sent,
     short_pauses_and_no_leftovers,  # noqa: F401 - an autouse fixture
 )
+from tests.kit.tables import each_row
 
 # ---- secrets --------------------------------------------------------------------------------------------------------
 
@@ -54,12 +55,12 @@ SECRETS = {
 }
 
 
-@pytest.mark.parametrize(("text", "masked"), SECRETS.items())
+@each_row(("text", "masked"), SECRETS.items())
 def test_secrets_are_masked(text: str, masked: str) -> None:
     assert mask(f"before {text} after") == f"before {masked} after"
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         (
@@ -110,7 +111,7 @@ def test_a_megabyte_of_anything_is_cut_and_done(piece: str) -> None:
     assert time.process_time() - begin < 10.0
 
 
-@pytest.mark.parametrize("start", [*range(60, 104, 3), *range(570, 615, 3)])
+@each_row("start", [*range(60, 104, 3), *range(570, 615, 3)])
 def test_a_key_that_crosses_a_cut_does_not_show_its_first_half(start: int) -> None:
     """At the end of what is shown, and at the end of what is looked at,
     which is shown when much before it was masked.
@@ -284,7 +285,7 @@ def test_a_good_signature_is_verified() -> None:
     assert verified(now=1_700_000_301.0, tolerance_seconds=301)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "wrong",
     [
         {"secret": SIGNING + "x"},

@@ -21,6 +21,7 @@ from tests.kit.alert_servers import (
     sent,
     short_pauses_and_no_leftovers,  # noqa: F401 - an autouse fixture
 )
+from tests.kit.tables import each_row
 
 # ---- settings -------------------------------------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ BAD_SETTINGS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "message"), BAD_SETTINGS, ids=[message[:60] for _, message in BAD_SETTINGS])
+@each_row(("settings", "message"), BAD_SETTINGS)
 def test_bad_settings_are_named_and_no_secret_is_shown(settings: Any, message: str) -> None:
     with pytest.raises(PolicyError) as raised:
         AlertSettings.parse(settings)
@@ -114,7 +115,7 @@ def test_settings_have_defaults_and_names() -> None:
     assert AlertSettings.parse({"log": True, "deadline_seconds": 1}).receivers[0].timeout_s == 1.0
 
 
-@pytest.mark.parametrize("nothing", [None, {}, [], {"log": False}, {"slack_webhook": None}])
+@each_row("nothing", [None, {}, [], {"log": False}, {"slack_webhook": None}])
 def test_nobody_to_tell_is_fine(nothing: dict[str, Any] | list[Any] | None) -> None:
     settings = AlertSettings.parse(nothing)
     assert not settings
@@ -140,7 +141,7 @@ def test_an_alert_keeps_its_facts_to_itself() -> None:
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-@pytest.mark.parametrize("wrong", [{"kind": "other"}, {"severity": "loud"}, {"key": ""}, {"key": 7}, {"text": None}])
+@each_row("wrong", [{"kind": "other"}, {"severity": "loud"}, {"key": ""}, {"key": 7}, {"text": None}])
 def test_an_alert_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         alert(**wrong)

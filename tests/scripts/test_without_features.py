@@ -9,6 +9,7 @@ import runguard
 from runguard.policy.settings import Policy
 from scripts import without_features
 from scripts.without_features import GUARD, ROOT, features_of, take_out
+from tests.kit.tables import each_row
 
 ENGINE = Path(runguard.__file__).parent / "engine"
 FEATURES = features_of((ROOT / "src" / GUARD).read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ def test_what_is_not_one_line_cannot_be_taken_out(tmp_path: Path) -> None:
         take_out(tmp_path, "Gone", "runguard.engine.gone")
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@each_row("feature", FEATURES)
 def test_a_feature_names_settings_that_exist(feature: str) -> None:
     """``Setting: ...`` of the docstring, but for a feature that has none."""
     text = (ROOT / "src" / (FEATURES[feature].replace(".", "/") + ".py")).read_text(encoding="utf-8")

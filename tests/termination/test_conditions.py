@@ -42,6 +42,7 @@ from tests.kit.conditions import (
     say,
     top_level_function,
 )
+from tests.kit.tables import each_row
 
 # ---- events ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +113,7 @@ def test_any_iterable_of_events_will_do() -> None:
     assert MaxIterationsTermination(2).check(say("x") for _ in range(2))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "make",
     [
         lambda: MaxIterationsTermination(0),
@@ -203,7 +204,7 @@ def test_something_else_cannot_be_combined_with_a_condition() -> None:
         MaxIterationsTermination(1) & None  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("condition", "early"),
     [
         (TimeoutTermination(1), True),
@@ -287,7 +288,7 @@ def test_words_are_found_with_case_and_across_parts_but_not_in_thoughts_or_chunk
     assert not mentions(answer("DONE", 1, {"result": "DONE"}))
 
 
-@pytest.mark.parametrize("sources", ["critic", ["critic"], ("critic", "editor"), {"critic", "editor"}])
+@each_row("sources", ["critic", ["critic"], ("critic", "editor"), {"critic", "editor"}])
 def test_only_the_words_of_the_sources_count(sources: Any) -> None:
     condition = TextMentionTermination("OK", sources=sources)
     assert not condition.check([say("OK", author="writer")])

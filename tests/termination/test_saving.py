@@ -34,6 +34,7 @@ from tests.kit.conditions import (
     say,
     top_level_function,
 )
+from tests.kit.tables import each_row
 
 
 def test_saved_conditions_are_plain_and_versioned() -> None:
@@ -76,7 +77,7 @@ def local_function() -> Any:
     return inner
 
 
-@pytest.mark.parametrize(
+@each_row(
     "func", [lambda events: True, local_function(), Holder().method, partial(top_level_function), AsyncCallable()]
 )
 def test_functions_that_cannot_be_imported_cannot_be_saved(func: Any) -> None:
@@ -101,13 +102,13 @@ def test_prices_and_amounts_survive_saving_exactly() -> None:
     assert loaded.to_dict() == condition.to_dict()
 
 
-@pytest.mark.parametrize("value", [(1, 2), NAN, {1: 2}, object(), {1}])
+@each_row("value", [(1, 2), NAN, {1: 2}, object(), {1}])
 def test_values_that_json_would_change_cannot_be_saved(value: Any) -> None:
     with pytest.raises(PolicyError, match="value = "):
         StateTermination("k", value).to_dict()
 
 
-@pytest.mark.parametrize("value", [None, False, 0, "", [1], {"a": None}])
+@each_row("value", [None, False, 0, "", [1], {"a": None}])
 def test_values_that_mean_nothing_elsewhere_are_kept(value: Any) -> None:
     loaded = TerminationCondition.from_dict(StateTermination("k", value).to_dict())
     assert loaded.check([does(state_delta={"k": value})])
@@ -139,7 +140,7 @@ def _or(*conditions: Any) -> dict[str, Any]:
     return {"version": 1, "type": "OrTerminationCondition", "conditions": list(conditions)}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("data", "message"),
     [
         ({"type": "ExternalTermination"}, "version: missing"),

@@ -34,6 +34,7 @@ from tests.kit.conditions import (
     rounds,
     say,
 )
+from tests.kit.tables import each_row
 
 # ---- signals and functions ------------------------------------------------------------------------------------------
 
@@ -137,7 +138,7 @@ def test_many_threads_lose_no_signal() -> None:
     assert button._signal.given == 400
 
 
-@pytest.mark.parametrize("value", [1, "yes", [1], None, False, object()])
+@each_row("value", [1, "yes", [1], None, False, object()])
 def test_only_true_itself_counts(value: Any) -> None:
     assert not FunctionalTermination(lambda events: value).check([say("x")])
     assert FunctionalTermination(lambda events: True).check([say("x")])
@@ -238,7 +239,7 @@ def test_other_arguments_are_no_repetition() -> None:
     assert fires_at(RuleTermination("repetition", stop=3), rounds(9, page=lambda n: n)) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rule", "rungs", "events", "at"),
     [
         ("stall", {}, rounds(9, response={"error": "bad format"}, page=lambda n: n), 12),

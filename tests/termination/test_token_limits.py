@@ -13,9 +13,10 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from tests.kit.conditions import PRICES, answer, fires_at, say, took
+from tests.kit.tables import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limit", "at"),
     [
         ({"max_total": 36}, 3),
@@ -54,7 +55,7 @@ def stream(*usages: tuple[int, int] | None, closing: tuple[int, int] | None, **f
     return [*chunks, took(*closing, **fields) if closing else say("x", **fields)]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "events",
     [
         stream((10, 1), (10, 2), (10, 3), closing=(10, 3)),
@@ -63,7 +64,6 @@ def stream(*usages: tuple[int, int] | None, closing: tuple[int, int] | None, **f
         stream((10, 1), (10, 3), closing=None),
         stream((10, 1), None, closing=(10, 3)),
     ],
-    ids=["everywhere", "last chunk", "closing event", "chunks only", "first and closing"],
 )
 def test_the_last_usage_of_a_stream_counts_once(events: Any) -> None:
     assert fires_at(TokenUsageTermination(max_total=13), events) == 1
@@ -121,7 +121,7 @@ def test_autogen_defect_calls_that_no_event_shows_are_counted_and_seen_at_once()
     assert condition.leaves()[0].check()
 
 
-@pytest.mark.parametrize(
+@each_row(
     "report",
     [
         {},

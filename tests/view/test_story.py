@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runguard.view.story import Call, build_story
+from tests.kit.tables import each_row
 
 TRIP = {
     "id": "t",
@@ -103,7 +104,7 @@ def test_a_call_that_was_given_back_was_not_made() -> None:
     assert [(row.kind, row.outcome, row.usd) for row in story.rows] == [("model", "not made", Decimal(0))]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "steps",
     [
         [{"k": "unspent", "n": 2, "denied": True}, step("decision", 2.0, do="stop", rule="budget")],

@@ -17,7 +17,7 @@ from google.genai import types
 import runguard
 from runguard import ADKCostBreaker, BreakerState
 from runguard.adk import RunGuardPlugin
-from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, calls, run, text, transfer
+from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, call, run, text, transfer
 
 
 def parse_document_fragment(fragment: str, hint: str = "") -> dict[str, Any]:
@@ -193,15 +193,6 @@ async def test_parallel_leaves_with_equal_answers_never_trip() -> None:
     assert breaker.trips == []
 
 
-async def test_calls_of_one_response_count_once() -> None:
-    step = calls(*[call("parse_document_fragment", fragment=str(i)) for i in range(4)])
-    breaker = ADKCostBreaker()
-    agent = LlmAgent(name="a", model=ScriptedModel([step, text("done")]), tools=[parse_document_fragment])
-    breaker.install_on_agent(agent)
-    assert (await run(agent)).texts == ["done"]
-    assert breaker.trips == []
-
-
 async def test_sessions_never_block_each_other() -> None:
     breaker = ADKCostBreaker()
     stuck = LlmAgent(name="stuck", model=stuck_model(), tools=[parse_document_fragment])
@@ -326,26 +317,6 @@ async def test_in_shadow_mode_a_resubmission_is_reported_and_runs() -> None:
     assert "breaker" in [trip.rule for trip in breaker.trips]
 
 
-async def test_the_trip_of_an_equal_input_does_not_stop_a_run_at_work() -> None:
-    breaker, begun, tripped = ADKCostBreaker(), asyncio.Event(), asyncio.Event()
-
-    async def read_page(n: int) -> dict[str, Any]:
-        begun.set()
-        await asyncio.wait_for(tripped.wait(), 5)
-        return {"page": n}
-
-    model = ScriptedModel(lambda n, _: call("read_page", n=n) if n % 2 else text(f"page {n}"))
-    worker = breaker.install_on_agent(LlmAgent(name="extraction_agent", model=model, tools=[read_page]))
-    at_work = LoopAgent(name="document_loop", sub_agents=[worker], max_iterations=4)
-    slow = asyncio.create_task(run(at_work, "document 1", session_id="slow", catch=True))
-    await begun.wait()
-    stuck, _ = submission(breaker)
-    assert type((await run(stuck, "document 1", session_id="s1", catch=True)).error) is runguard.LoopDetectedError
-    tripped.set()
-    assert (await slow).error is None
-    assert model.calls == 8
-
-
 async def test_a_trip_refuses_its_input_though_an_equal_one_has_begun_since() -> None:
     breaker, begun, other_begun = ADKCostBreaker(), asyncio.Event(), asyncio.Event()
 
@@ -382,19 +353,6 @@ async def test_a_run_that_trips_after_a_reset_has_its_input_refused() -> None:
     assert [trip.rule for trip in breaker.trips] == ["stall", "breaker"]
 
 
-async def test_limits_that_are_replaced_keep_an_input_refused() -> None:
-    breaker = ADKCostBreaker()
-    pipeline, model = submission(breaker)
-    await run(pipeline, "document 1", session_id="s1", catch=True)
-    breaker.max_concurrent_agents = 10
-    refused = await run(pipeline, "document 1", session_id="s2", catch=True)
-    assert (type(refused.error), model.calls) == (runguard.CircuitOpenError, 5)
-    breaker.half_open_reset_seconds = 0.001
-    await asyncio.sleep(0.002)
-    await run(pipeline, "document 1", session_id="s3", catch=True)
-    assert model.calls == 11
-
-
 @pytest.mark.parametrize("stopped_by", ["an operator", "a budget of the user"])
 async def test_an_input_is_not_refused_for_a_stop_with_another_cause(stopped_by: str) -> None:
     calls_allowed = 99 if stopped_by == "an operator" else 2
@@ -412,21 +370,6 @@ async def test_an_input_is_not_refused_for_a_stop_with_another_cause(stopped_by:
     breaker._plugin.resume("all")
     breaker._plugin.extend("user:app/u1", calls=9)
     assert (await run(agent, "document 1", session_id="s2", catch=True)).texts == ["done"]
-
-
-async def test_runs_that_take_turns_are_not_taken_for_their_own_resubmission() -> None:
-    breaker = ADKCostBreaker(mode="shadow")
-
-    def stuck(name: str) -> LoopAgent:
-        model = ScriptedModel(
-            lambda n, _: call("parse_document_fragment", fragment="x", hint=str(n)) if n % 2 else text("retry"),
-            latency_s=0.002,
-        )
-        worker = LlmAgent(name=name, model=model, tools=[parse_document_fragment])
-        return LoopAgent(name=f"loop_{name}", sub_agents=[breaker.install_on_agent(worker)], max_iterations=8)
-
-    await asyncio.gather(*(run(stuck(name), f"document {name}", session_id=name) for name in ("one", "two")))
-    assert {trip.rule for trip in breaker.trips} == {"stall"}
 
 
 def test_recorded_tokens_stay_bounded_whatever_the_baseline() -> None:
@@ -551,15 +494,6 @@ def test_the_soft_alert_reports_growth_once_and_raises_nothing() -> None:
     assert breaker.growth_ratio == 3.0
 
 
-def test_an_alert_without_a_trip_is_possible() -> None:
-    breaker = ADKCostBreaker()
-    alerts: list[Any] = []
-    breaker._trip = alerts.append  # type: ignore[method-assign,assignment]
-    for count in [800] * 5 + [2_400] * 5:
-        breaker.record_event_tokens(count)
-    assert len(alerts) == 1
-
-
 async def test_shadow_mode_alerts_through_on_trip_without_stopping() -> None:
     reasons: list[str] = []
     breaker = ADKCostBreaker(mode="shadow", on_trip=lambda reason: reasons.append(f"ADK breaker tripped: {reason}"))
@@ -580,16 +514,6 @@ async def test_concurrency_refuses_the_surplus_and_keeps_what_was_paid() -> None
     assert model.calls == 3
     assert recording.texts == ["x"] * 3
     assert len(breaker.trips) == 1
-
-
-async def test_nothing_is_left_of_finished_runs() -> None:
-    breaker = ADKCostBreaker()
-    agent = LlmAgent(name="a", model=ScriptedModel([text("x")]))
-    breaker.install_on_agent(agent)
-    for i in range(5):
-        await run(agent, session_id=f"s{i}")
-    assert breaker._plugin.snapshot()["runs"] == []
-    assert breaker._plugin.invocations.known == {}
 
 
 @pytest.mark.parametrize("guarded_by", ["plugin", "breaker"])
@@ -681,14 +605,6 @@ async def test_a_copied_agent_has_a_breaker_of_its_own_with_the_same_limits() ->
     assert one == breaker == copy.deepcopy(breaker)
     assert await stuck_run(one, "copy") == 7
     assert (breaker.trips, breaker.state) == ([], BreakerState.CLOSED)
-
-
-async def test_limits_of_a_shallow_copy_leave_the_original_alone() -> None:
-    breaker = ADKCostBreaker()
-    other = copy.copy(breaker)
-    other.max_identical_tool_results = 5
-    assert (await stuck_run(other, "copy"), await stuck_run(breaker, "original")) == (9, 5)
-    assert (len(other.trips), len(breaker.trips)) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["max_identical_tool_result", "max_model_calls"])

@@ -292,19 +292,3 @@ async def test_many_edits_leave_nothing_behind(file: File, monkeypatch: pytest.M
     gc.collect()
     assert sum(ref() is not None for ref in old[:-2]) == 0, "old guards and senders of alerts are gone"
     assert len(plugin.trips) == 21
-
-
-async def test_uninstall_after_an_edit_leaves_runners_as_they_were(file: File) -> None:
-    gate = Gate()
-    file.load(max_model_calls=6)
-    agent, _ = gated(gate, lambda n: text("done"))
-    runner = InMemoryRunner(agent=agent, app_name="app")
-    async with asyncio.timeout(40):
-        running = asyncio.create_task(run(None, runner=runner))
-        await gate.reached.wait()
-        file.load(max_model_calls=5)
-        gate.opened.set()
-        await running
-    runguard.uninstall()
-    assert runner.plugin_manager.plugins == []
-    assert patching.IN_USE.installed is None

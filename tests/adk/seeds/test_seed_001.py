@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.adk.agents import Agent, ParallelAgent
+from google.adk.agents import Agent
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -25,13 +25,10 @@ from pydantic import PrivateAttr
 from runguard import (
     BudgetExceededError,
     ContextOverflowError,
-    GuardedLlm,
-    LimitExceededError,
     LoopDetectedError,
     guard,
     guard_async,
 )
-from runguard.testing import ScriptedModel, call, run
 
 Say = Callable[[int], tuple[str, dict[str, Any]] | str]
 
@@ -158,37 +155,12 @@ async def test_a_healthy_run_answers() -> None:
     assert await run_adk_agent("How far is the moon?", litellm) == "It is far."
 
 
-async def test_a_tool_that_is_tried_again_with_modified_arguments_is_a_loop() -> None:
-    litellm = FakeLiteLlm(lambda n: ("search_tool", {"query": f"moon, attempt {n}"}))
-    assert await run_adk_agent("Find it.", litellm) == "Loop detected (pattern: ('search_tool',)). Agent aborted."
-    assert litellm.calls == 3
-
-
 async def test_two_tools_in_turn_are_a_cycle() -> None:
     litellm = FakeLiteLlm(
         lambda n: ("search_tool", {"query": f"{n}"}) if n % 2 else ("summarize_tool", {"text": f"{n}"})
     )
     assert (await run_adk_agent("Find it.", litellm)).startswith("Loop detected (pattern: (")
     assert litellm.calls == 6
-
-
-async def test_the_cap_is_kept() -> None:
-    """Each call costs $0.105.
-
-    Nobody knows that before the first one; after it the largest call so far is held for the next.
-    """
-    names = ("search_tool", "summarize_tool")
-    litellm = FakeLiteLlm(lambda n: (names[(n * n // 3) % 2], {"query" if (n * n // 3) % 2 == 0 else "text": f"{n}"}))
-    assert (
-        await run_adk_agent("Find everything.", litellm, max_usd=0.35) == "Budget cap reached ($0.315). Agent aborted."
-    )
-    assert litellm.calls == 3
-
-
-async def test_a_prompt_beyond_the_context_is_not_sent() -> None:
-    litellm = FakeLiteLlm(lambda n: "never")
-    assert (await run_adk_agent("moon " * 700_000, litellm)).startswith("Context limit approaching (")
-    assert litellm.calls == 0
 
 
 # ---- a chat through one guarded model -------------------------------------------------------------------------------
@@ -259,13 +231,6 @@ def test_the_same_words_for_the_same_request_are_a_loop() -> None:
     assert refused_at(call, lambda n: [{"role": "user", "content": "Well?"}]) == 4
 
 
-def test_a_tool_that_is_named_like_a_stop_reason_is_a_tool() -> None:
-    asked = {"function": {"name": "stop", "arguments": "{}"}, "id": "c"}
-    answer = {"choices": [{"message": {"content": None, "tool_calls": [asked]}}]}
-    call = guard(lambda said: {"response": answer, "usd": 0, "sig": "stop"}, loop={"repeats": 3})
-    assert refused_at(call, lambda n: f"question {n}") == 4
-
-
 # ---- a routing cycle ------------------------------------------------------------------------------------------------
 
 
@@ -307,10 +272,3 @@ def test_three_different_specialists_in_a_row_are_no_cycle() -> None:
 
 
 # ---- a guarded model in parallel branches ---------------------------------------------------------------------------
-
-
-async def test_the_stop_of_a_guarded_model_in_parallel_branches_is_one_error() -> None:
-    model = GuardedLlm(ScriptedModel(lambda n, _: call("search_tool", query="moon")), max_model_calls=5)
-    branches = [Agent(name=f"branch_{n}", model=model, tools=[search_tool]) for n in range(3)]
-    recording = await run(ParallelAgent(name="all", sub_agents=branches), catch=True)
-    assert type(recording.error) is LimitExceededError

@@ -12,25 +12,20 @@ from typing import Any, Literal
 import pytest
 from google.adk.agents import LlmAgent, LoopAgent
 from google.adk.agents.callback_context import CallbackContext
-from google.adk.agents.context_cache_config import ContextCacheConfig
 from google.adk.agents.invocation_context import (
-    InvocationContext,
     LlmCallsLimitExceededError,
-    new_invocation_context_id,
 )
 from google.adk.agents.run_config import RunConfig
 from google.adk.apps.app import App, EventsCompactionConfig
-from google.adk.events import Event
 from google.adk.events.ui_widget import UiWidget
 from google.adk.memory.in_memory_memory_service import InMemoryMemoryService
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
-from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.database_session_service import DatabaseSessionService
-from google.adk.sessions.state import State, StateSchemaError
+from google.adk.sessions.state import StateSchemaError
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from pydantic import BaseModel
@@ -113,19 +108,6 @@ async def test_an_output_schema_and_an_output_key() -> None:
     assert AnalysisResult.model_validate(result.session.state["analysis"]).confidence == 0.9
 
 
-async def test_an_agent_without_history() -> None:
-    model, service = ScriptedModel(lambda n, _: text(f"answer {n}")), InMemorySessionService()
-    agent = LlmAgent(
-        name="stateless",
-        instruction="Answer only from the current message, no history.",
-        include_contents="none",
-        model=model,
-    )
-    await run(agent, "first", session_service=service)
-    await run(agent, "second", session_service=service)
-    assert [parts(content)[0].text for content in model.requests[-1].contents] == ["second"]
-
-
 async def test_a_callback_that_changes_the_request() -> None:
     def inject_system_info(callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         if llm_request.config:
@@ -147,52 +129,6 @@ async def test_a_callback_that_changes_the_request() -> None:
 
 
 # ---- cache, state, sessions, memory ---------------------------------------------------------------------------------
-
-
-async def test_a_context_cache() -> None:
-    agent = LlmAgent(
-        name="doc_qa",
-        instruction="Answer questions about the provided document.",
-        model=ScriptedModel([text("On page 3.")]),
-    )
-    config = ContextCacheConfig(
-        cache_intervals=5, ttl_seconds=3600, min_tokens=8192, create_http_options=types.HttpOptions(timeout=15000)
-    )
-    runner = Runner(
-        app=App(name="long-doc-app", root_agent=agent, context_cache_config=config),
-        session_service=InMemorySessionService(),
-    )
-    assert (await run(agent, runner=runner)).texts == ["On page 3."]
-    assert ContextCacheConfig(ttl_seconds=900).ttl_string == "900s"
-
-
-async def test_state_in_a_tool() -> None:
-    def remember(tool_context: ToolContext) -> str:
-        """Write state."""
-        state = tool_context.state
-        state["count"] = state.get("count", 0) + 1
-        state.update({"a": 1, "b": 2})
-        state.setdefault("initialized", False)
-        state[State.USER_PREFIX + "theme"] = "dark"
-        state[State.APP_PREFIX + "feature_flags"] = {"new_ui": True}
-        state[State.TEMP_PREFIX + "scratch"] = {"intermediate": "data"}
-        return "Saved." if state.has_delta() else "Nothing to save."
-
-    agent = LlmAgent(name="keeper", model=ScriptedModel([call("remember"), text("done")]), tools=[remember])
-    result = await run(agent)
-    assert [
-        part.function_response.response
-        for event in result.events
-        for part in parts(event.content)
-        if part.function_response
-    ] == [{"result": "Saved."}]
-    assert {key: result.session.state[key] for key in ("count", "a", "user:theme", "app:feature_flags")} == {
-        "count": 1,
-        "a": 1,
-        "user:theme": "dark",
-        "app:feature_flags": {"new_ui": True},
-    }
-    assert "temp:scratch" not in result.session.state
 
 
 async def test_a_state_schema() -> None:
@@ -265,37 +201,6 @@ async def test_memory_that_a_tool_searches() -> None:
 # ---- events and actions ---------------------------------------------------------------------------------------------
 
 
-async def test_reading_events() -> None:
-    def look(n: int) -> dict[str, int]:
-        """Look."""
-        return {"n": n}
-
-    agent = LlmAgent(name="reader", model=ScriptedModel([call("look", n=1), text("done")]), tools=[look])
-    result = await run(agent)
-    assert [(one.name, one.args) for event in result.events for one in event.get_function_calls()] == [
-        ("look", {"n": 1})
-    ]
-    assert [(one.name, one.response) for event in result.events for one in event.get_function_responses()] == [
-        ("look", {"n": 1})
-    ]
-    finals = [event for event in result.events if event.is_final_response()]
-    assert [event.content.parts[0].text for event in finals if event.content and event.content.parts] == ["done"]
-    assert {event.node_info.name for event in result.events} <= {"reader", "reader@1", ""}
-    written = Event(
-        author="agent",
-        invocation_id="inv-1",
-        content=message("Done."),
-        state={"key": "val"},
-        route="branch_a",
-        node_path="wf/step@1",
-    )
-    assert (written.actions.state_delta, written.actions.route, written.node_info.path) == (
-        {"key": "val"},
-        "branch_a",
-        "wf/step@1",
-    )
-
-
 async def test_tools_that_set_actions() -> None:
     def route_to_specialist(topic: str, tool_context: ToolContext) -> str:
         """Hand over."""
@@ -353,23 +258,6 @@ async def test_a_compaction() -> None:
 
 
 # ---- contexts and limits --------------------------------------------------------------------------------------------
-
-
-async def test_a_callback_and_a_plugin_that_only_look() -> None:
-    seen: list[str] = []
-
-    def log_before_model(callback_context: CallbackContext, llm_request: LlmRequest) -> None:
-        turn = callback_context.state.get("turn_count", 0)
-        seen.append(f"[{callback_context.agent_name}] User {callback_context.user_id}, turn {turn}")
-
-    class MetricsPlugin(BasePlugin):
-        async def before_run_callback(self, *, invocation_context: InvocationContext) -> None:
-            seen.append(f"{invocation_context.invocation_id} started for {invocation_context.session.user_id}")
-
-    agent = LlmAgent(name="looker", model=ScriptedModel([text("done")]), before_model_callback=log_before_model)
-    result = await run(agent, plugins=[MetricsPlugin(name="metrics")])
-    assert seen == [f"{result.events[0].invocation_id} started for u1", "[looker] User u1, turn 0"]
-    assert new_invocation_context_id().startswith("e-")
 
 
 @pytest.mark.parametrize("on_stop", ["stop", "raise"])

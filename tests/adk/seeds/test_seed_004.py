@@ -116,12 +116,6 @@ async def test_an_external_signal_ends_it_too() -> None:
     assert scripted(agent).calls == 3
 
 
-def test_the_operators_build_the_composites() -> None:
-    one, other = MaxIterationsTermination(5), TextMentionTermination("x")
-    assert isinstance(one | other, OrTerminationCondition)
-    assert isinstance(one & other, AndTerminationCondition)
-
-
 # ---- event.actions.termination_reason -------------------------------------------------------------------------------
 
 
@@ -191,9 +185,3 @@ async def test_a_reason_that_is_set_on_an_event_is_stored_with_it(tmp_path: Path
     assert last.custom_metadata is not None
     assert last.custom_metadata["mine"] == 1
     assert last.custom_metadata["runguard"]["notice"] == "kept"
-
-
-async def test_an_inner_loop_that_ends_does_not_end_the_loop_around_it() -> None:
-    inner = LoopAgent(name="inner", sub_agents=[writer()], termination_condition=MaxIterationsTermination(2))  # type: ignore[call-arg]
-    result = await run(LoopAgent(name="outer", sub_agents=[inner], max_iterations=3))
-    assert len(result.texts) == 6

@@ -17,6 +17,7 @@ from runguard.errors import PolicyError
 from runguard.ledger.ledger import StoreDeniedError, StoreError, StoreOutage, StoreReplacedError
 from runguard.ledger.redis import RedisSession, RedisStore
 from tests.kit.redis_stores import CALL, a_line, key_of
+from tests.kit.tables import each_row
 from tests.kit.valkey_server import Valkey, valkey_process
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
@@ -32,7 +33,7 @@ def own_server() -> Iterator[Valkey]:
 # ---- the URL --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "name"),
     [
         ("redis://localhost", "redis://localhost:6379"),
@@ -50,7 +51,7 @@ def test_the_name_tells_the_place_and_no_password(url: str, name: str) -> None:
     assert "s3cret" not in repr(store) + store.durable
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("url", "told"),
     [
         ("redis://:s3cret@host?socket_timeout=3", "'socket_timeout' is not one of"),

@@ -1,0 +1,30 @@
+"""A table of examples as one test: cheaper than a case for each where a row takes no time and needs no fixture."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+
+def each_row(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Play a test on every row, like ``parametrize``. What a row raises says which row it was."""
+    listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    single, kept = isinstance(names, str) and len(listed) == 1, list(table)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def play(**others: Any) -> None:
+            for row in kept:
+                given = dict(zip(listed, [row] if single else row, strict=True))
+                try:
+                    test(**given, **others)
+                except Exception as error:
+                    error.add_note(f"in the row {given}")
+                    raise
+
+        signature = inspect.signature(test)
+        others = [one for name, one in signature.parameters.items() if name not in listed]
+        play.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]  # pytest asks for it
+        return play
+
+    return decorate
