@@ -26,7 +26,6 @@ from runguard.replay.player import Judge
 
 _NEVER = 10**9
 _MODULES = (repetition, failures, agents)
-_NO_DETECTORS = frozenset({"Detector", "Rounds"})
 # off by default, and the keyword that asks for each
 ASKED_FOR = {
     "Cycle": "cycle_repeats",
@@ -45,7 +44,6 @@ def detectors() -> dict[str, type]:
         if isinstance(kind, type)
         and hasattr(kind, "observe")
         and kind.__module__ == module.__name__
-        and name not in _NO_DETECTORS
         and name not in ASKED_FOR
     }
 

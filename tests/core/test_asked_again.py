@@ -5,7 +5,7 @@ from typing import Any
 from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import Answer, Outcome
 from runguard.core.outcomes import classify, was_done
-from runguard.core.rules.failures import AskedAgain, Stall
+from runguard.core.rules.failures import RetryRequests, Stall
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, failing, results, word
 from tests.kit.tables import each_row
@@ -59,8 +59,8 @@ def asking(call: int, says: str = "busy", tool: str = "t") -> Answer:
     return answer(f"call {call}", says, tool=tool, failure=says)
 
 
-def rule() -> AskedAgain:
-    return AskedAgain(Rungs(nudge=3, stop=6))
+def rule() -> RetryRequests:
+    return RetryRequests(Rungs(nudge=3, stop=6))
 
 
 def test_new_calls_are_counted_until_the_run_is_stopped() -> None:
@@ -93,7 +93,7 @@ def test_calls_of_one_response_count_once() -> None:
 
 
 def test_a_tool_that_says_something_else_each_time_is_left_alone() -> None:
-    one = AskedAgain(Rungs(nudge=5, stop=20))
+    one = RetryRequests(Rungs(nudge=5, stop=20))
     assert [one.observe(results(asking(n, f"text {n}"))) for n in range(100)] == [None] * 100
 
 
@@ -104,7 +104,7 @@ def test_failures_between_are_still_in_a_row() -> None:
 
 
 def test_the_state_is_bounded() -> None:
-    one = AskedAgain(Rungs(nudge=5, stop=20))
+    one = RetryRequests(Rungs(nudge=5, stop=20))
     for n in range(5_000):
         one.observe(results(asking(n, f"text {n % 3}", tool=f"tool {n % 100}")))
     assert weigh(one)[0] < 1_500

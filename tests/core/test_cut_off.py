@@ -4,7 +4,7 @@ import pytest
 
 from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ModelResult, Outcome, ToolResults
-from runguard.core.rules.failures import CutOff, lacks_arguments
+from runguard.core.rules.failures import TruncatedCalls, lacks_arguments
 from tests.kit.tables import each_row
 
 ADK = "Invoking `w()` failed as the following mandatory input parameters are not present:\npath"
@@ -20,7 +20,7 @@ def result(*, cut: bool) -> ModelResult:
 
 
 def test_the_second_call_without_its_arguments_is_nudged_with_the_cause_and_the_way_out() -> None:
-    rule = CutOff()
+    rule = TruncatedCalls()
     assert rule.observe(rejected()) is None
     found = rule.observe(rejected())
     assert found is not None
@@ -32,7 +32,7 @@ def test_the_second_call_without_its_arguments_is_nudged_with_the_cause_and_the_
 
 
 def test_a_response_at_its_output_limit_is_the_cause_of_any_failure() -> None:
-    rule = CutOff()
+    rule = TruncatedCalls()
     for _ in range(2):
         rule.observe(result(cut=True))
         found = rule.observe(rejected(lacks=False))
@@ -42,12 +42,12 @@ def test_a_response_at_its_output_limit_is_the_cause_of_any_failure() -> None:
 
 @pytest.mark.parametrize("between", [rejected(outcome=Outcome.OK, lacks=False), rejected(lacks=False)])
 def test_a_call_that_was_not_rejected_begins_anew(between: ToolResults) -> None:
-    rule = CutOff()
+    rule = TruncatedCalls()
     assert [rule.observe(event) for event in (rejected(), between, rejected())] == [None] * 3
 
 
 def test_other_tools_do_not_count_together() -> None:
-    rule = CutOff()
+    rule = TruncatedCalls()
     assert [rule.observe(rejected(tool)) for tool in "abcabd"[:3]] == [None] * 3
 
 
@@ -68,7 +68,7 @@ def test_what_says_that_arguments_are_missing(args: object, said: str, expected:
 
 
 def test_memory_is_bounded() -> None:
-    rule = CutOff()
+    rule = TruncatedCalls()
     for n in range(1_000):
         rule.observe(rejected(f"tool {n}"))
     assert len(rule.record) <= 64

@@ -12,7 +12,7 @@ from runguard.core.events import (
     ModelResult,
     Outcome,
 )
-from runguard.core.rules.repetition import Cycle, NoNews, SameCall
+from runguard.core.rules.repetition import Cycle, NoNewAnswers, SameCall
 from tests.kit.detectors import answer, only, page, results, word, words
 from tests.kit.driver import Driver
 from tests.kit.tables import each_row
@@ -173,7 +173,7 @@ def test_a_circle_of_any_period_is_seen(drive: type[Driver], period: int) -> Non
 @given(period=st.integers(2, 30), before=st.integers(0, 30))
 @settings(max_examples=25)
 def test_what_is_told_a_third_time_stops_at_the_tenth_answer_whatever_came_before(period: int, before: int) -> None:
-    nonews = NoNews(Rungs(nudge=5, stop=10))
+    nonews = NoNewAnswers(Rungs(nudge=5, stop=10))
     for n in range(before + period):
         assert nonews.observe(results(answer(str(n)), batch=f"new {n}", news=True)) is None
     told_again = [word(nonews.observe(results(answer(str(n)), batch=f"again {n}"))) for n in range(period)]
@@ -238,7 +238,7 @@ def ask(agent: str = "agent", question: int = 7) -> ModelCall:
 
 @pytest.mark.parametrize("agents", [1, 2, 3])
 def test_the_same_words_again_and_again_end_before_the_next_model_call(agents: int) -> None:
-    nonews = NoNews(Rungs(nudge=3, stop=5))
+    nonews = NoNewAnswers(Rungs(nudge=3, stop=5))
     heard = []
     for n in range(agents + 6):
         heard.append(word(nonews.observe(ask(f"agent {n % agents}"))))
@@ -248,7 +248,7 @@ def test_the_same_words_again_and_again_end_before_the_next_model_call(agents: i
 
 
 def test_new_words_and_new_answers_start_the_words_anew() -> None:
-    nonews = NoNews(Rungs(stop=3))
+    nonews = NoNewAnswers(Rungs(stop=3))
     for n in range(20):
         events: list[Any] = [
             say(1),
@@ -262,7 +262,7 @@ def test_new_words_and_new_answers_start_the_words_anew() -> None:
 
 
 def test_words_that_tell_of_an_answer_are_not_counted_beside_it() -> None:
-    nonews = NoNews(Rungs(stop=4))
+    nonews = NoNewAnswers(Rungs(stop=4))
     seen = []
     for n in range(7):  # one agent that looks, says the same, and is asked once more
         seen += [

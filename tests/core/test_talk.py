@@ -7,19 +7,19 @@ import pytest
 
 from runguard.core.decision import Action, Rungs
 from runguard.core.events import AgentEntered, ModelCall, ModelResult, StateChanged
-from runguard.core.rules.agents import Talk
+from runguard.core.rules.agents import TextOnly
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, results
 
 
-def say(detector: Talk, n: int, agent: str = "a", text: str = "") -> Action | None:
+def say(detector: TextOnly, n: int, agent: str = "a", text: str = "") -> Action | None:
     found = detector.observe(ModelCall("run", "", agent, 0.0))
     assert detector.observe(ModelResult("run", "", agent, 0.0, text_id=n + 1, text=text)) is None
     return found.action if found is not None else None
 
 
 def test_the_call_after_the_last_allowed_text_is_stopped() -> None:
-    detector = Talk(Rungs(nudge=2, stop=4))
+    detector = TextOnly(Rungs(nudge=2, stop=4))
     assert [say(detector, n) for n in range(6)] == [None, None, None, Action.NUDGE, Action.NUDGE, Action.STOP]
 
 
@@ -32,7 +32,7 @@ def test_the_call_after_the_last_allowed_text_is_stopped() -> None:
     ],
 )
 def test_a_step_starts_anew(step: Callable[..., Any]) -> None:
-    detector = Talk(Rungs(stop=4))
+    detector = TextOnly(Rungs(stop=4))
     for n in range(40):
         assert say(detector, n) is None
         if n % 3 == 2:
@@ -40,7 +40,7 @@ def test_a_step_starts_anew(step: Callable[..., Any]) -> None:
 
 
 def test_a_value_that_was_stored_before_is_not_a_step() -> None:
-    detector = Talk(Rungs(stop=4))
+    detector = TextOnly(Rungs(stop=4))
     for n in range(5):
         detector.observe(StateChanged("run", "", "a", 0.0, 7))
         say(detector, n)
@@ -48,14 +48,14 @@ def test_a_value_that_was_stored_before_is_not_a_step() -> None:
 
 
 def test_the_rounds_that_the_developer_has_set_are_not_counted() -> None:
-    detector = Talk(Rungs(stop=4))
+    detector = TextOnly(Rungs(stop=4))
     for n in range(40):
         detector.observe(AgentEntered("run", "", "a", 0.0, is_bounded=True))
         assert say(detector, n) is None
 
 
 def test_a_summary_after_the_answer_is_not_stopped() -> None:
-    detector = Talk(Rungs(stop=1))
+    detector = TextOnly(Rungs(stop=1))
     say(detector, 0)
     say(detector, 1)
     assert detector.observe(ModelCall("run", "", "a", 0.0, after_answer=True)) is None
@@ -63,13 +63,13 @@ def test_a_summary_after_the_answer_is_not_stopped() -> None:
 
 def test_a_text_about_something_else_is_a_step_unless_the_user_has_set_the_limit() -> None:
     texts = [f"w{n}a w{n}b w{n}c w{n}d and so on" for n in range(30)]
-    patient, exact = Talk(Rungs(stop=4), patient=True), Talk(Rungs(stop=4))
+    patient, exact = TextOnly(Rungs(stop=4), patient=True), TextOnly(Rungs(stop=4))
     assert not any(say(patient, n, text=text) for n, text in enumerate(texts))
     assert any(say(exact, n, text=text) for n, text in enumerate(texts))
 
 
-def after_work(stop: float = 12) -> Talk:
-    return Talk(Rungs(nudge=16, stop=40), patient=True, after_work=Rungs(nudge=5, stop=stop))
+def after_work(stop: float = 12) -> TextOnly:
+    return TextOnly(Rungs(nudge=16, stop=40), patient=True, after_work=Rungs(nudge=5, stop=stop))
 
 
 def test_an_agent_that_has_worked_and_then_only_writes_is_nudged_at_five_and_stopped_at_twelve() -> None:
@@ -111,7 +111,7 @@ def test_chapters_after_research_are_left_alone() -> None:
 
 
 def test_its_state_is_bounded() -> None:
-    detector = Talk(Rungs(stop=10**9), patient=True)
+    detector = TextOnly(Rungs(stop=10**9), patient=True)
     for n in range(3_000):
         say(detector, n, f"agent {n % 300}", f"w{n}a w{n}b w{n}c w{n}d")
         detector.observe(StateChanged("run", "", "a", 0.0, n)) if n % 7 == 0 else None

@@ -4,7 +4,7 @@ import pytest
 
 from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import AgentEntered, Answer, Outcome, ToolResults
-from runguard.core.rules.agents import ToldAgain
+from runguard.core.rules.agents import RepeatedReports
 from tests.core.test_every_rule import weigh
 
 REPORT = "the office on the first floor collects all taxes and sends the bills to every house by mail"
@@ -16,14 +16,14 @@ def told(order: str, report: str, tool: str = "expert", *, outcome: Outcome = Ou
     return ToolResults("run", "", "lead", 0.0, "", [answer])
 
 
-def rule(*workers: str) -> ToldAgain:
-    made = ToldAgain(Rungs(nudge=3, stop=5))
+def rule(*workers: str) -> RepeatedReports:
+    made = RepeatedReports(Rungs(nudge=3, stop=5))
     for worker in workers or ("expert",):
         made.observe(AgentEntered("run", f"/{worker}@1", worker, 0.0))
     return made
 
 
-def actions(detector: ToldAgain, *events: ToolResults) -> str:
+def actions(detector: RepeatedReports, *events: ToolResults) -> str:
     """One letter for each event: n nudge, S stop, . nothing."""
     found = [detector.observe(event) for event in events]
     return "".join("." if one is None else "S" if one.action is Action.STOP else "n" for one in found)

@@ -5,7 +5,7 @@ The rules make a ``Finding``, ``engine/decide`` makes the ``Decision`` and its `
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from decimal import Decimal
 from enum import IntEnum
 from math import inf
@@ -48,11 +48,19 @@ class Rungs:
     stop: float | None = None
     withhold: float | None = None
 
+    lowest: float = field(init=False, repr=False, compare=False)  # below it there is nothing to say
+
+    def __post_init__(self) -> None:
+        rungs = (self.warn, self.nudge, self.withhold, self.block, self.stop)
+        object.__setattr__(self, "lowest", min([rung for rung in rungs if rung is not None], default=inf))
+
     def at(self, count: float) -> tuple[Action, float] | None:
         """Return the action of the strongest rung that ``count`` has reached, and that rung's number.
 
         None: no rung is reached.
         """
+        if count < self.lowest:
+            return None
         if self.stop is not None and count >= self.stop:
             return Action.STOP, self.stop
         if self.block is not None and count >= self.block:
@@ -61,17 +69,8 @@ class Rungs:
             return Action.NUDGE, self.withhold
         if self.nudge is not None and count >= self.nudge:
             return Action.NUDGE, self.nudge
-        if self.warn is not None and count >= self.warn:
-            return Action.WARN, self.warn
-        return None
-
-    @property
-    def lowest(self) -> float:
-        lowest = inf
-        for rung in (self.warn, self.nudge, self.withhold, self.block, self.stop):
-            if rung is not None and rung < lowest:
-                lowest = rung
-        return lowest
+        assert self.warn is not None
+        return Action.WARN, self.warn
 
 
 # Units of findings of the rule no_news about loops behind noise.

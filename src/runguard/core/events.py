@@ -185,7 +185,7 @@ class ToolResults:
     wanders: str = ""
     new_subject: bool = False  # an order, or the report on it, is about something else than those before
     new_item: bool = False  # an earlier order with another number in it
-    words: str = ""  # how orders and reports of agents without tools relate to earlier ones: see ToldAgain
+    words: str = ""  # how orders and reports of agents without tools relate to earlier ones: see RepeatedReports
     is_understood: bool = False  # read from a journal: what the answers mean is known, their values are not
     is_plain: bool = False  # progress, and no answer that is empty, a failure, very large, or does not count
 

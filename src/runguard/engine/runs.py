@@ -22,17 +22,26 @@ from runguard.core.decision import HANDOFF_ROUNDS, Action, Finding, RunCounts, R
 from runguard.core.events import ROOT_LANE, RunInfo
 from runguard.core.identity import AnswerBook, LruDict, digest
 from runguard.core.money import Amount, to_usd, usd_text
-from runguard.core.rules.agents import Depth, HandOffCycle, HandOffRounds, Orders, ReEntry, Talk, ToldAgain
+from runguard.core.rules.agents import (
+    Depth,
+    HandOffCycle,
+    HandOffRounds,
+    ReEntry,
+    RepeatedDelegation,
+    RepeatedReports,
+    TextOnly,
+)
 from runguard.core.rules.failures import (
-    AskedAgain,
-    CutOff,
     EmptyAnswers,
     EqualAnswers,
     LastingFailures,
+    RetryRequests,
     Stall,
     ToolFailures,
+    TruncatedCalls,
 )
 from runguard.core.rules.limits import (
+    AGENTS_KEPT,
     CallsPerTool,
     Context,
     Deadline,
@@ -46,17 +55,17 @@ from runguard.core.rules.limits import (
 )
 from runguard.core.rules.repetition import (
     Cycle,
-    Detector,
     NearEqualCalls,
-    NoNews,
+    NoNewAnswers,
     OnlyNotes,
     Polling,
     Repetition,
-    Rereading,
     Reworded,
     SameAnswers,
     SameCall,
+    SameLongAnswer,
 )
+from runguard.core.rules.rule import Rule
 from runguard.engine.charges import OUTAGES, Charge, RunCosts
 from runguard.engine.waiting import Slots, Waiter, waiting_for
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
@@ -135,7 +144,7 @@ class Lane(Stoppable):
         self,
         key: str,
         parent: "Lane | None",
-        detectors: list[Detector],
+        detectors: list[Rule],
         *,
         concurrent: bool,
     ) -> None:
@@ -197,7 +206,7 @@ class Lane(Stoppable):
         if own is not None and caller is not None:
             own.go_on_from(caller, is_call=bool(self.delegate))
 
-    def use(self, detectors: list[Detector]) -> None:
+    def use(self, detectors: list[Rule]) -> None:
         self.detectors = detectors
         self.by_event = dispatch(detectors)
 
@@ -221,16 +230,16 @@ class Lane(Stoppable):
 _HANDOFF_RULES: Final[tuple[type, ...]] = (HandOffCycle, HandOffRounds)
 _LOOP_RULES: Final[tuple[type, ...]] = (
     *_HANDOFF_RULES,
-    AskedAgain,
-    CutOff,
+    RetryRequests,
+    TruncatedCalls,
     Cycle,
     EmptyAnswers,
     LastingFailures,
     EqualAnswers,
-    NoNews,
+    NoNewAnswers,
     Polling,
     Repetition,
-    Rereading,
+    SameLongAnswer,
     SameAnswers,
     SameCall,
     Stall,
@@ -328,7 +337,7 @@ class Run(Stoppable):
         self.set_aside: SetAside | None = None  # what a feature holds for a later call
         self.reads_cache = False  # a model has read from a prompt cache for it
         self.lanes: dict[str, Lane] = {}
-        self.retired: OrderedDict[str, list[Detector]] = OrderedDict()  # failure streaks of ended child lanes, by name
+        self.retired: OrderedDict[str, list[Rule]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
         self.slots = Slots(policy.in_flight)
         self.trips: deque[Trip] = deque(maxlen=100)
@@ -345,7 +354,7 @@ class Run(Stoppable):
         # side effects on their way, and by which call: an equal call of the same response must not run too
         self.pending_once: dict[bytes, str] = {}
         self.deadline = Deadline(policy.max_seconds, info.at) if policy.max_seconds else None
-        whole: list[Detector | None] = [
+        whole: list[Rule | None] = [
             self.model_calls,
             ToolCalls(policy.max_tool_calls) if policy.max_tool_calls else None,
             CallsPerTool(tools.max_calls, tools.limited),
@@ -512,15 +521,13 @@ class LaneRules:
         self._nested = _makers(policy, rungs, is_nested=True)
         self._growth, self._events = rungs.get("growth"), policy.cost_baseline_events
         self._polling = rungs.get("polling")
-        self._last: list[Callable[[], Detector]] = []
+        self._last: list[Callable[[], Rule]] = []
         if "context" in rungs:
             self._last.append(partial(Context, rungs["context"].warn))
         if policy.max_tool_result_chars:
             self._last.append(partial(ResultSize, policy.max_tool_result_chars))
 
-    def detectors(
-        self, is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = ""
-    ) -> list[Detector]:
+    def detectors(self, is_polling: Callable[[str], bool], known: Sizes | None = None, place: str = "") -> list[Rule]:
         """Return one detector of each rule in force.
 
         ``known``: the prompt sizes of the session. ``place``: the name of the lane in them.
@@ -535,16 +542,16 @@ class LaneRules:
         return made
 
 
-def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> list[Callable[[], Detector]]:
+def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> list[Callable[[], Rule]]:
     """Return what makes the detectors that need to know nothing of their lane but whether a call opened it."""
-    made: list[Callable[[], Detector]] = []
+    made: list[Callable[[], Rule]] = []
     if "repetition" in rungs:
         made.append(partial(Repetition, rungs["repetition"]))
     if "stall" in rungs:
         if rungs["stall"].nudge is not None:
-            made.append(CutOff)
+            made.append(TruncatedCalls)
         made.append(partial(Stall, rungs["stall"], 0 if policy.is_explicit("stall") else FREE_RETRIES))
-        made.append(partial(AskedAgain, _try_again_rungs(rungs["stall"])))
+        made.append(partial(RetryRequests, _try_again_rungs(rungs["stall"])))
         if replace(rungs["stall"], withhold=None) == RULES["stall"][0]:
             made.append(partial(LastingFailures, CALL_FAILS_ON, TOOL_FAILS_ON))
     if policy.max_identical_tool_results is not None:
@@ -554,9 +561,9 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
     if "tool_failures" in rungs:
         made.append(partial(ToolFailures, rungs["tool_failures"]))
     if "no_news" in rungs:
-        made.append(partial(NoNews, rungs["no_news"], patient=not policy.is_explicit("no_news")))
+        made.append(partial(NoNewAnswers, rungs["no_news"], patient=not policy.is_explicit("no_news")))
         if rungs["no_news"] == RULES["no_news"][0]:  # limits that the user sets hold for answers of any length
-            made += [partial(Rereading, LONG_ANSWERS), partial(Reworded, REWORDED)]
+            made += [partial(SameLongAnswer, LONG_ANSWERS), partial(Reworded, REWORDED)]
             made += [SameAnswers, OnlyNotes, NearEqualCalls]
     if "same_call" in rungs:
         made.append(
@@ -579,7 +586,7 @@ def _makers(policy: Policy, rungs: Mapping[str, Rungs], *, is_nested: bool) -> l
         made.append(partial(HandOffCycle, rungs["handoff"], patient=patient))
     if "talk" in rungs:
         after_work = IDLE if rungs["talk"] == RULES["talk"][0] else None
-        made.append(partial(Talk, rungs["talk"], patient=not policy.is_explicit("talk"), after_work=after_work))
+        made.append(partial(TextOnly, rungs["talk"], patient=not policy.is_explicit("talk"), after_work=after_work))
     if policy.max_reentries is not None:
         made.append(partial(ReEntry, policy.max_reentries))
     return made
@@ -609,7 +616,7 @@ class LaneKeeper:
     def open_root(self, run: Run) -> Lane:
         """Open the lane in which a run begins."""
         if self.rules.watches_orders:  # agents that are set to work again and again
-            run.detectors += [Orders(ORDERS), ToldAgain(TOLD_AGAIN)]
+            run.detectors += [RepeatedDelegation(ORDERS), RepeatedReports(TOLD_AGAIN)]
         run.lanes[ROOT_LANE] = root = self._new(run, ROOT_LANE, None, concurrent=False, path=())
         self._last_runs.go_on(run)
         return root
@@ -698,7 +705,7 @@ _PLANS_KEPT: Final = 256
 _plans: Final[dict[tuple[type, ...], list[tuple[type, _Pick, _Pick, _Pick]]]] = {}  # policies are few
 
 
-def dispatch(detectors: Sequence[Detector]) -> dict[type, Observers]:
+def dispatch(detectors: Sequence[Rule]) -> dict[type, Observers]:
     """Return, by kind of event, the detectors that see it."""
     kinds = tuple([type(detector) for detector in detectors])
     plan = _plans.get(kinds)
@@ -711,7 +718,7 @@ def dispatch(detectors: Sequence[Detector]) -> dict[type, Observers]:
     return {event: Observers(every(observes), awake(observes), kept(records)) for event, every, awake, kept in plan}
 
 
-def _planned(kinds: Sequence[type[Detector]]) -> Iterator[tuple[type, _Pick, _Pick, _Pick]]:
+def _planned(kinds: Sequence[type[Rule]]) -> Iterator[tuple[type, _Pick, _Pick, _Pick]]:
     places: dict[type, list[int]] = {}
     for place, kind in enumerate(kinds):
         for event in kind.sees:
@@ -740,14 +747,14 @@ _TOO_LONG_TO_REPEAT: Final = 12  # words that nobody types twice
 _GO_ON: Final = re.compile(r"\b(?:continue|proceed|go on|keep going|carry on|next step)\b", re.IGNORECASE)
 _POLITE: Final = frozenset({"please"})
 _BRIEF: Final = 80  # characters
-_CARRIED: Final[tuple[type, ...]] = (*_LOOP_RULES, NearEqualCalls, OnlyNotes, Reworded, Talk)
+_CARRIED: Final[tuple[type, ...]] = (*_LOOP_RULES, NearEqualCalls, OnlyNotes, Reworded, TextOnly)
 
 
 class _LastRun(NamedTuple):
     """What the next run of a session may go on with."""
 
     words: frozenset[str]  # of the message that began it
-    detectors: dict[type, Detector]
+    detectors: dict[type, Rule]
     book: AnswerBook | None
     noted: OrderedDict[tuple[str, str, str, Action], None]
     nudges: int
@@ -822,7 +829,7 @@ class SessionGrowth:
     __slots__ = ("recorded", "sizes", "warned")
 
     def __init__(self) -> None:
-        self.sizes: Sizes = OrderedDict()
+        self.sizes: Sizes = LruDict(AGENTS_KEPT)
         self.warned = False  # the growth warning was given
         self.recorded = ""  # what the store has
 

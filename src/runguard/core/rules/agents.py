@@ -1,13 +1,10 @@
-"""Rules about agents that work together: hand-offs, delegation, orders and reports that repeat, talk without work.
-
-``engine/runs`` makes the detectors of a run.
-"""
+"""Rules about agents that work together: hand-offs, delegation, orders and reports that repeat, talk without work."""
 
 import json
 import re
-from collections import Counter, OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from typing import ClassVar, Final, TypeVar
+from typing import Final
 
 from runguard.core.decision import HANDOFF_ROUNDS, IDLE, ORDERS, TOLD_AGAIN, Action, Finding, Rungs
 from runguard.core.events import (
@@ -23,109 +20,87 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.core.identity import answer_text
-from runguard.core.rules.repetition import Rounds, evidence_of, swap
+from runguard.core.rules.repetition import Rounds
+from runguard.core.rules.rule import Limit, Rule, keep, words_of
+
+_REFUSED: Final = Outcome.REFUSED
 
 # ---- Who passes the work to whom: circles of hand-offs, and delegation that goes ever deeper.
 
 _PATH_SHOWN: Final = 12
+_EDGES_KEPT: Final = 256  # so many different edges are no circle
 _CHAIN_KEPT: Final = 256
 
 
-class HandOffCycle:
+class HandOffCycle(Rule):
     """The same hand-off edge again and again with nothing new between.
 
-    One return to the parent is normal and not seen. A ``patient`` detector leaves out hand-offs between which a tool
-    was asked: ``Orders`` counts those.
+    One return to the parent is normal and not seen. A ``patient`` rule leaves out hand-offs between which a tool was
+    asked: ``RepeatedDelegation`` counts those.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_answers", "_edges", "_path", "_patient", "_seen", "record", "rungs")
+    name = "handoff"
+    sees = (HandOff, ToolResults)
+    rests = (ToolResults,)
+    _answers = 0  # of tools since a hand-off was made
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
-        self.rungs, self._patient = rungs, patient
-        self._answers = 0  # of tools since a hand-off was made
-        self._seen: dict[tuple[str, str], int] = {}  # edge -> answers so far when it was last used
-        self.record = self._edges = Counter[tuple[str, str]]()
+        super().__init__(rungs)
+        self._patient = patient
+        # how often each edge was used, and how many answers there were when it was used last
+        self.record: dict[tuple[str, str], tuple[int, int]] = {}
         self._path: deque[str] = deque(maxlen=_PATH_SHOWN)
 
     def observe(self, event: HandOff | ToolResults) -> Finding | None:
-        if not isinstance(event, HandOff):
-            if event.progress and self._edges:
-                self._edges.clear()
+        if isinstance(event, ToolResults):
+            if event.progress:
+                self.record.clear()
                 self._path.clear()
-                self._seen.clear()
-            if self._patient and self._edges:
-                for answer in event.answers:
-                    if answer.counted and not answer.hands_over:
-                        self._answers += 1
-                        break
+            elif self._patient and self.record:
+                self._answers += any(answer.counted and not answer.hands_over for answer in event.answers)
             return None
         if not self._path or self._path[-1] != event.agent:
             self._path.append(event.agent)
         edge = (event.agent, event.target)
-        self._edges[edge] += self._seen.get(edge, self._answers) == self._answers
-        self._seen[edge] = self._answers
-        count = self._edges[edge]
+        count, answers = self.record.get(edge, (0, self._answers))
+        count += answers == self._answers
+        self.record[edge] = (count, self._answers)
         path = "→".join(self._path)
         self._path.append(event.target)
-        if len(self._edges) > 256:  # so many different edges are no circle
-            self._edges.clear()
-            self._seen.clear()
-        reached = self.rungs.at(count)
-        if reached is None:
-            return None
-        return Finding(
-            "handoff",
-            reached[0],
-            count,
-            reached[1],
-            "equal hand-offs without news",
-            "lane",
-            "",
-            "↔".join(sorted((event.agent, event.target))),
-            path,
-        )
+        if len(self.record) > _EDGES_KEPT:
+            self.record.clear()
+        return self.found(count, "equal hand-offs without news", None, "", "↔".join(sorted(edge)), path)
 
 
-class HandOffRounds:
+class HandOffRounds(Rule):
     """Full rounds of a circle of at most ``max_len`` hand-offs with nothing new between.
 
     Off unless ``cycle_repeats`` is set.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (HandOff, ToolResults)
-    __slots__ = ("_rounds", "rungs")
+    name = "cycle"
+    sees = (HandOff, ToolResults)
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
-        self.rungs, self._rounds = rungs, Rounds(max_len)
+        super().__init__(rungs)
+        self._rounds = Rounds(max_len)
 
     def observe(self, event: HandOff | ToolResults) -> Finding | None:
-        if not isinstance(event, HandOff):
+        if isinstance(event, ToolResults):
             if event.progress:
                 self._rounds.clear()
             return None
         rounds, agents = self._rounds.add((event.agent, event.target), event.agent)
-        reached = self.rungs.at(rounds)
-        if reached is None or rounds < 2:
+        if not rounds:
             return None
-        evidence = ({"event": "", "pattern": json.dumps(agents)},)
-        key = "↔".join(sorted(set(agents)))
-        return Finding(
-            "cycle",
-            reached[0],
-            rounds,
-            reached[1],
-            HANDOFF_ROUNDS,
-            "lane",
-            "",
-            key,
-            "→".join([*agents, event.target]),
-            evidence,
-        )
+        key, path = "↔".join(sorted(set(agents))), "→".join([*agents, event.target])
+        found = self.found(rounds, HANDOFF_ROUNDS, None, "", key, path)
+        if found is not None:
+            found.evidence = ({"event": "", "pattern": json.dumps(agents)},)
+        return found
 
 
-class ReEntry:
+class ReEntry(Rule):
     """An agent that is entered again inside its own chain of delegations: A→B→A is the first re-entry.
 
     A chain grows by hand-offs, and by agents that are called as a tool, for a task, or by a Runner inside of a tool:
@@ -134,20 +109,20 @@ class ReEntry:
     passes the work on: the chain goes on.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (HandOff, AgentEntered, ModelCall)
-    __slots__ = ("_around", "_around_count", "_at", "_chain", "_count", "_handed", "limit")
+    name = "reentry"
+    sees = (HandOff, AgentEntered, ModelCall)
+    _around: tuple[str, ...] = ()  # the chain of the caller
+    _around_count = 0
+    _at = ""  # the agent at work
+    _handed = False  # a hand-off was made, and no model was asked since
+    _count = 0
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._around: tuple[str, ...] = ()  # the chain of the caller
-        self._around_count = 0
+        super().__init__(Rungs(stop=limit))
         self._chain: dict[str, None] = {}
-        self._at = ""  # the agent at work
-        self._handed = False  # a hand-off was made, and no model was asked since
-        self._count = 0
 
     def go_on_from(self, caller: "ReEntry", *, is_call: bool) -> None:
-        """Go on with the chain of ``caller``, in whose lane the lane of this detector begins.
+        """Go on with the chain of ``caller``, in whose lane the lane of this rule begins.
 
         ``is_call``: it begins with a call of an agent. Else it is a parallel branch of a container, which goes on with
         the chain only if the work was just handed to it.
@@ -165,22 +140,20 @@ class ReEntry:
                 return self._look_inside(event)
             if event.agent == self._at:
                 return None
-            if not self._handed:
-                self._start_anew()
+            self._start_anew()
             if event.branches:  # these have lanes of their own
                 self._at = ""
                 return None
             return self._enter(event.agent, is_again=event.agent in self._around)
         if event.agent not in self._chain:
-            if not self._handed:
-                self._start_anew()
+            self._start_anew()
             self._add(event.agent)
         self._handed = True
         return self._enter(event.target, is_again=event.target in self._chain or event.target in self._around)
 
     def _enter(self, agent: str, *, is_again: bool) -> Finding | None:
         self._count += is_again
-        found = self._finding(self._count, agent) if is_again else None
+        found = self._again(self._count, agent) if is_again else None
         self._add(agent)
         self._at = agent
         return found
@@ -193,18 +166,17 @@ class ReEntry:
             is_again = agent in known
             count += is_again
             known.add(agent)
-        return self._finding(count, event.agent, inside) if is_again else None
+        return self._again(count, event.agent, inside) if is_again else None
 
-    def _finding(self, count: int, agent: str, inside: Sequence[str] = ()) -> Finding | None:
-        if count < self.limit:
-            return None
+    def _again(self, count: int, agent: str, inside: Sequence[str] = ()) -> Finding | None:
         chain = [*self._around, *self._chain, *inside]
-        path = "→".join([*chain[-_PATH_SHOWN:], agent])
-        return Finding("reentry", Action.STOP, count, self.limit, "re-entries", "lane", "", agent, path)
+        return self.found(count, "re-entries", None, "", agent, "→".join([*chain[-_PATH_SHOWN:], agent]))
 
     def _start_anew(self) -> None:
-        self._chain.clear()
-        self._count = self._around_count
+        """Begin a chain, unless a hand-off goes on with this one."""
+        if not self._handed:
+            self._chain.clear()
+            self._count = self._around_count
 
     def _add(self, agent: str) -> None:
         self._chain[agent] = None
@@ -212,38 +184,32 @@ class ReEntry:
             del self._chain[next(iter(self._chain))]
 
 
-class Depth:
+class Depth(Limit):
     """Delegations made by a model, one inside the other. Containers do not count.
 
     The callee is refused and the caller goes on. A task cannot be refused like that, because its caller would wait
     for ever: it stops.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall)
-    rests: ClassVar[tuple[type, ...]] = (ToolCall,)
-    record: ClassVar[tuple[()]] = ()
-    __slots__ = ("limit",)
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    name = "depth"
+    sees = (AgentEntered, ToolCall)
+    rests = (ToolCall,)
+    record = ()
 
     def observe(self, event: AgentEntered | ToolCall) -> Finding | None:
         if event.depth <= self.limit:
             return None
         about = (event.depth, self.limit, "nested delegations")
-        key = f"{event.agent}:{event.depth}"
-        if isinstance(event, ToolCall):
-            return Finding("depth", Action.BLOCK, *about, "call", event.tool, key, f"from {event.agent}")
-        if event.is_task:
-            return Finding("depth", Action.STOP, *about, "lane", "", key, f"agent {event.agent}")
-        return Finding("depth", Action.BLOCK, *about, "call", "", key, f"from {event.agent}")
+        key, tool = f"{event.agent}:{event.depth}", event.tool if isinstance(event, ToolCall) else ""
+        if isinstance(event, AgentEntered) and event.is_task:
+            return Finding(self.name, Action.STOP, *about, "lane", tool, key, f"agent {event.agent}")
+        return Finding(self.name, Action.BLOCK, *about, "call", tool, key, f"from {event.agent}")
 
 
-# ---- Orders that are given again and again: a worker repeats its calls and gets the same answers.
+# ---- RepeatedDelegation that are given again and again: a worker repeats its calls and gets the same answers.
 
 _AGENTS_KEPT: Final = 64
 _PAIRS_KEPT: Final = 512
-_WORD: Final = re.compile(r"[^\W_]+")
 _READ: Final = 4_096  # characters of a text that are looked at
 _VOCABULARY: Final = 1_024
 _NUMBER: Final = re.compile(r"\d+")
@@ -253,19 +219,20 @@ _NEW_SHARE: Final = 3  # a text brings another subject when one word in this man
 
 
 class Vocabulary:
-    """The words that orders and reports have used.
+    """The words that orders and reports have used, and their texts without numbers.
 
     Other words for one order soon repeat each other; other items do not.
     """
 
-    __slots__ = ("_words",)
+    __slots__ = ("_texts", "_words")
 
     def __init__(self) -> None:
         self._words: set[str] = set()
+        self._texts: dict[int, int] = {}  # hash without numbers -> hash of the last such text
 
     def learn(self, text: str) -> bool:
         """Remember the words of a text. Return whether the text is about something else than those before it."""
-        words = _words(text)
+        words = words_of(text[:_READ])
         new = len(words - self._words)
         is_first = not self._words
         if len(self._words) > _VOCABULARY:
@@ -273,44 +240,31 @@ class Vocabulary:
         self._words |= words
         return not is_first and new >= _NEW_WORDS and _NEW_SHARE * new >= len(words)
 
-
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text[:_READ].lower()))
-
-
-class Templates:
-    """Texts without their numbers. The same words with another number are an order for the next item of a list."""
-
-    __slots__ = ("_texts",)
-
-    def __init__(self) -> None:
-        self._texts: OrderedDict[int, int] = OrderedDict()  # hash without numbers -> hash of the last such text
-
     def is_next_item(self, text: str) -> bool:
-        """Return whether the text equals an earlier one but for its numbers, and remember it."""
+        """Return whether the text equals an earlier one but for its numbers, and remember it.
+
+        The same words with another number are an order for the next item of a list.
+        """
         text = text[:_READ]
         template, whole = hash(_NUMBER.sub("", text)), hash(text)
-        before = self._texts.get(template)
-        _put(self._texts, template, whole)
-        return before is not None and before != whole
+        before = self._texts.get(template, whole)
+        keep(self._texts, template, whole, _AGENTS_KEPT)
+        return before != whole
 
 
 class _Worker:
     """How often an agent was set to work, and in how many of these rounds it did nothing new."""
 
-    __slots__ = ("calls", "calls_of_others", "counted", "entered", "lane", "rounds", "supervisor_turn")
-
-    def __init__(self) -> None:
-        self.entered = 0
-        self.rounds: float = 0  # that repeated an earlier one, since the last news in the run
-        self.calls = 0  # model calls of its own
-        self.calls_of_others = -1  # model calls of other agents before the last round
-        self.counted = 0  # value of ``entered`` in the last round
-        self.lane = ""  # of the last round
-        self.supervisor_turn = -1  # in which the last round was ordered
+    entered = 0
+    rounds: float = 0  # that repeated an earlier one, since the last news in the run
+    calls = 0  # model calls of its own
+    calls_of_others = -1  # model calls of other agents before the last round
+    counted = 0  # value of ``entered`` in the last round
+    lane = ""  # of the last round
+    supervisor_turn = -1  # in which the last round was ordered
 
 
-class Orders:
+class RepeatedDelegation(Rule):
     """Counts rounds in which a worker repeats itself, over all lanes of a run.
 
     The supervisor's words are new each time, so no single lane shows a repetition. A new answer anywhere in the run
@@ -321,57 +275,43 @@ class Orders:
     for the second time.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    __slots__ = (
-        "_calls",
-        "_counting",
-        "_delegates",
-        "_due",
-        "_is_next_item",
-        "_known",
-        "_templates",
-        "_turns",
-        "_vocabulary",
-        "_workers",
-        "record",
-        "rungs",
-    )
+    name = "no_news"
+    sees = (AgentEntered, ModelCall, ModelResult, ToolResults)
+    rests = (ModelCall, ModelResult, ToolResults)
+    _calls = 0  # model calls of all agents
+    _counting = False  # some worker has a round without news
+    _is_next_item = False  # whether the last text was an order for the next item
+    _due: tuple[str, str, int] | None = None  # worker, lane, rounds: what the supervisor should read
 
     def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self._workers: OrderedDict[str, _Worker] = OrderedDict()
+        super().__init__(rungs)
+        self._workers: dict[str, _Worker] = {}
         self.record: list[str] = []  # the first agent that was set to work for the second time
         # agent, call and answer -> the activation that saw it last
-        self._known: OrderedDict[tuple[str, bytes, int], int] = OrderedDict()
-        self._delegates: OrderedDict[str, None] = OrderedDict()  # tools that are agents
-        self._turns: OrderedDict[str, int] = OrderedDict()  # lane -> model calls in it
-        self._calls = 0  # model calls of all agents
-        self._counting = False  # some worker has a round without news
+        self._known: dict[tuple[str, bytes, int], int] = {}
+        self._delegates: dict[str, None] = {}  # tools that are agents
+        self._turns: dict[str, int] = {}  # lane -> model calls in it
         self._vocabulary = Vocabulary()
-        self._templates = Templates()
-        self._is_next_item = False  # whether the last text was an order for the next item
-        self._due: tuple[str, str, int] | None = None  # worker, lane, rounds: what the supervisor should read
 
     def observe(self, event: AgentEntered | ModelCall | ModelResult | ToolResults) -> Finding | None:
-        if type(event) is AgentEntered:
+        if isinstance(event, AgentEntered):
             if not event.branches:
                 self._enter(event)
             return None
         if not self.record:
             return None
-        if type(event) is ToolResults:
+        if isinstance(event, ToolResults):
             return self._look_at(event)
-        if type(event) is ModelCall:
-            _put(self._turns, event.lane, self._turns.get(event.lane, 0) + 1)
+        if isinstance(event, ModelCall):
+            keep(self._turns, event.lane, self._turns.get(event.lane, 0) + 1, _AGENTS_KEPT)
             self._calls += 1
             if (speaker := self._workers.get(event.agent)) is not None:
                 speaker.calls += 1
-            return self._tell(event) if self._due is not None else None
-        if self._counting and isinstance(event, ModelResult):
+            return self._tell(event)
+        if self._counting:
             if event.text:
                 event.new_subject = self._vocabulary.learn(event.text)
-                event.new_item = self._is_order(event.agent) and self._templates.is_next_item(event.text)
+                event.new_item = self._is_order(event.agent) and self._vocabulary.is_next_item(event.text)
             self._is_next_item = event.new_item or (self._is_next_item and not self._is_order(event.agent))
             if event.new_subject:
                 self._start_anew()
@@ -379,41 +319,37 @@ class Orders:
 
     def _enter(self, event: AgentEntered) -> None:
         worker = self._workers.get(event.agent)
-        if worker is None:
-            worker = _Worker()
-        elif not self.record:
+        if worker is not None and not self.record:
             self.record.append(event.agent)
-        _put(self._workers, event.agent, worker)
-        worker.entered += 1
-        opened_by = event.lane.rpartition("/")[2]
-        if "@" in opened_by:
-            _put(self._delegates, opened_by.partition("@")[0], None)
-        elif self._due is not None and self._due[0] == event.agent and self._due[1] == event.lane:
+        keep(self._workers, event.agent, worker or _Worker(), _AGENTS_KEPT).entered += 1
+        tool, is_call, _ = event.lane.rpartition("/")[2].partition("@")
+        if is_call:
+            keep(self._delegates, tool, None, _AGENTS_KEPT)
+        elif self._due is not None and self._due[:2] == (event.agent, event.lane):
             self._due = ("", *self._due[1:])  # no other agent has spoken since, so the worker itself gets the nudge
 
     def _look_at(self, event: ToolResults) -> Finding | None:
         repeated: Answer | None = None
-        known = self._known
         worker = self._workers.get(event.agent)
         activation = worker.entered if worker is not None else 0
         for a in event.answers:
-            if a.outcome is Outcome.REFUSED:
+            if a.outcome is _REFUSED:
                 continue
             if a.tool in self._delegates:
                 if self._counting:
                     self._read_order(event, a)
             elif a.counted and not a.hands_over:
                 pair = (event.agent, a.call, a.answer)
-                before = known.get(pair)
+                before = self._known.get(pair)
                 if before is None:
                     if a.outcome not in FAILURES:
                         self._start_anew()
                 elif before != activation:
                     repeated = a
-                _put(known, pair, activation, _PAIRS_KEPT)
-        if self._due is not None and (found := self._reported(event)) is not None:
+                keep(self._known, pair, activation, _PAIRS_KEPT)
+        if (found := self._reported(event)) is not None or repeated is None or worker is None:
             return found
-        return None if repeated is None or worker is None else self._count(event, repeated, worker)
+        return self._count(event, repeated, worker)
 
     def _is_order(self, agent: str) -> bool:
         """Return whether the words of an agent are orders: those of a worker that repeats itself are reports."""
@@ -425,13 +361,12 @@ class Orders:
             order = answer_text(report.args)[: _READ // 2]
             words = f"{order} {answer_text(report.value)[: _READ // 2]}"
             event.new_subject = self._vocabulary.learn(words) or event.new_subject
-            event.new_item = self._templates.is_next_item(order) or event.new_item
+            event.new_item = self._vocabulary.is_next_item(order) or event.new_item
         if event.new_subject:
             self._start_anew()
         elif event.new_item:
-            below = f"{event.lane}/{report.tool}@{report.id}"
             for worker in self._workers.values():
-                if worker.rounds and (worker.lane == below or worker.lane.startswith(f"{below}/")):
+                if worker.rounds and _is_below(worker.lane, event, report):
                     worker.rounds -= 1 - _ITEM
                     if self.rungs.at(worker.rounds) is None:
                         self._due = None
@@ -452,37 +387,27 @@ class Orders:
         reached = self.rungs.at(worker.rounds)
         if reached is None:
             return None
-        action, limit = reached
-        if action is not Action.STOP:
+        if reached[0] is not Action.STOP:
             self._due = (event.agent, event.lane, int(worker.rounds))
             return None
-        about = f"agent {event.agent}"
-        evidence = evidence_of(event)
-        return Finding(
-            "no_news", action, int(worker.rounds), limit, ORDERS, tool=repeated.tool, detail=about, evidence=evidence
-        )
+        return self.found(int(worker.rounds), ORDERS, event, repeated.tool, detail=f"agent {event.agent}")
 
     def _reported(self, event: ToolResults) -> Finding | None:
         """Return the nudge if these are the answers that the supervisor waits for."""
-        assert self._due is not None
-        lane = self._due[1]
-        for a in event.answers:
-            below = f"{event.lane}/{a.tool}@{a.id}"
-            if a.tool in self._delegates and (lane == below or lane.startswith(f"{below}/")):
-                return self._nudge(a.tool)
+        for a in event.answers if self._due is not None else ():
+            if a.tool in self._delegates and self._due is not None and _is_below(self._due[1], event, a):
+                return self._nudge(a.tool, self._due[2])
         return None
 
     def _tell(self, event: ModelCall) -> Finding | None:
         """Return the nudge if another agent of the same lane is about to give the next order."""
-        assert self._due is not None
-        worker, lane, _ = self._due
-        return self._nudge(worker or event.agent) if lane == event.lane and worker != event.agent else None
+        if self._due is None or self._due[0] == event.agent or self._due[1] != event.lane:
+            return None
+        return self._nudge(self._due[0] or event.agent, self._due[2])
 
-    def _nudge(self, worker: str) -> Finding | None:
-        assert self._due is not None
-        (_, _, rounds), self._due = self._due, None
-        action, limit = self.rungs.at(rounds) or (Action.NUDGE, rounds)
-        return Finding("no_news", action, rounds, limit, ORDERS, tool=worker, key=f"{ORDERS}: {worker}")
+    def _nudge(self, worker: str, rounds: int) -> Finding | None:
+        self._due = None
+        return self.found(rounds, ORDERS, None, worker, f"{ORDERS}: {worker}")
 
     def _start_anew(self) -> None:
         if self._counting:
@@ -491,16 +416,9 @@ class Orders:
                 worker.rounds = 0
 
 
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-
-
-def _put(kept: OrderedDict[_Key, _Value], key: _Key, value: _Value, most: int = _AGENTS_KEPT) -> None:
-    """Set an entry and make it the newest. The oldest one goes when there are more than ``most``."""
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
+def _is_below(lane: str, event: ToolResults, answer: Answer) -> bool:
+    """Return whether a lane is that of the agent whose call has this answer, or is inside of it."""
+    return f"{lane}/".startswith(f"{event.lane}/{answer.tool}@{answer.id}/")
 
 
 # ---- An agent without tools that gets the same order in other words, and reports the same in other words.
@@ -544,66 +462,60 @@ class _Reporter:
         return SAME if not in_order and len(report) >= _LEAST else ""
 
 
-class ToldAgain:
+class RepeatedReports(Rule):
     """Counts reports of one worker that bring at most one new word, on orders that bring none.
 
     Nothing but words shows such a loop. Healthy work through words brings new ones: another item, another draft. A
     report with four new words makes up for three of them, and one with two new words starts the other workers anew:
     they may judge a draft that changes. Another subject, another number, a word that is new in both the order and the
-    report, and a step by any tool start anew. Orders of one response are one round.
+    report, and a step by any tool start anew. RepeatedDelegation of one response are one round.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_workers", "record", "rungs")
+    name = "no_news"
+    sees = (AgentEntered, ToolResults)
+    rests = (ToolResults,)
 
     def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self.record = self._workers = OrderedDict[str, _Reporter]()  # by the tool that calls it
+        super().__init__(rungs)
+        self.record = self._workers = dict[str, _Reporter]()  # by the tool that calls it
 
     def observe(self, event: AgentEntered | ToolResults) -> Finding | None:
-        if type(event) is AgentEntered:
+        if isinstance(event, AgentEntered):
             tool, is_call, _ = event.lane.rpartition("/")[2].partition("@")
             if is_call:
-                _put(self._workers, tool, self._workers.get(tool) or _Reporter(), _WORKERS_KEPT)
+                keep(self._workers, tool, self._workers.get(tool) or _Reporter(), _WORKERS_KEPT)
             return None
         if not self._workers:
             return None
-        assert isinstance(event, ToolResults)
         reports: list[Answer] = []
         for a in event.answers:
             if a.tool in self._workers:
                 reports.append(a)
-            elif a.outcome is not Outcome.REFUSED and not a.is_note:
+            elif a.outcome is not _REFUSED and not a.is_note:
                 self._start_anew()
                 return None
         return self._look_at(event, reports) if reports else None
 
     def _look_at(self, event: ToolResults, reports: list[Answer]) -> Finding | None:
         last = reports[-1]
-        if last.outcome is Outcome.REFUSED or len({a.tool for a in reports}) > 1:
+        if last.outcome is _REFUSED or len({a.tool for a in reports}) > 1:
             return None
         worker = self._workers[last.tool]
         if not event.is_understood:
             order: set[str] = set()
             report: set[str] = set()
             for a in reports[:_WORKERS_KEPT]:
-                order |= _words(answer_text(a.args))
-                report |= _words(answer_text(a.value))
+                order |= words_of(answer_text(a.args)[:_READ])
+                report |= words_of(answer_text(a.value)[:_READ])
             event.words = worker.compare(order, report)
         if event.words == SAME:
             worker.count += 1
-        elif event.words:
+            return self.found(worker.count, TOLD_AGAIN, event, last.tool, f"{TOLD_AGAIN}: {last.tool}")
+        if event.words:
             left = {EDITED: worker.count, NEW: max(worker.count - _NEWS_WORTH, 0)}.get(event.words, 0)
             self._start_anew()
             worker.count = left
-        reached = self.rungs.at(worker.count) if event.words == SAME else None
-        if reached is None:
-            return None
-        key, evidence = f"{TOLD_AGAIN}: {last.tool}", evidence_of(event)
-        return Finding(
-            "no_news", *swap(reached, worker.count), unit=TOLD_AGAIN, tool=last.tool, key=key, evidence=evidence
-        )
+        return None
 
     def _start_anew(self) -> None:
         for worker in self._workers.values():
@@ -617,11 +529,15 @@ def _joined(known: set[str], words: set[str]) -> set[str]:
 
 # ---- Agents that talk and do nothing: final texts in a row without a tool call or a change of state.
 
+_WATCH: Final = "\0"  # stands for no agent, so that the next step is looked at: it shows that the agent uses tools
+_ROWS: Final = 3  # rows of texts that ended with a step: fewer show no habit
+_TIMES_LONGER: Final = 2
 
-class Talk:
+
+class TextOnly(Rule):
     """Counts final texts of agents that have spoken before, in one lane.
 
-    The first text of each agent is free: a chain of many agents is not a talk. To a ``patient`` detector a text about
+    The first text of each agent is free: a chain of many agents is not a talk. To a ``patient`` rule a text about
     something else is a step.
 
     ``after_work`` are earlier limits for a row of texts, the first one counted, by those who have worked with tools:
@@ -631,63 +547,48 @@ class Talk:
     stop is for the next model call, so a talk that has ended is not stopped.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ModelCall, ModelResult, StateChanged, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    __slots__ = (
-        "_after_work",
-        "_changes",
-        "_count",
-        "_is_bounded",
-        "_longest",
-        "_patient",
-        "_row",
-        "_rows",
-        "_speaker",
-        "_spoken",
-        "_vocabulary",
-        "_worked",
-        "record",
-        "rungs",
-    )
+    name = "talk"
+    sees = (AgentEntered, ModelCall, ModelResult, StateChanged, ToolResults)
+    rests = (ModelCall, ModelResult, ToolResults)
+    _count = 0
+    _is_bounded = False  # the agent at work is in a loop with a limit
+    _row = 0  # texts since the last step, or since one about something else
+    _speaker = ""  # of all texts of the row; "" when there are several
+    _rows = 0  # rows of texts that ended with a step
+    _longest = 0  # of them
 
     def __init__(self, rungs: Rungs, *, patient: bool = False, after_work: Rungs | None = None) -> None:
-        self.rungs, self._patient, self._after_work = rungs, patient, after_work
-        self._count = 0
-        self._is_bounded = False  # the agent at work is in a loop with a limit
-        self.record = self._spoken = OrderedDict[str, None]()  # agents that have spoken since something was done
-        self._changes: OrderedDict[int, None] = OrderedDict()  # values that were stored: an old one is not a step
+        super().__init__(rungs)
+        self._patient, self._after_work = patient, after_work or Rungs()
+        self.record: dict[str, None] = {_WATCH: None}  # agents that have spoken since something was done
+        self._changes: dict[int, None] = {}  # values that were stored: an old one is not a step
         self._vocabulary = Vocabulary()
         self._worked: dict[str, None] = {}  # agents that have used tools
-        self._spoken[_WATCH] = None
-        self._row = 0  # texts since the last step, or since one about something else
-        self._speaker = ""  # of all texts of the row; "" when there are several
-        self._rows = 0  # rows of texts that ended with a step
-        self._longest = 0  # of them
 
     def observe(self, event: AgentEntered | ModelCall | ModelResult | StateChanged | ToolResults) -> Finding | None:
-        if type(event) is ToolResults:
-            if self._spoken and _is_step(event):
+        if isinstance(event, ToolResults):
+            if self.record and any(a.outcome is not _REFUSED and not a.is_note for a in event.answers):
                 self._note_work(event.agent)
-        elif type(event) is ModelResult:
+        elif isinstance(event, ModelResult):
             if event.text_id and not self._is_bounded:
                 self._hear(event)
-        elif type(event) is ModelCall:
+        elif isinstance(event, ModelCall):
             return self._before_the_next(event) if self._row else None
-        elif type(event) is AgentEntered:
+        elif isinstance(event, AgentEntered):
             if not event.branches:
                 self._is_bounded = event.is_bounded
                 if event.agent not in self._worked:
-                    self._spoken[_WATCH] = None
-        elif type(event) is StateChanged and event.value not in self._changes:
-            _put(self._changes, event.value, None)
+                    self.record[_WATCH] = None
+        elif event.value not in self._changes:
+            keep(self._changes, event.value, None, _AGENTS_KEPT)
             self._start_anew()
         return None
 
     def _hear(self, event: ModelResult) -> None:
         self._row += 1
         self._speaker = event.agent if self._row == 1 or self._speaker == event.agent else ""
-        if event.agent not in self._spoken:
-            _put(self._spoken, event.agent, None)
+        if event.agent not in self.record:
+            keep(self.record, event.agent, None, _AGENTS_KEPT)
             if not self._worked:
                 return
         else:
@@ -700,9 +601,7 @@ class Talk:
 
     def _note_work(self, agent: str) -> None:
         if agent not in self._worked:
-            self._worked[agent] = None
-            if len(self._worked) > _AGENTS_KEPT:
-                del self._worked[next(iter(self._worked))]
+            keep(self._worked, agent, None, _AGENTS_KEPT)
         if self._row:
             self._rows += 1
             self._longest = max(self._longest, self._row)
@@ -710,37 +609,21 @@ class Talk:
 
     def _start_anew(self) -> None:
         self._count = self._row = 0
-        self._spoken.clear()
+        self.record.clear()
 
     def _before_the_next(self, event: ModelCall) -> Finding | None:
         if event.after_answer or self._is_bounded:
             return None
-        found, unit = self.rungs.at(self._count), "texts in a row without a step"
-        count = self._count
-        if self._after_work is not None and (found is None or found[0] is not Action.STOP):
-            idle = self._after_work.at(self._idle())
-            if idle is not None and (found is None or idle[0] > found[0]):
-                found, unit, count = idle, IDLE, self._row
-        if found is None:
-            return None
-        action, limit = found
-        key = event.agent if action is Action.STOP else "talk"
-        return Finding("talk", action, count, limit, unit, key=key, detail=f"agent {event.agent}")
+        talk, idle = self.rungs.at(self._count), self._after_work.at(self._row if self._is_idle() else 0)
+        is_idle = idle is not None and (talk is None or idle[0] > talk[0])
+        reached = idle if is_idle else talk
+        key = event.agent if reached is not None and reached[0] is Action.STOP else "talk"
+        about = (None, "", key, f"agent {event.agent}")
+        if is_idle:
+            return self.found(self._row, IDLE, *about, self._after_work)
+        return self.found(self._count, "texts in a row without a step", *about)
 
-    def _idle(self) -> int:
-        """Return how many texts in a row are too many for those who have worked.
-
-        It is 0 where the texts may be their work.
-        """
-        if self._speaker in self._worked:
-            return self._row
-        return self._row if self._rows >= _ROWS and self._row >= _TIMES_LONGER * self._longest else 0
-
-
-_WATCH: Final = "\0"  # stands for no agent, so that the next step is looked at: it shows that the agent uses tools
-_ROWS: Final = 3  # rows of texts that ended with a step: fewer show no habit
-_TIMES_LONGER: Final = 2
-
-
-def _is_step(event: ToolResults) -> bool:
-    return any(a.outcome is not Outcome.REFUSED and not a.is_note for a in event.answers)
+    def _is_idle(self) -> bool:
+        """Return whether those who have worked only talk. The texts of others may be their work."""
+        is_new_habit = self._rows >= _ROWS and self._row >= _TIMES_LONGER * self._longest
+        return self._speaker in self._worked or is_new_habit

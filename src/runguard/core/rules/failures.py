@@ -1,12 +1,10 @@
 """Rules about failures: tools that do not get anywhere or ask to try again, and calls whose arguments did not arrive.
 
-``engine/runs`` makes the detectors of a run. ``engine/tools`` asks ``lacks_arguments`` about a failure and
-``is_acknowledgement`` about an answer.
+``engine/tools`` asks ``lacks_arguments`` about a failure and ``is_acknowledgement`` about an answer.
 """
 
 import json
 import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -24,83 +22,55 @@ from runguard.core.decision import (
     Rungs,
 )
 from runguard.core.events import FAILURES, LATE, ModelResult, Outcome, ToolCall, ToolResults
-from runguard.core.rules.repetition import evidence_of
+from runguard.core.rules.rule import Rule, keep, worse
 
-# ---- Tools that do not get anywhere: the same failure, nothing found, one error after another.
+# ---- What keeps happening to one tool, or to one call.
 
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
-_OK, _EMPTY = Outcome.OK, Outcome.EMPTY
-_TOOLS_KEPT: Final = 64
-_CALLS_KEPT: Final = 16  # of one streak
+_OK, _EMPTY, _REFUSED = Outcome.OK, Outcome.EMPTY, Outcome.REFUSED
+_STREAKS_KEPT: Final = 64
+_CALLS_KEPT: Final = 256  # of one streak
 
 
 class _Streak:
-    """What keeps happening to one tool, how often in a row, in which batch it was last counted, which calls met it."""
+    """What keeps happening, how often, when it was last counted, and which calls met it."""
 
-    __slots__ = ("batch", "calls", "count", "is_command", "kind", "retries")
+    __slots__ = ("calls", "count", "is_command", "kind", "mark", "retries")
 
-    def __init__(self, kind: str, batch: str) -> None:
-        self.kind, self.batch, self.count, self.retries = kind, batch, 1, 0
+    def __init__(self, kind: str) -> None:
+        self.kind, self.count, self.retries = kind, 0, 0
+        self.mark: object = None  # of what counts once: a batch, or the work between two successes
         self.calls: set[bytes] = set()
         self.is_command = False  # the tool takes one free text: a shell, a query
 
-    def is_new_command(self, call: bytes) -> bool:
-        """Return whether this is another text for a tool that takes any, and so may differ in all that matters."""
-        return self.is_command and call not in self.calls
+    def count_once(self, mark: object) -> bool:
+        """Return whether something that carries this mark counts, and remember the mark. An empty one always counts."""
+        if mark != "" and mark == self.mark:
+            return False
+        self.mark = mark
+        return True
 
-    def is_free(self, call: bytes, free: int) -> bool:
-        """Return whether this is one of the first ``free`` retries of a call that has already failed like this."""
-        return self.retries < free and call in self.calls
-
-
-class _Streaks:
-    """Counts per tool. The first ``free`` retries of earlier calls do not count: an agent that waits tries again."""
-
-    __slots__ = ("_free", "by_tool")
-
-    def __init__(self, free: int = 0) -> None:
-        self.by_tool: OrderedDict[str, _Streak] = OrderedDict()
-        self._free = free
-
-    def get(self, tool: str) -> _Streak | None:
-        return self.by_tool.get(tool)
-
-    def next_count(self, streak: _Streak, call: bytes) -> int:
-        """Return the number that the next failure of this call would be."""
-        return streak.count + (not streak.is_free(call, self._free))
-
-    def add(self, tool: str, kind: str, batch: str, call: bytes) -> int:
-        """Count one more of ``kind`` and return how many are in a row.
-
-        Calls of one batch count once; another kind starts at one.
-        """
-        streak = self.by_tool.pop(tool, None)
-        if streak is None or streak.kind != kind:
-            streak = _Streak(kind, batch)
-        elif not batch or batch != streak.batch:
-            if streak.is_free(call, self._free):
-                streak.retries += 1
-            else:
-                streak.count += 1
-            streak.batch = batch
-        if self._free and len(streak.calls) < _CALLS_KEPT:
-            streak.calls.add(call)
-        self.by_tool[tool] = streak
-        if len(self.by_tool) > _TOOLS_KEPT:
-            self.by_tool.popitem(last=False)
-        return streak.count
-
-    def mark(self, tool: str, *, is_command: bool) -> None:
-        self.by_tool[tool].is_command = is_command
-
-    def clear(self, tool: str | None = None) -> None:
-        if tool is None:
-            self.by_tool.clear()
-        else:
-            self.by_tool.pop(tool, None)
+    def meet(self, call: bytes) -> None:
+        """Remember a call, unless there are too many already."""
+        if len(self.calls) < _CALLS_KEPT:
+            self.calls.add(call)
 
 
-class Stall:
+_Streaks = dict[bytes | str, _Streak]  # by tool, or by what else is counted
+
+
+def _streak_of(streaks: _Streaks, key: bytes | str, kind: str) -> _Streak:
+    """Return the streak of something, which begins anew with another kind. It is the one used last."""
+    streak = streaks.get(key)
+    if streak is None or streak.kind != kind:
+        streak = _Streak(kind)
+    return keep(streaks, key, streak, _STREAKS_KEPT)
+
+
+# ---- Tools that do not get anywhere: the same failure, nothing found, one error after another.
+
+
+class Stall(Rule):
     """One tool fails in the same way, whatever the arguments.
 
     Any tool's new answer that is no failure breaks the streak: edit, test, edit, test is work even while the test
@@ -108,57 +78,63 @@ class Stall:
     those are not counted. With free retries, a new command for a shell is not refused before it was tried.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolCall, ToolResults)
-    rests = sees
-    rule: ClassVar[str] = "stall"
+    name = "stall"
     unit: ClassVar[str] = EQUAL_FAILURES
-    __slots__ = ("_patient", "_streaks", "record", "rungs")
+    sees = (ToolCall, ToolResults)
+    rests = sees
 
     def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
-        self.rungs, self._patient = rungs, free_retries > 0
-        self._streaks = _Streaks(free_retries)
-        self.record = self._streaks.by_tool
+        super().__init__(rungs)
+        self._free = free_retries
+        self.record: _Streaks = {}
 
     def observe(self, event: ToolCall | ToolResults) -> Finding | None:
-        if type(event) is ToolCall:
+        if isinstance(event, ToolCall):
             return self._attempt(event) if self.record else None
-        assert isinstance(event, ToolResults)
         if event.progress:
-            if self.record:
-                self._streaks.clear()
+            self.record.clear()
             if not event.failures:
                 return None
         worst: Finding | None = None
         for a in event.answers:
             if (a.outcome is _OK and not a.failure) or a.outcome is _EMPTY:
-                self._streaks.clear(a.tool)  # the tool works, though it said nothing new
+                self.record.pop(a.tool, None)  # the tool works, though it said nothing new
             if a.outcome not in FAILURES or (a.outcome is Outcome.FAILED and not a.counted):
                 continue
             kind = self._kind(a.failure)
             if not kind:
                 continue
-            count = self._streaks.add(a.tool, kind, event.batch, a.call)
-            if self._patient:
-                a.is_command = a.is_command or _is_command(a.args)
-                self._streaks.mark(a.tool, is_command=a.is_command)
-            reached = self.rungs.at(count)
-            if reached is None or reached[0] is Action.BLOCK or (worst and worst.action >= reached[0]):
-                continue
-            action, limit = reached
-            worst = Finding(self.rule, action, count, limit, self.unit, "lane", a.tool, a.tool, "", evidence_of(event))
+            streak = self._add(a.tool, kind, event.batch, a.call)
+            if self._free:
+                streak.is_command = a.is_command = a.is_command or _is_command(a.args)
+            reached = self.rungs.at(streak.count)
+            if reached is not None and reached[0] is not Action.BLOCK:  # a block waits for the next call
+                worst = worse(worst, self.found(streak.count, self.unit, event, a.tool, a.tool))
         return worst
 
     def _attempt(self, event: ToolCall) -> Finding | None:
-        block = self.rungs.block
-        streak = self._streaks.get(event.tool) if block is not None else None
-        if block is None or streak is None or self._streaks.next_count(streak, event.call) < block:
+        block, streak = self.rungs.block, self.record.get(event.tool)
+        if block is None or streak is None or streak.count + (not self._is_free(streak, event.call)) < block:
             return None
-        if streak.is_new_command(event.call):
+        if streak.is_command and event.call not in streak.calls:
             return None  # it is tried for the first time; if it fails in the same way, its answer counts
-        count = self._streaks.add(event.tool, streak.kind, event.batch, event.call)
-        action, limit = self.rungs.at(count) or (Action.BLOCK, block)
-        evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
-        return Finding(self.rule, action, count, limit, self.unit, "lane", event.tool, event.tool, "", evidence)
+        count = self._add(event.tool, streak.kind, event.batch, event.call).count
+        return self.refused(count, block, self.unit, event, event.tool)
+
+    def _add(self, tool: str, kind: str, batch: str, call: bytes) -> _Streak:
+        """Count one more of ``kind``. Calls of one batch count once."""
+        streak = _streak_of(self.record, tool, kind)
+        if streak.count_once(batch):
+            is_free = self._is_free(streak, call)
+            streak.retries += is_free
+            streak.count += not is_free
+        if self._free:
+            streak.meet(call)
+        return streak
+
+    def _is_free(self, streak: _Streak, call: bytes) -> bool:
+        """Return whether this is one of the first retries of a call that has already failed like this."""
+        return streak.retries < self._free and call in streak.calls
 
     def _kind(self, failure: str) -> str:
         """Return what is counted together; "" for a failure that does not count here."""
@@ -171,31 +147,18 @@ class ToolFailures(Stall):
     An answer that ends in an error of its own may be a report that was asked for; it is left out.
     """
 
-    rule: ClassVar[str] = "tool_failures"
-    unit: ClassVar[str] = ANY_FAILURES
-    __slots__ = ()
+    name = "tool_failures"
+    unit = ANY_FAILURES
 
     def _kind(self, failure: str) -> str:
         return "" if failure.startswith(LATE) else "failure"
 
 
-_LASTING_KEPT: Final = 64
 _NAMING: Final = "\0"  # in the class of a failure, before the items that it names
 _NAMES_ITEMS: Final = Rungs(nudge=12)  # the items of a batch may well fail alike: no stop
-_DISTINCT_KEPT: Final = 256
 
 
-class _Lasting:
-    """A failure that comes back: how often, and from which calls."""
-
-    __slots__ = ("at", "calls", "count", "kind")
-
-    def __init__(self, kind: str) -> None:
-        self.kind, self.count, self.at = kind, 0, -1
-        self.calls: set[bytes] = set()
-
-
-class LastingFailures:
+class LastingFailures(Rule):
     """One call, or one tool whatever the arguments, fails in the same way again and again while other tools succeed.
 
     ``Stall`` starts anew with every success of another tool; this does not. Only a success of the call or of the tool
@@ -203,13 +166,14 @@ class LastingFailures:
     call that fails the same way after each edit is a test, and ``of_call`` has later limits for it.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_kept", "_of_call", "_of_tool", "_successes")
+    name = "stall"
+    sees = (ToolResults,)
+    _successes = 0  # responses in which some tool achieved something
 
     def __init__(self, of_call: Rungs, of_tool: Rungs) -> None:
-        self._of_call, self._of_tool = of_call, of_tool
-        self._kept: OrderedDict[bytes | str, _Lasting] = OrderedDict()  # by call, and by tool
-        self._successes = 0  # responses in which some tool achieved something
+        super().__init__(of_call)
+        self._of_tool = of_tool
+        self._kept: _Streaks = {}  # by call, and by tool
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.failures and not self._kept:
@@ -218,22 +182,18 @@ class LastingFailures:
         worst: Finding | None = None
         for a in event.answers:
             if a.outcome not in FAILURES:
-                if a.outcome is not Outcome.REFUSED:
-                    self._kept.pop(a.call, None)
-                    self._kept.pop(a.tool, None)
-                    self._kept.pop(f"{a.tool}{_NAMING}", None)
+                if a.outcome is not _REFUSED:
+                    for key in (a.call, a.tool, f"{a.tool}{_NAMING}"):
+                        self._kept.pop(key, None)
             elif a.counted:
-                counted = [
-                    (self._add(a.call, a.ending or a.failure), self._of_call),
+                counts = [
+                    (self._add(a.call, a.ending or a.failure), self.rungs),
                     (self._add(a.tool, a.failure, a.call), self._of_tool),
                 ]
                 if _NAMING in a.failure:  # it says of each call what it was asked
-                    counted.append((self._add(f"{a.tool}{_NAMING}", a.ending, a.call), _NAMES_ITEMS))
-                for count, rungs in counted:
-                    reached = rungs.at(count)
-                    if reached is not None and (worst is None or reached[0] > worst.action):
-                        about = (LASTING, "lane", a.tool, a.tool, "", evidence_of(event))
-                        worst = Finding("stall", reached[0], count, reached[1], *about)
+                    counts.append((self._add(f"{a.tool}{_NAMING}", a.ending, a.call), _NAMES_ITEMS))
+                for count, rungs in counts:
+                    worst = worse(worst, self.found(count, LASTING, event, a.tool, a.tool, rungs=rungs))
         return worst
 
     def _add(self, key: bytes | str, kind: str, call: bytes = b"") -> int:
@@ -241,51 +201,45 @@ class LastingFailures:
 
         ``call``: counts only if it is another one than before; empty counts always.
         """
-        lasting = self._kept.pop(key, None)
-        if lasting is None or lasting.kind != kind:
-            lasting = _Lasting(kind)
-        self._kept[key] = lasting
-        if len(self._kept) > _LASTING_KEPT:
-            self._kept.popitem(last=False)
-        if lasting.at == self._successes or (call and call in lasting.calls):
+        streak = _streak_of(self._kept, key, kind)
+        if (call and call in streak.calls) or not streak.count_once(self._successes):
             return 0
-        lasting.at = self._successes
-        lasting.count += 1
-        if call and len(lasting.calls) < _DISTINCT_KEPT:
-            lasting.calls.add(call)
-        return lasting.count
+        streak.count += 1
+        if call:
+            streak.meet(call)
+        return streak.count
 
 
-class EqualAnswers:
+class EqualAnswers(Rule):
     """One tool gives the same answer again and again, whatever the arguments and whatever other tools do in between.
 
     In force only under an explicit ``max_identical_tool_results``. Acknowledgements have no ``identity`` and do not
     count. ``counts_failures``: equal failures count too.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_counts_failures", "_streaks", "limit")
+    name = "stall"
+    sees = (ToolResults,)
 
     def __init__(self, limit: int, *, counts_failures: bool = True) -> None:
-        self.limit, self._counts_failures = limit, counts_failures
-        self._streaks = _Streaks()
+        super().__init__(Rungs(stop=limit))
+        self._counts_failures = counts_failures
+        self._streaks: _Streaks = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
         found: Finding | None = None
         for a in event.answers:
             is_failure = a.outcome in FAILURES
             kind = a.failure if is_failure else a.identity
-            if a.outcome is Outcome.REFUSED or (not a.counted and (not is_failure or a.outcome is Outcome.FAILED)):
+            if a.outcome is _REFUSED or (not a.counted and (not is_failure or a.outcome is Outcome.FAILED)):
                 continue
             if not kind:
-                self._streaks.clear(a.tool)
+                self._streaks.pop(a.tool, None)
                 continue
-            count = self._streaks.add(a.tool, kind, event.batch, a.call)
-            if count >= self.limit and (self._counts_failures or not is_failure):
-                unit = Stall.unit if is_failure else "equal answers"
-                found = Finding(
-                    *("stall", Action.STOP, count, self.limit, unit, "lane", a.tool, a.tool, ""), evidence_of(event)
-                )
+            streak = _streak_of(self._streaks, a.tool, kind)
+            streak.count += streak.count_once(event.batch)
+            if self._counts_failures or not is_failure:
+                unit = EQUAL_FAILURES if is_failure else "equal answers"
+                found = self.found(streak.count, unit, event, a.tool, a.tool) or found
         return found
 
 
@@ -339,43 +293,30 @@ def _leaves(value: object, levels: int, *, counts: bool = True) -> Iterator[obje
         yield from _leaves(entry, levels - 1, counts=counts)
 
 
-class EmptyAnswers:
+class EmptyAnswers(Rule):
     """One tool finds nothing, again and again with new arguments: a sweep, so by default it is only nudged."""
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    name = "empty"
+    sees = (ToolResults,)
     rests = sees
-    __slots__ = ("_streaks", "record", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self._streaks = _Streaks()
-        self.record = self._streaks.by_tool
+        super().__init__(rungs)
+        self.record: _Streaks = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
         worst: Finding | None = None
         for a in event.answers:
             if not a.counted:
                 continue
-            if a.outcome is not _EMPTY:
-                if self.record:
-                    # a result of any tool shows that the work moves on
-                    self._streaks.clear(a.tool if a.outcome in FAILURES else None)
-                continue
-            count = self._streaks.add(a.tool, "empty", event.batch, a.call)
-            reached = self.rungs.at(count)
-            if reached is not None and (worst is None or reached[0] > worst.action):
-                worst = Finding(
-                    "empty",
-                    reached[0],
-                    count,
-                    reached[1],
-                    EMPTY_ANSWERS,
-                    "lane",
-                    a.tool,
-                    a.tool,
-                    "",
-                    evidence_of(event),
-                )
+            if a.outcome is _EMPTY:
+                streak = _streak_of(self.record, a.tool, "empty")
+                streak.count += streak.count_once(event.batch)
+                worst = worse(worst, self.found(streak.count, EMPTY_ANSWERS, event, a.tool, a.tool))
+            elif a.outcome in FAILURES:
+                self.record.pop(a.tool, None)
+            else:
+                self.record.clear()  # a result of any tool shows that the work moves on
         return worst
 
 
@@ -389,21 +330,18 @@ def _is_command(args: object) -> bool:
 
 # ---- A tool that asks to try again, whatever it is asked: "retry later", "service is busy, please try again".
 
-_ROWS_KEPT: Final = 16
-_ROW_CALLS_KEPT: Final = 32
 _WORDINGS: Final = 3  # a tool that asks in more ways than these tells different things
 _NEWS_WORTH: Final = 3  # answers of this kind that one result makes up for; a stop needs all of them in a row
 
 
-class _Row:
+class _Row(_Streak):
     """What one tool has answered of this kind, and to which calls."""
 
-    __slots__ = ("batch", "calls", "count", "in_a_row", "wordings")
+    __slots__ = ("in_a_row", "wordings")
 
     def __init__(self) -> None:
-        self.batch = ""
-        self.count = self.in_a_row = 0
-        self.calls: set[bytes] = set()
+        super().__init__("")
+        self.in_a_row = 0
         self.wordings: set[str] = set()
 
     def add(self, wording: str, call: bytes, batch: str) -> bool:
@@ -413,69 +351,59 @@ class _Row:
             self.calls.clear()
             self.wordings.clear()
         self.wordings.add(wording)
-        if call in self.calls or (batch and batch == self.batch):
+        if call in self.calls or not self.count_once(batch):
             return False
-        self.batch = batch
-        if len(self.calls) < _ROW_CALLS_KEPT:
-            self.calls.add(call)
+        self.meet(call)
         self.count += 1
         self.in_a_row += 1
         return True
 
 
-class AskedAgain:
+class RetryRequests(Rule):
     """Counts answers of one tool that ask to try again, each to another call.
 
     The same call once more is a retry and is not counted here. A result of any tool ends the row, so that a batch in
     which some calls get through is not stopped.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    name = "stall"
+    sees = (ToolResults,)
     rests = sees
-    __slots__ = ("_rows", "record", "rungs")
 
     def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self.record = self._rows = OrderedDict[str, _Row]()
+        super().__init__(rungs)
+        self._nudges, self._stops = Rungs(nudge=rungs.nudge), Rungs(stop=rungs.stop)
+        self.record: dict[str, _Row] = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
         if event.progress:
-            if self._rows:
-                self._relax()
+            self._relax()
             return None
         found: Finding | None = None
         for a in event.answers:
             if a.outcome is not _OK or not a.failure or not a.counted:
                 continue
-            row = self._rows.pop(a.tool, None) or _Row()
-            self._rows[a.tool] = row
-            if len(self._rows) > _ROWS_KEPT:
-                self._rows.popitem(last=False)
-            if not row.add(a.failure, a.call, event.batch):
-                continue
-            stop, nudge = self.rungs.stop, self.rungs.nudge
-            if stop is not None and row.in_a_row >= stop:
-                what = (Action.STOP, row.in_a_row, stop)
-            elif nudge is not None and row.count >= nudge and found is None:
-                what = (Action.NUDGE, row.count, nudge)
-            else:
-                continue
-            key = f"{TRY_AGAIN}: {a.tool}"
-            found = Finding("stall", *what, TRY_AGAIN, "lane", a.tool, key, "", evidence_of(event))
+            row = keep(self.record, a.tool, self.record.get(a.tool) or _Row(), _STREAKS_KEPT)
+            if row.add(a.failure, a.call, event.batch):
+                about = (TRY_AGAIN, event, a.tool, f"{TRY_AGAIN}: {a.tool}", "")
+                found = (
+                    self.found(row.in_a_row, *about, self._stops)
+                    or found
+                    or self.found(row.count, *about, self._nudges)
+                )
         return found
 
     def _relax(self) -> None:
         """Reduce the counts after a success."""
-        for tool, row in list(self._rows.items()):
+        for tool, row in list(self.record.items()):
             row.in_a_row = 0
             row.count -= _NEWS_WORTH
             if row.count <= 0:
-                del self._rows[tool]
+                del self.record[tool]
 
 
 # ---- Calls whose arguments did not arrive: the response hit its output limit, so the call came empty or cut off.
 
-_NUDGE_AT: Final = 2
 _SAID: Final = 800
 _CUT: Final = "\0"  # cannot be the name of a tool
 # ADK's own words, whatever the arguments are.
@@ -499,29 +427,28 @@ def lacks_arguments(args: object, said: str) -> bool:
     return is_empty and _MISSING.search(head) is not None
 
 
-class CutOff:
+class TruncatedCalls(Rule):
     """Nudges at the second call of one tool in a row whose arguments did not arrive.
 
     The tool's validation rejects such a call, and a model that does not know why repeats it. Equal calls are stopped by
     other rules.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelResult, ToolResults)
+    name = "stall"
+    sees = (ModelResult, ToolResults)
     rests = sees
-    __slots__ = ("record",)
 
     def __init__(self) -> None:
+        super().__init__(Rungs(nudge=2))
         # by tool, since its last call that was not rejected; and under _CUT, if the last response hit its output limit
-        self.record = OrderedDict[str, int]()
+        self.record: dict[str, int] = {}
 
     def observe(self, event: ModelResult | ToolResults) -> Finding | None:
-        if type(event) is ModelResult:
+        if isinstance(event, ModelResult):
+            self.record.pop(_CUT, None)
             if event.is_cut:
                 self.record[_CUT] = 1
-            else:
-                self.record.pop(_CUT, None)
             return None
-        assert isinstance(event, ToolResults)
         if not event.failures and not self.record:
             return None
         is_cut = _CUT in self.record
@@ -530,20 +457,8 @@ class CutOff:
             if answer.tool not in rejected:
                 self.record.pop(answer.tool, None)
         worst: Finding | None = None
+        detail = "the response hit its output limit" if is_cut else "required arguments are missing"
         for tool in sorted(rejected):
-            count = self.record[tool] = self.record.pop(tool, 0) + 1
-            if len(self.record) > _TOOLS_KEPT:
-                self.record.popitem(last=False)
-            if count >= _NUDGE_AT:
-                worst = Finding(
-                    "stall",
-                    Action.NUDGE,
-                    count,
-                    _NUDGE_AT,
-                    CUT_OFF,
-                    tool=tool,
-                    key=f"cut off: {tool}",
-                    detail="the response hit its output limit" if is_cut else "required arguments are missing",
-                    evidence=evidence_of(event),
-                )
+            count = keep(self.record, tool, self.record.get(tool, 0) + 1, _STREAKS_KEPT)
+            worst = self.found(count, CUT_OFF, event, tool, f"cut off: {tool}", detail) or worst
         return worst

@@ -1,36 +1,32 @@
 """Limits of a run: calls, time, size and branches, the growth of the prompt, and the context window.
 
-``engine/runs`` makes the detectors of a run, and ``engine/resume`` carries their counts over. The CostBreaker of
-``adk/cost_breaker`` uses ``Growth`` by itself.
+``engine/resume`` carries the counts over. The CostBreaker of ``adk/cost_breaker`` uses ``Growth`` by itself.
 """
 
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Sized
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from runguard.core.decision import Action, Finding, Rungs
 from runguard.core.events import AgentEntered, HandOff, ModelCall, ModelResult, ToolCall, ToolResults
-from runguard.core.identity import CHARS_PER_TOKEN
-from runguard.core.rules.repetition import evidence_of
+from runguard.core.identity import CHARS_PER_TOKEN, LruDict
+from runguard.core.rules.rule import Limit, Rule, evidence_of
 
 # ---- Plain limits of the whole run tree: calls, time, size, branches. Each allows exactly its number.
 
 
-class ModelCalls:
+class ModelCalls(Limit):
     """Model calls of the run and everything nested in it."""
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall,)
-    __slots__ = ("count", "kept", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.kept = 0  # how many calls of the limit are kept for a last answer
-        self.count = 0
+    name = "model_calls"
+    sees = (ModelCall,)
+    kept = 0  # how many calls of the limit are kept for a last answer
+    count = 0
 
     def observe(self, event: ModelCall) -> Finding | None:
         if self.count + self.kept >= self.limit:
             wanted, detail = self.count + self.kept + 1, "one is kept for the last answer" if self.kept else ""
-            return Finding("model_calls", Action.STOP, wanted, self.limit, "model calls", "run", detail=detail)
+            return Finding(self.name, Action.STOP, wanted, self.limit, "model calls", "run", detail=detail)
         self.count += 1
         return None
 
@@ -39,33 +35,30 @@ class ModelCalls:
         self.count = max(0, self.count - 1)
 
 
-class ToolCalls:
+class ToolCalls(Limit):
     """Tool calls of the run and everything nested in it."""
 
-    sees: ClassVar[tuple[type, ...]] = (ToolCall,)
-    __slots__ = ("count", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.count = 0
+    name = "tool_calls"
+    sees = (ToolCall,)
+    count = 0
 
     def observe(self, event: ToolCall) -> Finding | None:
         self.count += 1
         if self.count <= self.limit:
             return None
-        return Finding("tool_calls", Action.STOP, self.count, self.limit, "tool calls", "run", event.tool)
+        return Finding(self.name, Action.STOP, self.count, self.limit, "tool calls", "run", event.tool)
 
     def take_back(self, event: ToolCall) -> None:
         """Do not count a call that was allowed and not made."""
         self.count = max(self.count - 1, 0)
 
 
-class CallsPerTool:
+class CallsPerTool(Rule):
     """Calls of one tool in the run: the surplus is refused, and asking again in a later response stops the run."""
 
-    sees: ClassVar[tuple[type, ...]] = (ToolCall,)
+    name = "tool_limit"
+    sees = (ToolCall,)
     rests = sees
-    __slots__ = ("_counts", "_refused", "limit_of", "record")
 
     def __init__(self, limit_of: Callable[[str], int | None], limited: Sized) -> None:
         """Take the limits of tools from ``limit_of``, which returns None for a tool without one.
@@ -86,10 +79,8 @@ class CallsPerTool:
         refused_before = self._refused.get(event.tool)
         again = refused_before is not None and (not event.batch or refused_before != event.batch)
         self._refused.setdefault(event.tool, event.batch)
-        action = Action.STOP if again else Action.BLOCK
-        return Finding(
-            "tool_limit", action, limit + 1 + again, limit, "calls of one tool", "lane", event.tool, event.tool
-        )
+        action, unit = Action.STOP if again else Action.BLOCK, "calls of one tool"
+        return Finding(self.name, action, limit + 1 + again, limit, unit, "lane", event.tool, event.tool)
 
     def take_back(self, event: ToolCall) -> None:
         """Do not count a call that was allowed and not made."""
@@ -111,37 +102,25 @@ class CallsPerTool:
                 self._refused[tool] = str(refused)
 
 
-class FanOut:
+class FanOut(Limit):
     """Branches that one node starts at once: too many are refused before the first is paid."""
 
-    sees: ClassVar[tuple[type, ...]] = (AgentEntered,)
-    __slots__ = ("limit",)
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    name = "fan_out"
+    sees = (AgentEntered,)
 
     def observe(self, event: AgentEntered) -> Finding | None:
         if event.branches <= self.limit:
             return None
-        return Finding(
-            "fan_out",
-            Action.STOP,
-            event.branches,
-            self.limit,
-            "branches of one node",
-            "lane",
-            "",
-            event.agent,
-            f"agent {event.agent}",
-        )
+        about = (event.branches, self.limit, "branches of one node", "lane", "", event.agent, f"agent {event.agent}")
+        return Finding(self.name, Action.STOP, *about)
 
 
-class Deadline:
+class Deadline(Rule):
     """Wall clock of the run."""
 
+    name = "deadline"
     # only events that begin a step, so that a finished run is not stopped
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolCall, AgentEntered, HandOff)
-    __slots__ = ("seconds", "started")
+    sees = (ModelCall, ToolCall, AgentEntered, HandOff)
 
     def __init__(self, seconds: float, started: float) -> None:
         self.seconds, self.started = seconds, started
@@ -150,39 +129,26 @@ class Deadline:
         elapsed = event.at - self.started
         if elapsed <= self.seconds:
             return None
-        return Finding("deadline", Action.STOP, round(elapsed, 3), self.seconds, "seconds", "run")
+        return Finding(self.name, Action.STOP, round(elapsed, 3), self.seconds, "seconds", "run")
 
     def skip(self, seconds: float) -> None:
         """Do not count the seconds in which the run was paused."""
         self.started += seconds
 
 
-class ResultSize:
+class ResultSize(Limit):
     """Keeps answers that are too large out of the history: the model gets a note instead."""
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("limit",)
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    name = "result_size"
+    sees = (ToolResults,)
 
     def observe(self, event: ToolResults) -> Finding | None:
         found: Finding | None = None
         for a in event.answers:
             if a.chars > self.limit:
                 a.too_large = True
-                found = found or Finding(
-                    "result_size",
-                    Action.BLOCK,
-                    a.chars,
-                    self.limit,
-                    "characters",
-                    "call",
-                    a.tool,
-                    a.call.hex(),
-                    "",
-                    evidence_of(event),
-                )
+                about = (a.chars, self.limit, "characters", "call", a.tool, a.call.hex(), "", evidence_of(event))
+                found = found or Finding(self.name, Action.BLOCK, *about)
         return found
 
 
@@ -204,22 +170,22 @@ class PromptSizes:
         self.asked = 0  # bytes of the request that is on its way, 0 where unknown
         self.size = 0  # bytes of the last request that was answered
 
-    def add(self, tokens: int) -> float | None:
-        """Take in the prompt of one call.
-
-        Return the new ratio of last to first prompts; None while there are too few.
-        """
+    def add(self, tokens: int) -> None:
+        """Take in the prompt of one call."""
         self.seen += 1
         self.size = self.asked
         if self.seen <= self.wanted:
             self.first += tokens
-            return None
+            return
         self.last.append(tokens)
         self.last_sum += tokens
         if len(self.last) > self.wanted:
             self.last_sum -= self.last.popleft()
+        self._compare()
+
+    def _compare(self) -> None:
+        """Set the ratio of last to first prompts; None while there are too few."""
         self.ratio = self.last_sum / self.first if len(self.last) == self.wanted and self.first else None
-        return self.ratio
 
     def was_cut(self, size: int, stop: float) -> bool:
         """Return whether the history was cut since the last answer, and the next request would be within the limit.
@@ -246,70 +212,55 @@ class PromptSizes:
             raise ValueError("sizes must be whole numbers, not negative")
         made = cls(wanted)
         made.seen, made.first, made.size, made.last, made.last_sum = seen, first, size, deque(last), sum(last)
-        made.ratio = made.last_sum / first if len(last) == wanted and first else None
+        made._compare()
         return made
 
 
-Sizes = OrderedDict[tuple[str, str], PromptSizes]  # by place and agent, the one used last at the end
+Sizes = LruDict[tuple[str, str], PromptSizes]  # by place and agent
 
 
-class Growth:
+class Growth(Rule):
     """Mean prompt of the last ``events`` calls over the mean of the first ``events``, per agent and lane.
 
     By default it only warns: three times the first prompt is normal for an agent that uses tools. ``known``: what
     earlier runs of the session have measured; ``place`` tells its lanes apart.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelResult, ModelCall)
-    __slots__ = ("_first", "_place", "_sizes", "events", "rungs")
+    name = "growth"
+    sees = (ModelResult, ModelCall)
 
     def __init__(self, rungs: Rungs, events: int = 5, known: Sizes | None = None, place: str = "") -> None:
-        self.rungs, self.events, self._place = rungs, events, place
-        self._first = rungs.lowest  # nothing to say below the lowest rung
-        self._sizes: Sizes = OrderedDict() if known is None else known
+        super().__init__(rungs)
+        self.events, self._place = events, place
+        self._sizes: Sizes = LruDict(AGENTS_KEPT) if known is None else known
 
     def observe(self, event: ModelResult | ModelCall) -> Finding | None:
         key = (self._place, event.agent)
+        sizes = self._sizes.get(key)
         # only a call is stopped, so a run that has given its last answer is not stopped any more
         if isinstance(event, ModelCall):
-            known = self._sizes.get(key)
-            if known is None:
+            if sizes is None:
                 return None
-            known.asked = event.request_bytes
-            if known.ratio is None or known.ratio < self._first:
-                return None
-            found = self._finding(event.agent, known.ratio, stops=True)
-            if found is not None and known.was_cut(event.request_bytes, float(found.limit)):
-                known.start_over()
+            sizes.asked = event.request_bytes
+            found = self._judge(event.agent, sizes, stops=True)
+            if found is not None and sizes.was_cut(event.request_bytes, float(found.limit)):
+                sizes.start_over()
                 return None
             return found
         if event.prompt_tokens is None:
             return None
-        sizes = self._sizes.get(key)
-        if sizes is None:
-            sizes = self._sizes[key] = PromptSizes(self.events)
-            if len(self._sizes) > AGENTS_KEPT:
-                self._sizes.popitem(last=False)
-        else:
-            self._sizes.move_to_end(key)
-        ratio = sizes.add(event.prompt_tokens)
-        return None if ratio is None or ratio < self._first else self._finding(event.agent, ratio, stops=False)
+        sizes = self._sizes[key] = sizes or PromptSizes(self.events)
+        sizes.add(event.prompt_tokens)
+        return self._judge(event.agent, sizes, stops=False)
 
-    def _finding(self, agent: str, ratio: float, *, stops: bool) -> Finding | None:
-        reached = self.rungs.at(ratio)
-        if reached is None or (reached[0] is Action.STOP) is not stops:
+    def _judge(self, agent: str, sizes: PromptSizes, *, stops: bool) -> Finding | None:
+        if sizes.ratio is None or sizes.ratio < self.rungs.lowest:
             return None
-        return Finding(
-            "growth",
-            reached[0],
-            round(ratio, 2),
-            reached[1],
-            "times the first prompts",
-            "lane",
-            "",
-            agent,
-            f"agent {agent}",
-        )
+        found = self.found(sizes.ratio, "times the first prompts", None, "", agent, f"agent {agent}")
+        if found is None or (found.action is Action.STOP) is not stops:
+            return None
+        found.observed = round(sizes.ratio, 2)
+        return found
 
     def ratios(self) -> dict[str, float]:
         """Return the ratio of recent to first prompts, for every agent with enough calls."""
@@ -324,21 +275,21 @@ class Growth:
 # ---- The context window.
 
 
-class Context:
+class Context(Rule):
     """Projected prompt against what the model, or the policy, allows.
 
     Warns at a fraction of it. A request that would not fit is stopped, and an answer that alone would overflow the
     window does not enter the history.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ToolResults,)
-    record: ClassVar[tuple[()]] = ()  # a plain event has no large answer
-    __slots__ = ("limit", "prompt", "warn")
+    name = "context"
+    sees = (ModelCall, ToolResults)
+    rests = (ToolResults,)
+    record = ()  # a plain event has no large answer
+    limit = prompt = 0  # of the last request in this lane
 
     def __init__(self, warn: float | None) -> None:
         self.warn = warn
-        self.limit = self.prompt = 0  # of the last request in this lane
 
     def observe(self, event: ModelCall | ToolResults) -> Finding | None:
         if isinstance(event, ToolResults):
@@ -348,12 +299,11 @@ class Context:
             self.limit = 0
             return None
         self.limit, self.prompt = limit, projected
-        about = f"agent {event.agent}"
-        if projected > limit:
-            return Finding("context", Action.STOP, projected, limit, "tokens", "lane", "", event.agent, about)
-        if self.warn is not None and projected >= self.warn * limit:
-            return Finding("context", Action.WARN, projected, limit, "tokens", "lane", "", event.agent, about)
-        return None
+        if projected <= limit and (self.warn is None or projected < self.warn * limit):
+            return None
+        action = Action.STOP if projected > limit else Action.WARN
+        about = ("tokens", "lane", "", event.agent, f"agent {event.agent}")
+        return Finding(self.name, action, projected, limit, *about)
 
     @property
     def suspicious_chars(self) -> int:
@@ -365,25 +315,12 @@ class Context:
 
         A smaller one that does not fit is let in: the next request is stopped instead.
         """
-        room = (self.limit - self.prompt) * CHARS_PER_TOKEN
-        worst = 0
-        tool = call = ""
-        for a in event.answers:
-            if a.chars > self.suspicious_chars and a.chars > room:
-                a.too_large = True
-                if a.chars > worst:
-                    worst, tool, call = a.chars, a.tool, a.call.hex()
-        if not worst:
+        room = max((self.limit - self.prompt) * CHARS_PER_TOKEN, self.suspicious_chars)
+        large = [a for a in event.answers if a.chars > room]
+        if not large:
             return None
-        return Finding(
-            "context",
-            Action.BLOCK,
-            worst // CHARS_PER_TOKEN,
-            self.limit,
-            "tokens",
-            "call",
-            tool,
-            call,
-            "",
-            evidence_of(event),
-        )
+        for a in large:
+            a.too_large = True
+        worst = max(large, key=lambda a: a.chars)
+        about = ("tokens", "call", worst.tool, worst.call.hex(), "", evidence_of(event))
+        return Finding(self.name, Action.BLOCK, worst.chars // CHARS_PER_TOKEN, self.limit, *about)

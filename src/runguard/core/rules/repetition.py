@@ -1,18 +1,14 @@
-"""Rules about repetition: the same call again, cycles, nearly equal calls, answers without news, polling.
-
-``engine/runs`` makes the detectors of a run. ``Detector`` is the form of every rule, also of those in the other
-modules.
-"""
+"""Rules about repetition: the same call again, cycles, nearly equal calls, answers without news, polling."""
 
 import json
 import re
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Protocol
+from collections.abc import Set as AbstractSet
+from typing import Final
 
 from runguard.core.decision import (
     LOOK_ALIKE,
-    MAX_EVIDENCE,
     NEAR_EQUAL,
     ONLY_NOTES,
     REWORDED,
@@ -37,125 +33,66 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
-from runguard.core.identity import answer_text, digest, mask, read_as
+from runguard.core.identity import answer_text, read_as
 from runguard.core.outcomes import only_text
-
-# ---- What every rule looks like.
-
-
-class Detector(Protocol):
-    """``sees`` names the event types that it observes.
-
-    Most events are plain: a model is called, its response calls tools and says nothing, the tools are no agents, and
-    their answers are new, count and are no failures. A detector that most of these do not concern also has ``rests``,
-    the types of events of which a plain one changes nothing while its ``record`` is empty, and ``record``, always the
-    same object. It is not called for such events; ``runguard.engine.runs`` sees to that.
-    """
-
-    sees: ClassVar[tuple[type, ...]]
-
-    def observe(self, event: Any, /) -> Finding | None: ...
-
-
-# ---- What a finding about tool results shows.
+from runguard.core.rules.rule import WORD, Rule, keep, words_of, worse
 
 Pair = tuple[bytes, int]  # a call and the name of its answer
 _REFUSED: Final = Outcome.REFUSED  # bound once: a lookup on the enum costs as much as the rest of a line
-
-
-def evidence_of(event: ToolResults) -> tuple[dict[str, str], ...]:
-    """Return digests of the calls and answers, because arguments and results may hold secrets."""
-    return tuple(
-        {"event": a.event_id, "tool": a.tool, "call": a.call.hex(), "answer": _digest_of(a)}
-        for a in event.answers[:MAX_EVIDENCE]
-    )
-
-
-def _digest_of(answer: Answer) -> str:
-    return "" if answer.outcome is Outcome.REFUSED else digest(mask(answer_text(answer.value))).hex()
-
-
-def swap(reached: tuple[Action, float], observed: float) -> tuple[Action, float, float]:
-    """Return (action, observed, limit) as a Finding takes them, from the (action, limit) of ``Rungs.at``."""
-    return reached[0], observed, reached[1]
-
+_READ: Final = 16_384  # characters of a text that are looked at
 
 # ---- The same call again: with the same answer, or with ever new ones.
 
 # One observation is one model response with all its calls; equal calls within it count once. RunGuard's own refusal is
 # an attempt (it counts) but never an answer (it is no progress). Tools declared as polling or paging are left out.
 
-_WORD: Final = re.compile(r"[^\W_]+")
-_READ: Final = 16_384  # characters of a text that are looked at
 _PAGE_WORDS: Final = 20  # an answer with fewer different words is a state, not a page
 _NONE_OPEN: Final[tuple[str, str, frozenset[bytes | str]]] = ("", "", frozenset())
+_EQUAL: Final = "identical calls and answers"
 
 
-class Repetition:
+class Repetition(Rule):
     """The same call (or batch of calls) with the same answer, in a row, by one agent.
 
     Nudge N rides on the Nth answer, block N refuses the Nth call, stop N ends at the Nth attempt: after a block the
     next identical attempt stops. A call that gets no answer at all and is made again stops at N, too.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (AgentEntered, ToolCall, ToolResults)
-    __slots__ = ("_agent", "_batch", "_calls", "_count", "_first", "_pairs", "_silent", "_unanswered", "rungs")
-
-    def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self._first = rungs.lowest  # nothing to say below the lowest rung
-        self._agent = ""
-        self._pairs: frozenset[Pair] = frozenset()
-        self._calls: frozenset[bytes] = frozenset()
-        self._count = 0
-        self._batch = ""
-        # agent, response and calls that have no answer yet
-        self._unanswered: tuple[str, str, frozenset[bytes | str]] = _NONE_OPEN
-        self._silent = 0  # responses in a row that made the same unanswered call
+    name = "repetition"
+    sees = (AgentEntered, ToolCall, ToolResults)
+    _agent = _batch = ""
+    _pairs: frozenset[Pair] = frozenset()
+    _calls: frozenset[bytes] = frozenset()
+    _count = 0
+    _unanswered = _NONE_OPEN  # agent, response and calls that have no answer yet
+    _silent = 0  # responses in a row that made the same unanswered call
 
     def observe(self, event: AgentEntered | ToolCall | ToolResults) -> Finding | None:
-        if type(event) is ToolCall:
+        if isinstance(event, ToolCall):
             found = self._attempt(event) if event.call in self._calls else None
-            return found if found is not None else self._ask_again(event)
-        if type(event) is AgentEntered:
-            if event.branches:
-                return None  # branches begin: the agent that starts them has nothing new
-            # a new activation may ask once more what the last one asked; circles of them are NoNews' business
-            self._count = 0
-            self._pairs, self._calls = frozenset(), frozenset()
-            self._unanswered = _NONE_OPEN
+            return found or self._ask_again(event)
+        if isinstance(event, AgentEntered):
+            # a new activation may ask once more what the last one asked; circles of them are NoNewAnswers' business
+            if not event.branches:  # an agent that starts branches has nothing new
+                self._count, self._pairs, self._calls, self._unanswered = 0, frozenset(), frozenset(), _NONE_OPEN
             return None
-        assert isinstance(event, ToolResults)
         self._unanswered = _NONE_OPEN
-        pairs = event.pairs
+        pairs, calls = event.pairs, event.calls
         if not pairs:
             return None  # nothing that counts, or refusals only: those were counted when the calls were made
         same_batch = bool(event.batch) and event.batch == self._batch
-        if same_batch:
-            pairs |= self._pairs  # the rest of a batch whose answers came one by one
+        if same_batch:  # the rest of a batch whose answers came one by one
+            pairs, calls = pairs | self._pairs, calls | self._calls
         if pairs == self._pairs and event.agent == self._agent:
             self._count += not same_batch
         else:
-            self._pairs, self._calls, self._count = (
-                pairs,
-                event.calls if not same_batch else self._calls | event.calls,
-                1,
-            )
+            self._pairs, self._calls, self._count = pairs, calls, 1
         self._batch, self._agent = event.batch, event.agent
-        if self._count < self._first:
-            return None
-        reached = self.rungs.at(self._count)
+        reached = self.rungs.at(self._count) if self._count >= self.rungs.lowest else None
         if reached is None or reached[0] is Action.BLOCK:
             return None  # a block waits for the next call
         first = next(a for a in event.answers if a.counted)
-        return Finding(
-            "repetition",
-            *swap(reached, self._count),
-            unit="identical calls and answers",
-            tool=first.tool,
-            key=first.call.hex(),
-            evidence=evidence_of(event),
-        )
+        return self.found(self._count, _EQUAL, event, first.tool, first.call.hex())
 
     def _attempt(self, event: ToolCall) -> Finding | None:
         block = self.rungs.block
@@ -164,20 +101,7 @@ class Repetition:
         if event.batch != self._batch or not event.batch:
             self._count += 1
             self._batch = event.batch
-        action, limit = self.rungs.at(self._count) or (Action.BLOCK, block)
-        evidence = ({"event": "", "tool": event.tool, "call": event.call.hex(), "answer": ""},)
-        return Finding(
-            "repetition",
-            action,
-            self._count,
-            limit,
-            "identical calls and answers",
-            "lane",
-            event.tool,
-            event.call.hex(),
-            "",
-            evidence,
-        )
+        return self.refused(self._count, block, _EQUAL, event, event.call.hex())
 
     def _ask_again(self, event: ToolCall) -> Finding | None:
         """Judge a call that is made again without an answer.
@@ -197,16 +121,7 @@ class Repetition:
         self._unanswered = (event.agent, event.batch, frozenset((call,)))
         if self.rungs.stop is None or self._silent < self.rungs.stop:
             return None
-        return Finding(
-            "repetition",
-            Action.STOP,
-            self._silent,
-            self.rungs.stop,
-            "equal calls without an answer",
-            "lane",
-            event.tool,
-            event.call.hex(),
-        )
+        return self.found(self._silent, "equal calls without an answer", None, event.tool, event.call.hex())
 
     def take_back(self, event: ToolCall) -> None:
         """Do not count a call that waits for an approval: its answer is still to come."""
@@ -214,7 +129,7 @@ class Repetition:
             self._silent = max(self._silent - 1, 0)
 
 
-class SameCall:
+class SameCall(Rule):
     """The same call over and over although its answers differ: busy waiting, or a clock in the answer.
 
     In a long row the words are looked at: an answer that shares less than half of them with the one before is
@@ -222,20 +137,13 @@ class SameCall:
     answers say: the same words each time, and numbers that do not move one way.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = (
-        "_batch",
-        "_calls",
-        "_count",
-        "_first",
-        "_look_from",
-        "_matters_from",
-        "_said",
-        "_wandered",
-        "_wandering",
-        "_words",
-        "rungs",
-    )
+    name = "same_call"
+    sees = (ToolResults,)
+    _batch = ""
+    _calls: frozenset[bytes] = frozenset()
+    _count = 0
+    _words: frozenset[str] = frozenset()  # of the last answer that was looked at
+    _wandered = 0  # answers in a row to the calls made last that said nothing new
 
     def __init__(self, rungs: Rungs, *, look_from: float | None = None, wandering: Rungs | None = None) -> None:
         """Take the limits of a row of equal calls and of answers that say the same.
@@ -244,17 +152,11 @@ class SameCall:
         wants to know early. ``wandering``: limits for answers that differ in their numbers alone; its rung ``block``
         stops a call with a long argument.
         """
-        self.rungs = rungs
-        self._calls: frozenset[bytes] = frozenset()
-        self._count = 0
-        self._batch = ""
-        self._first = rungs.lowest  # nothing to say below the lowest rung
-        self._matters_from = self._first / 2
+        super().__init__(rungs)
+        self._matters_from = rungs.lowest / 2
         self._look_from = look_from or self._matters_from
-        self._words: frozenset[str] = frozenset()  # of the last answer that was looked at
         self._wandering = wandering
         self._said: dict[frozenset[bytes], _Said | None] = {}  # the calls made last; None: made once
-        self._wandered = 0  # answers of these in a row that said nothing new
 
     def observe(self, event: ToolResults) -> Finding | None:
         calls = event.calls
@@ -267,72 +169,46 @@ class SameCall:
             self._calls, self._count, self._words = calls, 1, frozenset()
         if self._count >= self._look_from and self._is_another_page(event) and self._count >= self._matters_from:
             self._count = 1
-        reached = self.rungs.at(self._count) if self._count >= self._first else None
+        wandered: Finding | None = None
         if self._wandering is not None:
             if calls not in self._said:
                 self._wandered = 0
-                self._said[calls] = None
-                if len(self._said) > _IN_TURN:
-                    del self._said[next(iter(self._said))]
+                keep(self._said, calls, None, _IN_TURN)
             elif event.news:
-                found = self._listen(event)
-                if found is not None and (reached is None or found.action > reached[0]):
-                    return found
-        if reached is None:
-            return None
-        return Finding(
-            "same_call",
-            *swap(reached, self._count),
-            unit="identical calls in a row",
-            tool=event.answers[0].tool,
-            key=event.answers[0].call.hex(),
-            evidence=evidence_of(event),
-        )
+                wandered = self._listen(event, self._wandering)
+        if self._count < self.rungs.lowest:
+            return wandered
+        answer = event.answers[0]
+        found = self.found(self._count, "identical calls in a row", event, answer.tool, answer.call.hex())
+        return worse(found, wandered)
 
     def _is_another_page(self, event: ToolResults) -> bool:
-        if event.is_understood:
-            return event.another_page
-        before = self._words
-        text = _text_of(event, _READ)
-        words = self._words = frozenset(_WORD.findall(text))
-        event.another_page = (
-            len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
-        )
+        if not event.is_understood:
+            before, words = self._words, frozenset(WORD.findall(_text_of(event, _READ)))
+            self._words = words
+            event.another_page = (
+                len(words) >= _PAGE_WORDS and bool(before) and 2 * len(words & before) < len(words | before)
+            )
         return event.another_page
 
-    def _listen(self, event: ToolResults) -> Finding | None:
+    def _listen(self, event: ToolResults, limits: Rungs) -> Finding | None:
         """Look at the words and numbers of an answer to one of the calls made last."""
         if not event.is_understood:
-            said = self._said[event.calls] or _Said()
-            self._said[event.calls] = said
+            said = self._said[event.calls] = self._said[event.calls] or _Said()
             event.wanders = said.compare(_text_of(event, _LISTENED))
             if event.wanders == WANDERS and any(_has_long_argument(a) for a in event.answers):
                 event.wanders = WANDERS_LONG
         if event.wanders == MOVES:
             return None
         self._wandered = self._wandered + 1 if event.wanders else 0
-        assert self._wandering is not None
-        nudge, stop_long, stop = self._wandering.nudge, self._wandering.block, self._wandering.stop
         # calls made once or twice are not compared yet
         count = self._wandered + 2 * len(self._said)
-        if self._count <= 1 and self._wandered < 2 * len(self._said):
+        if not self._wandered or (self._count <= 1 and self._wandered < 2 * len(self._said)):
             return None
         is_long = event.wanders == WANDERS_LONG and self._count >= count
-        if stop is not None and stop_long is not None and count >= (stop_long if is_long else stop):
-            what = (Action.STOP, count, stop_long if is_long else stop)
-        elif nudge is not None and count >= nudge and event.wanders:
-            what = (Action.NUDGE, count, nudge)
-        else:
-            return None
-        answer = event.answers[0]
-        return Finding(
-            "same_call",
-            *what,
-            unit=WANDERING,
-            tool=answer.tool,
-            key=f"{WANDERING}: {answer.tool}",
-            evidence=evidence_of(event),
-        )
+        limits = Rungs(nudge=limits.nudge, stop=limits.block if is_long else limits.stop)
+        tool = event.answers[0].tool
+        return self.found(count, WANDERING, event, tool, f"{WANDERING}: {tool}", rungs=limits)
 
 
 _IN_TURN: Final = 6  # calls of a circle
@@ -358,11 +234,10 @@ class _Said:
         WANDERS: the words are equal and no number moves one way. MOVES: a number does, or nothing differs. "": it says
         something else.
         """
-        words = frozenset(word for word in _WORD.findall(text) if not word[0].isdigit())
+        words = frozenset(word for word in WORD.findall(text) if not word[0].isdigit())
         numbers = [float(number) for number in _NUMBER.findall(text)[:_NUMBERS_KEPT]]
-        before, self._numbers = self._numbers, numbers
-        is_same = words == self._words and len(numbers) == len(before)
-        self._words = words
+        is_same = words == self._words and len(numbers) == len(self._numbers)
+        before, self._numbers, self._words = self._numbers, numbers, words
         if not is_same:
             self._moved = [0] * len(numbers)
             return ""
@@ -377,9 +252,7 @@ class _Said:
 
 def _text_of(event: ToolResults, most: int) -> str:
     """Return the text of the answers that count, up to ``most`` characters of each."""
-    return " ".join(
-        [answer_text(a.value)[:most] for a in event.answers if a.counted and a.outcome is not Outcome.REFUSED]
-    )
+    return " ".join([answer_text(a.value)[:most] for a in event.answers if a.counted and a.outcome is not _REFUSED])
 
 
 def _has_long_argument(answer: Answer) -> bool:
@@ -404,7 +277,7 @@ class Rounds:
     def add(self, step: object, name: str) -> tuple[int, list[str]]:
         """Return how many rounds end with this step, and the names of one round.
 
-        Where nothing repeats, that is 0 and no names.
+        Where fewer than two rounds end, that is 0 and no names.
         """
         rounds, length = 0, 0
         for period in range(1, self.max_len + 1):
@@ -423,65 +296,56 @@ class Rounds:
             self._same = [0] * (self.max_len + 1)
 
 
-class Cycle:
+class Cycle(Rule):
     """Full rounds of a circle of at most ``max_len`` observations.
 
-    Off unless asked for: ``NoNews`` sees circles too.
+    Off unless asked for: ``NoNewAnswers`` sees circles too.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_rounds", "rungs")
+    name = "cycle"
+    sees = (ToolResults,)
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
-        self.rungs, self._rounds = rungs, Rounds(max_len)
+        super().__init__(rungs)
+        self._rounds = Rounds(max_len)
+        self.clear = self._rounds.clear
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.pairs:
             return None
         rounds, pattern = self._rounds.add(event.pairs, "+".join(sorted({a.tool for a in event.answers if a.counted})))
-        reached = self.rungs.at(rounds)
-        if reached is None or rounds < 2:
+        if not rounds:
             return None
-        length = len(pattern)
-        evidence = evidence_of(event)
-        evidence[0]["pattern"] = json.dumps(pattern)
-        detail = f"of {length} calls: {'→'.join(pattern)}" if length > 1 else "of one call"
-        return Finding(
-            "cycle",
-            *swap(reached, rounds),
-            unit="rounds",
-            detail=detail,
-            tool=event.answers[0].tool,
-            evidence=evidence,
-        )
-
-    def clear(self) -> None:
-        self._rounds.clear()
+        detail = f"of {len(pattern)} calls: {'→'.join(pattern)}" if len(pattern) > 1 else "of one call"
+        found = self.found(rounds, "rounds", event, event.answers[0].tool, detail=detail)
+        if found is not None:
+            found.evidence[0]["pattern"] = json.dumps(pattern)
+        return found
 
 
 # ---- Long calls that nearly repeat the one before: a file that is written again and again with another line.
 
-_NUDGE_AT: Final = 6
 _LONG: Final = 200  # characters: fewer cannot hold forty words
 _WORDS: Final = 40
 _SAME: Final = 0.9  # share of the words of both calls
 
 
-class NearEqualCalls:
+class NearEqualCalls(Rule):
     """Counts nearly equal long calls of one tool in a row.
 
     Their long argument has nearly the same words, and the other arguments are equal. A call of another tool ends the
     row. It nudges and never stops: one query over thirty countries looks the same.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_count", "_others", "_tool", "_words")
+    name = "no_news"
+    sees = (ToolResults,)
+    _tool = ""
+    _count = 0
+    _others: frozenset[tuple[str, object]] = frozenset()  # the short arguments of the last call
+    _words: frozenset[str] = frozenset()  # of the long argument of the last call
 
     def __init__(self) -> None:
-        self._tool = ""
-        self._count = 0
-        self._others: frozenset[tuple[str, object]] = frozenset()  # the short arguments of the last call
-        self._words: frozenset[str] = frozenset()  # of the long argument of the last call
+        super().__init__(_NEAR_EQUAL)
 
     def observe(self, event: ToolResults) -> Finding | None:
         answer: Answer | None = None
@@ -502,18 +366,9 @@ class NearEqualCalls:
                     long = given
             answer.is_near = len(long) >= _LONG and self._is_near(answer.tool, args, long)
         self._count = self._count + 1 if answer.is_near else 1
-        if self._count < _NUDGE_AT:
+        if self._count < _NEAR_EQUAL.lowest:
             return None
-        return Finding(
-            "no_news",
-            Action.NUDGE,
-            self._count,
-            _NUDGE_AT,
-            NEAR_EQUAL,
-            tool=answer.tool,
-            key=f"{NEAR_EQUAL}: {answer.tool}",
-            evidence=evidence_of(event),
-        )
+        return self.found(self._count, NEAR_EQUAL, event, answer.tool, f"{NEAR_EQUAL}: {answer.tool}")
 
     def _is_near(self, tool: str, args: dict[str, object], long: str) -> bool:
         """Return whether the call resembles the last one, and remember it as the last one.
@@ -546,7 +401,7 @@ _NEW: Final = 4  # new words that make an answer new
 _BACK: Final = 3  # words that come back: in a list that shrinks or a status that moves on there are fewer
 
 
-class Reworded:
+class Reworded(Rule):
     """Counts answers to one call, in a row, that say the same in other words.
 
     Such an answer is not equal to the one before, but brings no new number and hardly a new word. The words of all
@@ -554,29 +409,26 @@ class Reworded:
     end the row. Programs do not reword their answers, so this is not a wait for a change.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_batch", "_call", "_count", "_known", "_last", "_text", "rungs")
-
-    def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self._batch = ""
-        self._call = b""
-        self._count = 0
-        self._text = ""  # the first answer of the row, until its words are needed
-        self._last: set[str] = set()  # words of the last answer
-        self._known: set[str] = set()  # words of all answers in the row
+    name = "no_news"
+    sees = (ToolResults,)
+    _batch = ""
+    _call = b""
+    _count = 0
+    _text = ""  # the first answer of the row, until its words are needed
+    _last: AbstractSet[str] = frozenset()  # words of the last answer
+    _known: AbstractSet[str] = frozenset()  # words of all answers in the row
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
         self._batch = event.batch
         answer = event.answers[0]
-        if len(event.answers) > 1 or answer.outcome is Outcome.REFUSED or not answer.is_long:
+        if len(event.answers) > 1 or answer.outcome is _REFUSED or not answer.is_long:
             self._call, self._count = b"", 0
             return None
         if answer.call != self._call:
             self._call, self._count = answer.call, 0
-            self._text, self._last, self._known = only_text(answer.value)[:_READ], set(), set()
+            self._text, self._last, self._known = only_text(answer.value)[:_READ], frozenset(), frozenset()
             return None
         if not event.news:
             return None
@@ -585,32 +437,20 @@ class Reworded:
         if answer.wording == FEWER_WORDS:
             return None
         self._count = self._count + 1 if answer.wording == OTHER_WORDS else 0
-        reached = self.rungs.at(self._count)
-        if reached is None:
-            return None
-        key, evidence = f"{REWORDED}: {answer.tool}", evidence_of(event)
-        return Finding(
-            "no_news", *swap(reached, self._count), unit=REWORDED, tool=answer.tool, key=key, evidence=evidence
-        )
+        return self.found(self._count, REWORDED, event, answer.tool, f"{REWORDED}: {answer.tool}")
 
     def _compare(self, answer: Answer) -> str:
         """Return how the answer's words relate to those of the answers before it, and add them to the known ones."""
         if self._text:
-            self._last, self._text = _words(self._text), ""
-            self._known = set(self._last)
-        words, before = _words(only_text(answer.value)[:_READ]), self._last
+            self._last = self._known = words_of(self._text)
+            self._text = ""
+        words, before = words_of(only_text(answer.value)[:_READ]), self._last
         new = words - self._known
         self._last = words
-        if len(self._known) > _MOST:
-            self._known.clear()
-        self._known |= words
+        self._known = words | self._known if len(self._known) <= _MOST else words
         if len(words) < _LEAST or len(new) >= _NEW or not all(map(str.isalpha, new)):
             return ""
         return OTHER_WORDS if len(words - before) - len(new) >= _BACK else FEWER_WORDS
-
-
-def _words(text: str) -> set[str]:
-    return set(_WORD.findall(text.lower()))
 
 
 # ---- Long answers that were given before: files, pages and reports that an agent reads again and again.
@@ -619,9 +459,10 @@ _NEWS_WORTH: Final = 3  # known answers that one new answer makes up for: edit-t
 _SHRUNK: Final = 0.9  # a request below this share of the one before has lost a part of its history
 _AGENTS_KEPT: Final = 64
 _PAIRS_KEPT: Final = 256
+_NO_NEWS: Final = "answers without news"
 
 
-class Rereading:
+class SameLongAnswer(Rule):
     """Counts known long answers, from the second time on. One new answer among many known ones does not reset it.
 
     A short answer may be a status, and asking for a status again is waiting. A long answer deserves no such patience.
@@ -630,56 +471,36 @@ class Rereading:
     Reports as ``no_news``, whose default limits for answers of any length are later.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ModelResult,)
-    record: ClassVar[tuple[()]] = ()  # a plain response has no words
-    __slots__ = ("_batch", "_count", "_read", "_sizes", "rungs")
+    name = "no_news"
+    sees = (ModelCall, ModelResult, ToolResults)
+    rests = (ModelResult,)
+    record = ()  # a plain response has no words
+    _count = 0
+    _batch = ""
+    _read: set[Pair] | None = None  # answers given since the last compaction; None: there was none
 
     def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
-        self._count = 0
-        self._batch = ""
+        super().__init__(rungs)
         self._sizes: dict[str, int] = {}  # agent -> size of its last request
-        self._read: set[Pair] | None = None  # answers given since the last compaction; None: there was none
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
-        if type(event) is ModelCall:
+        if isinstance(event, ModelCall):
             # a summary is being made, or the agent's request is much smaller than its last one: it was compacted
             size = event.request_bytes or event.input_tokens
-            before = self._sizes.pop(event.agent, 0)
-            self._sizes[event.agent] = size
-            if len(self._sizes) > _AGENTS_KEPT:
-                del self._sizes[next(iter(self._sizes))]
-            if event.after_answer or size < _SHRUNK * before:
+            if event.after_answer or size < _SHRUNK * self._sizes.get(event.agent, 0):
                 self._count, self._read = 0, set()
-            return None
-        if type(event) is ModelResult:
+            keep(self._sizes, event.agent, size, _AGENTS_KEPT)
+        elif isinstance(event, ModelResult):
             if event.new_subject:
                 self._count = 0  # one agent writes something else while another reads what it always reads
-            return None
-        assert isinstance(event, ToolResults)
-        if not event.pairs or (event.batch and event.batch == self._batch):
-            return None
-        self._batch = event.batch
-        if event.news:
-            self._count = max(self._count - _NEWS_WORTH, 0)
-            return None
-        if not self._is_known_and_long(event):
-            return None
-        self._count += 1
-        reached = self.rungs.at(self._count)
-        if reached is None:
-            return None
-        action, limit = reached
-        return Finding(
-            "no_news",
-            action,
-            self._count,
-            limit,
-            "answers without news",
-            tool=event.answers[0].tool,
-            evidence=evidence_of(event),
-        )
+        elif event.pairs and not (event.batch and event.batch == self._batch):
+            self._batch = event.batch
+            if event.news:
+                self._count = max(self._count - _NEWS_WORTH, 0)
+            elif self._is_known_and_long(event):
+                self._count += 1
+                return self.found(self._count, _NO_NEWS, event, event.answers[0].tool)
+        return None
 
     def _is_known_and_long(self, event: ToolResults) -> bool:
         long = {(a.call, a.answer) for a in event.answers if a.is_long}
@@ -694,28 +515,15 @@ class Rereading:
 # ---- Loops behind noise: the calls differ, or other calls come between.
 
 # Most of these nudge and never stop, because healthy work can look the same.
+_NEAR_EQUAL: Final = Rungs(nudge=6)
+_SAME_ANSWERS: Final = Rungs(nudge=8)
+_SAME_PAIRS: Final = Rungs(nudge=12)
+_ALIKE: Final = Rungs(nudge=4, stop=20)
+_NOTES: Final = Rungs(nudge=12)
 _ANSWERS_KEPT: Final = 256
-_SAME_ANSWERS: Final = 8
-_SAME_PAIRS: Final = 12
-_ALIKE: Final = 4
-_ALIKE_STOP: Final = 20
-_NOTES: Final = 12
 
 
-def _nudge(event: ToolResults, answer: Answer, count: int, limit: int, unit: str) -> Finding:
-    return Finding(
-        "no_news",
-        Action.NUDGE,
-        count,
-        limit,
-        unit,
-        tool=answer.tool,
-        key=f"{unit}: {answer.tool}",
-        evidence=evidence_of(event),
-    )
-
-
-class SameAnswers:
+class SameAnswers(Rule):
     """Counts answers that were given before, where no other rule sees it.
 
     - A tool gives a long answer that it gave before, although it was asked something else: a counter, an id, an
@@ -724,16 +532,16 @@ class SameAnswers:
     - A tool gives the same answer in a row to calls that a reader cannot tell apart.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_alike", "_count", "_counts", "_known", "_last")
+    name = "no_news"
+    sees = (ToolResults,)
+    _count = 0
+    _last: tuple[str, int, bytes, object] = ("", 0, b"", None)  # tool, answer, call and arguments of the last answer
+    _alike = 1  # calls in a row that a reader cannot tell apart
 
     def __init__(self) -> None:
-        self._count = 0
+        super().__init__(_SAME_ANSWERS)
         self._known: dict[tuple[str, int], None] = {}  # tools and their long answers
         self._counts: dict[Pair, int] = {}  # long answers of one call
-        # tool, answer, call and arguments of the last answer
-        self._last: tuple[str, int, bytes, object] = ("", 0, b"", None)
-        self._alike = 1  # calls in a row that a reader cannot tell apart
 
     def observe(self, event: ToolResults) -> Finding | None:
         known: Answer | None = None
@@ -752,24 +560,19 @@ class SameAnswers:
                 is_new = is_new or event.news
                 continue
             pair = (a.call, a.answer)
-            count = self._counts[pair] = self._counts.pop(pair, 0) + 1
-            if count >= _SAME_PAIRS:
-                found = found or _nudge(event, a, count, _SAME_PAIRS, SAME_PAIR)
+            count = keep(self._counts, pair, self._counts.get(pair, 0) + 1, _ANSWERS_KEPT)
+            if count >= _SAME_PAIRS.lowest:
+                found = found or self._again(count, SAME_PAIR, event, a, _SAME_PAIRS)
             if (a.tool, a.answer) in self._known:
                 known = a
             else:
                 is_new = True
-                self._known[a.tool, a.answer] = None
-                if len(self._known) > _ANSWERS_KEPT:
-                    del self._known[next(iter(self._known))]
-        while len(self._counts) > _ANSWERS_KEPT:
-            del self._counts[next(iter(self._counts))]
+                keep(self._known, (a.tool, a.answer), None, _ANSWERS_KEPT)
         if is_new:
             self._count = max(self._count - _NEWS_WORTH, 0)
         elif known is not None:
             self._count += 1
-            if self._count >= _SAME_ANSWERS and found is None:
-                return _nudge(event, known, self._count, _SAME_ANSWERS, SAME_ANSWER)
+            return found or self._again(self._count, SAME_ANSWER, event, known, _SAME_ANSWERS)
         return found
 
     def _look_alike(self, event: ToolResults, a: Answer, args: object) -> Finding | None:
@@ -780,22 +583,21 @@ class SameAnswers:
         if not event.is_understood:
             a.reads_alike = bool(a.args) and bool(args) and read_as(a.args) == read_as(args)
         self._alike = self._alike + 1 if a.reads_alike else 1
-        if self._alike < _ALIKE:
-            return None
-        if self._alike < _ALIKE_STOP:
-            return _nudge(event, a, self._alike, _ALIKE, LOOK_ALIKE)
-        about = (a.tool, f"{LOOK_ALIKE}: {a.tool}", "", evidence_of(event))
-        return Finding("no_news", Action.STOP, self._alike, _ALIKE_STOP, LOOK_ALIKE, "lane", *about)
+        return self._again(self._alike, LOOK_ALIKE, event, a, _ALIKE)
+
+    def _again(self, count: int, unit: str, event: ToolResults, a: Answer, rungs: Rungs) -> Finding | None:
+        return self.found(count, unit, event, a.tool, f"{unit}: {a.tool}", rungs=rungs)
 
 
-class OnlyNotes:
+class OnlyNotes(Rule):
     """Plans, thoughts and lists of tasks in a row, and nothing is done."""
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
-    __slots__ = ("_count",)
+    name = "no_news"
+    sees = (ToolResults,)
+    _count = 0
 
     def __init__(self) -> None:
-        self._count = 0
+        super().__init__(_NOTES)
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.answers:
@@ -805,7 +607,8 @@ class OnlyNotes:
                 self._count = 0
                 return None
         self._count += 1
-        return _nudge(event, event.answers[0], self._count, _NOTES, ONLY_NOTES) if self._count >= _NOTES else None
+        tool = event.answers[0].tool
+        return self.found(self._count, ONLY_NOTES, event, tool, f"{ONLY_NOTES}: {tool}")
 
 
 # ---- Answers and final words that were given before: cycles of any length.
@@ -815,56 +618,43 @@ _WAITED: Final = 6  # times given again: five unchanged repeats, and the one tha
 _LONG_CIRCLE: Final = 96
 
 
-class NoNews:
+class NoNewAnswers(Rule):
     """Counts answers in a row that were already given at least twice, and so detects cycles of every length.
 
     A second time is free: an agent that lost its history to a compaction reads everything again, and a waiting agent
     asks again. Final texts count too: a new text is progress, the same text for the same question is not. A
-    ``patient`` detector does not stop before every answer was given seven times, so that polling several jobs in turn
+    ``patient`` rule does not stop before every answer was given seven times, so that polling several jobs in turn
     is allowed as long as polling one; a long cycle is stopped all the same.
     """
 
-    sees: ClassVar[tuple[type, ...]] = (ModelCall, ModelResult, ToolResults)
-    rests: ClassVar[tuple[type, ...]] = (ModelResult,)
-    record: ClassVar[tuple[()]] = ()  # a plain response has no words
-    __slots__ = (
-        "_asked",
-        "_batch",
-        "_by_words",
-        "_count",
-        "_is_asked_again",
-        "_is_report",
-        "_patient",
-        "_said",
-        "_times",
-        "rungs",
-    )
+    name = "no_news"
+    sees = (ModelCall, ModelResult, ToolResults)
+    rests = (ModelResult,)
+    record = ()  # a plain response has no words
+    _count = 0
+    _batch = ""
+    _by_words = False  # words were counted last, and no finding was made about them yet
+    _is_asked_again = False
+    _is_report = False  # a tool has answered since the last words, so the next ones may report on it
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
-        self.rungs = rungs
+        super().__init__(rungs)
         self._patient = patient
-        self._count = 0
-        self._batch = ""
-        self._by_words = False  # words were counted last, and no finding was made about them yet
         self._said: dict[int, None] = {}
         self._asked: dict[int, None] = {}
-        self._is_asked_again = False
-        self._is_report = False  # a tool has answered since the last words, so the next ones may report on it
         self._times: dict[Pair, int] = {}  # how often each was given again since the last news
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
-        if type(event) is ModelCall:
+        if isinstance(event, ModelCall):
             if event.asked:
-                self._is_asked_again = event.asked in self._asked or _is_known(self._asked, event.asked)
+                self._is_asked_again = _is_known(self._asked, event.asked)
             return self._before_the_next(event) if self._by_words else None
         if isinstance(event, ModelResult):
             if event.text_id:
                 self._hear(event.text_id)
             return None
-        assert isinstance(event, ToolResults)
         if event.news:
-            if self._count or self._by_words or self._times:
-                self._start_anew()
+            self._start_anew()
             return None
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
@@ -874,23 +664,17 @@ class NoNews:
             return None
         self._count += 1
         self._by_words = False
-        reached = self.rungs.at(self._count)
-        if reached is None or (self._patient and reached[0] is Action.STOP and self._may_be_waiting(event.pairs)):
-            return None
-        return Finding(
-            "no_news",
-            *swap(reached, self._count),
-            unit="answers without news",
-            tool=event.answers[0].tool,
-            evidence=evidence_of(event),
-        )
+        found = self.found(self._count, _NO_NEWS, event, event.answers[0].tool)
+        return None if self._may_be_waiting(found) and event.pairs else found
 
-    def _may_be_waiting(self, pairs: frozenset[Pair]) -> bool:
-        """Return whether a patient detector should not stop yet: an answer in the row was given only a few times.
+    def _may_be_waiting(self, found: Finding | None) -> bool:
+        """Return whether a patient rule should not stop yet: an answer in the row was given only a few times.
 
-        False for a long circle, and when every answer was a refusal.
+        A long circle is no waiting.
         """
-        return bool(pairs) and self._count < _LONG_CIRCLE and min(self._times.values(), default=0) < _WAITED
+        is_stop = found is not None and found.action is Action.STOP
+        waited = min(self._times.values(), default=0)
+        return self._patient and is_stop and self._count < _LONG_CIRCLE and waited < _WAITED
 
     def _hear(self, words: int) -> None:
         if not _is_known(self._said, words):
@@ -905,20 +689,10 @@ class NoNews:
 
         A run that has said its last words is not stopped any more.
         """
-        reached = self.rungs.at(self._count)
-        if (
-            reached is None
-            or reached[0] is not Action.STOP
-            or (self._patient and self._times and self._may_be_waiting(frozenset(self._times)))
-        ):
+        found = self.found(self._count, _NO_NEWS, None, "", event.agent, f"agent {event.agent}")
+        if found is None or found.action is not Action.STOP or (self._times and self._may_be_waiting(found)):
             return None
-        return Finding(
-            "no_news",
-            *swap(reached, self._count),
-            unit="answers without news",
-            key=event.agent,
-            detail=f"agent {event.agent}",
-        )
+        return found
 
     def _is_known_well(self, pairs: frozenset[Pair]) -> bool:
         """Return whether all answers were already repeated, and remember them. Refusals alone are not answers."""
@@ -930,58 +704,50 @@ class NoNews:
         return known
 
     def _start_anew(self) -> None:
-        self._count, self._by_words = 0, False
-        self._times.clear()
+        if self._count or self._by_words or self._times:
+            self._count, self._by_words = 0, False
+            self._times.clear()
 
 
 def _is_known(names: dict[int, None], name: int) -> bool:
     """Return whether the name was there before, and remember it."""
-    if name in names:
-        return True
-    names[name] = None
-    if len(names) > _TEXTS_KEPT:
-        del names[next(iter(names))]
-    return False
+    is_known = name in names
+    if not is_known:
+        keep(names, name, None, _TEXTS_KEPT)
+    return is_known
 
 
 # ---- Declared polling tools: judged by time.
 
+_POLLS_KEPT: Final = 64
 
-class Polling:
+
+class Polling(Rule):
     """A declared polling tool that shows no change: judged by time, never by count."""
 
-    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
+    name = "polling"
+    sees = (ToolResults,)
     rests = sees
-    record: ClassVar[tuple[()]] = ()  # a plain event has no answer of a polling tool
-    __slots__ = ("_since", "is_polling", "rungs")
+    record = ()  # a plain event has no answer of a polling tool
 
     def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:
-        self.rungs, self.is_polling = rungs, is_polling
-        self._since: OrderedDict[bytes, tuple[int, float]] = OrderedDict()
+        super().__init__(rungs)
+        self.is_polling = is_polling
+        self._since: dict[bytes, tuple[int, float]] = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
         worst: Finding | None = None
         for a in event.answers:
-            if a.counted or a.outcome is Outcome.REFUSED or not self.is_polling(a.tool):
+            if a.counted or a.outcome is _REFUSED or not self.is_polling(a.tool):
                 continue
-            seen = self._since.get(a.call)
-            if seen is None or seen[0] != a.answer:
-                self._since[a.call] = (a.answer, event.at)
-                if len(self._since) > 64:
-                    self._since.popitem(last=False)
+            answer, since = self._since.get(a.call, (None, 0.0))
+            if answer != a.answer:
+                keep(self._since, a.call, (a.answer, event.at), _POLLS_KEPT)
                 continue
-            waited = event.at - seen[1]
-            reached = self.rungs.at(waited)
-            if reached is not None and (worst is None or reached[0] > worst.action):
-                unit, key = "seconds unchanged", a.call.hex()
-                worst = Finding(
-                    "polling",
-                    *swap(reached, round(waited)),
-                    unit=unit,
-                    tool=a.tool,
-                    key=key,
-                    evidence=evidence_of(event),
-                )
+            found = self.found(event.at - since, "seconds unchanged", event, a.tool, a.call.hex())
+            worst = worse(worst, found)
+        if worst is not None:
+            worst.observed = round(worst.observed)
         return worst
 
     def skip(self, seconds: float) -> None:
