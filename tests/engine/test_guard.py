@@ -327,8 +327,8 @@ def test_the_memory_of_sessions_is_bounded(drive: type[Driver], monkeypatch: pyt
         for to in range(50):
             d.tool("send", {"to": to}, says=f"sent {to}", run=f"r{n}")
         d.guard.end(f"r{n}")
-    assert len(d.guard.once._done) == 20
-    assert all(len(done) == 30 for done in d.guard.once._done.values())
+    assert len(d.guard.tool_gate.once._done) == 20
+    assert all(len(done) == 30 for done in d.guard.tool_gate.once._done.values())
 
 
 # ---- beginning and end ----------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ async def test_a_side_effect_that_was_refused_was_not_done(url: str, shared: boo
     guard.end("run")
     if shared:
         await asyncio.to_thread(guard.accounts.ledger.flush, 5)
-        assert await a_guard(url).once.claim(run.info, b"two"), "and another worker may do it"
+        assert await a_guard(url).tool_gate.once.claim(run.info, b"two"), "and another worker may do it"
 
 
 async def test_a_long_line_at_a_healthy_store_is_no_outage(url: str) -> None:

@@ -213,7 +213,7 @@ class ToolHooks:
             call = invocation.calls.get(call_id) if invocation is not None else None
             if invocation is None or call is None:
                 return None
-            if invocation.run.bills is not None and type(tool) is not BaseTool:
+            if invocation.run.bills and type(tool) is not BaseTool:
                 settle_price(self._guard, invocation, tool, tool_context, call.args, error)
             if isinstance(error, asyncio.CancelledError):
                 call.running = False

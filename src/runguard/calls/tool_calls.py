@@ -291,7 +291,7 @@ class RunTools:
         """Take back a call that was refused or abandoned: no layer pays, and its side effect may be tried again."""
         call.refuse()
         for guard, run, _ in self._layers:
-            if run.bills is not None:
+            if run.bills:
                 guard.faults.attempt("adapter", guard.release_tool, run, call.key)
         for (guard, run, _), event in call.passed:
             guard.faults.attempt("adapter", guard.tool_gate.give_up, run, event)
@@ -326,7 +326,7 @@ class RunTools:
     def _held(self, use: ToolUse) -> tuple[Charge, ...]:
         held = []
         for guard, run, _ in self._layers:
-            if run.bills is not None and (charge := guard.tool_prices.charge_of(run, self._call(use).key)) is not None:
+            if run.bills and (charge := guard.tool_prices.charge_of(run, self._call(use).key)) is not None:
                 held.append(charge)
         return tuple(held)
 
@@ -349,7 +349,7 @@ class RunTools:
     def _pay(self, call: OpenCall, answer: object) -> None:
         with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
             for guard, run, _ in reversed(self._layers):
-                if run.bills is not None:
+                if run.bills:
                     paying.callback(
                         guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
                     )
@@ -396,7 +396,7 @@ class RunTools:
         if not isinstance(error, Exception):
             call.refuse()
             for guard, run, _ in self._layers:  # the tool has run, but how it ended is unknown
-                if run.bills is not None:
+                if run.bills:
                     guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
             return
         self._pay(call, error)

@@ -137,7 +137,6 @@ class BudgetGroup:
         # A unit waits only where every budget that limits it waits: one that refuses must hold.
         self.waits = tuple(_waits(budgets, unit) for unit in range(3))
         self.may_wait = any(self.waits)
-        self.switches = any(t.model is not None for of_one in self.thresholds for t in of_one)
         self.burns = any(budget.burn_alert for budget in budgets)
         # "agent" and "agent:research*" count apart
         patterns = [scope_part(name) for kind, name in per.parts if kind != "label" and name != "*"]

@@ -16,7 +16,6 @@ from runguard.engine.charges import Charge, Denied
 from runguard.engine.decide import Alarms, Breakers, Deciding, GuardFaults, Sink
 from runguard.engine.money import Accounts
 from runguard.engine.runs import Lane, LaneRules, Run
-from runguard.engine.waiting import RunWaits
 from runguard.ledger.memory import MemoryLedger
 from runguard.policy.settings import Policy
 from runguard.policy.tools import Tools
@@ -141,7 +140,8 @@ class GuardContext:
         self.breakers = Breakers(self.accounts.ledger, failures, reset, options.get("breaker_runs", 2))
         self.keep(self.breakers, for_store=True)
         self.alarms: Alarms | None = self._alarms_after(before)
-        self.waits = self.accounts.waits.listener = RunWaits(self)
+        self.waits = self.accounts.waits
+        self.waits.guard = self
         # what features fill
         self.gates: list[Gate] = []
         self.model_choice: ModelChoice | None = None

@@ -1,6 +1,6 @@
 """From a finding to a decision, and from there to everybody who has to know.
 
-The guard and its parts ask ``Deciding``, which publishes every decision on the ``Sink``. ``Reporting`` connects the
+The guard and its parts ask ``Deciding``, which publishes every decision on the ``Sink``. ``connect_outlets`` tells the
 outlets: journal, log, callbacks, alerts, telemetry, store. ``GuardFaults`` says what a fault of the guard itself means
 for a run. ``Breakers`` are those of tools, over all runs: ``engine/tools`` asks them. The parts of a guard share a
 ``GuardContext``.
@@ -744,8 +744,11 @@ class Alarms:
         key = f"burn {reached.account.key} {reached.account.granted}"
         self._alerts.send(Alert("burn_rate", key, "warning", burn_words(status.scope, status, burn, now), facts, now))
 
-    def grown(self, finding: Finding, info: RunInfo, agent: str, at: float) -> None:
+    def decided(self, decided: Decided) -> None:
         """Alert that the prompts of a session have grown. Sent once per session."""
+        finding, info, agent, at = decided.finding, decided.run.info, decided.event.agent, decided.event.at
+        if finding.rule != "growth" or decided.decision.action is not _WARN:
+            return
         session = "/".join(filter(None, (info.app, info.user, info.session)))
         text = (
             f"the prompts of {agent or info.app} in {session or info.run} are {finding.observed} times as large as "
@@ -939,10 +942,12 @@ class RefusedSummaries:
         """Know what another guard has reported."""
         self._reported, self._lock = other._reported, other._lock
 
-    def refused(self, info: RunInfo, decision: Decision) -> None:
-        """Report a refusal, unless the session was reported before."""
-        finding = decision.finding
-        if finding is None or not self._is_first(info):
+    def decided(self, decided: Decided) -> None:
+        """Report a refused summary, unless its session was reported before."""
+        info, finding, decision, event = decided.run.info, decided.finding, decided.decision, decided.event
+        if finding.action is not _STOP or not isinstance(event, ModelCall) or not event.after_answer:
+            return
+        if not self._is_first(info):
             return
         verb = "was not" if decision.enforced else "would not have been"
         limit = finding.detail
@@ -971,59 +976,38 @@ class RefusedSummaries:
 _LOUD_RULES: Final = ("budget", "context", "growth", "resubmission")
 
 
-class Reporting:
-    """Connects the outlets of one guard to its sink."""
+def connect_outlets(context: "GuardContext", telemetry: Telemetry | None) -> None:
+    """Let the outlets of a guard hear of its trips and decisions, in this order."""
+    policy, ledger, send, sink = context.policy, context.accounts.ledger, context.outbox.send, context.sink
+    alarms, on_trip, on_decision = context.alarms, policy.on_trip, policy.on_decision
+    summaries = RefusedSummaries(alarms)
+    context.keep(summaries)
+    if ledger.is_shared:
+        sink.on_trip("storing a trip", lambda trip, _: _store_trip(ledger, trip))
+    sink.on_trip("logging a trip", _log_trip)
+    if on_trip is not None:
+        sink.on_trip("on_trip", lambda trip, _: send(on_trip, trip))
+    if alarms is not None:
+        sink.on_trip("alerting", alarms.tripped)
+    sink.on_decided("writing the journal", _write_journal)
+    sink.on_decided("logging a decision", _log_decision)
+    if on_decision is not None:
+        sink.on_decided("on_decision", lambda decided: send(on_decision, decided.decision))
+    sink.on_decided("reporting a refused summary", summaries.decided)
+    if alarms is not None:
+        sink.on_decided("alerting", alarms.decided)
+    if telemetry is not None:
+        sink.on_decided("telemetry", lambda decided: _trace(telemetry, decided))
 
-    def __init__(self, context: "GuardContext", telemetry: Telemetry | None) -> None:
-        self._policy, self._ledger, self._outbox = context.policy, context.accounts.ledger, context.outbox
-        self._alarms, self._telemetry = context.alarms, telemetry
-        self._summaries = RefusedSummaries(self._alarms)
-        context.keep(self._summaries)
 
-    def connect(self, sink: Sink) -> None:
-        if self._ledger.is_shared:
-            sink.on_trip("storing a trip", self._store)
-        sink.on_trip("logging a trip", _log_trip)
-        if self._policy.on_trip is not None:
-            sink.on_trip("on_trip", self._call_on_trip)
-        if self._alarms is not None:
-            sink.on_trip("alerting", self._alarms.tripped)
-        sink.on_decided("writing the journal", _write_journal)
-        sink.on_decided("logging a decision", _log_decision)
-        if self._policy.on_decision is not None:
-            sink.on_decided("on_decision", self._call_on_decision)
-        sink.on_decided("reporting a refused summary", self._report_summary)
-        if self._alarms is not None:
-            sink.on_decided("alerting", self._alert_growth)
-        if self._telemetry is not None:
-            sink.on_decided("telemetry", self._trace)
+def _store_trip(ledger: Ledger, trip: Trip) -> None:
+    text = json.dumps(trip.to_dict())
+    ledger.tell(lambda session: session.append("trip", trip.id, text))
 
-    def _store(self, trip: Trip, finding: Finding) -> None:
-        text = json.dumps(trip.to_dict())
-        self._ledger.tell(lambda session: session.append("trip", trip.id, text))
 
-    def _call_on_trip(self, trip: Trip, finding: Finding) -> None:
-        if self._policy.on_trip is not None:
-            self._outbox.send(self._policy.on_trip, trip)
-
-    def _call_on_decision(self, decided: Decided) -> None:
-        if self._policy.on_decision is not None:
-            self._outbox.send(self._policy.on_decision, decided.decision)
-
-    def _report_summary(self, decided: Decided) -> None:
-        event = decided.event
-        if decided.finding.action is Action.STOP and isinstance(event, ModelCall) and event.after_answer:
-            self._summaries.refused(decided.run.info, decided.decision)
-
-    def _alert_growth(self, decided: Decided) -> None:
-        finding, event = decided.finding, decided.event
-        if self._alarms is not None and finding.rule == "growth" and decided.decision.action is Action.WARN:
-            self._alarms.grown(finding, decided.run.info, event.agent, event.at)
-
-    def _trace(self, decided: Decided) -> None:
-        event = decided.event
-        if self._telemetry is not None:
-            self._telemetry.decided(decided.decision, decided.run.info, event.agent, _model_of(event))
+def _trace(telemetry: Telemetry, decided: Decided) -> None:
+    event = decided.event
+    telemetry.decided(decided.decision, decided.run.info, event.agent, _model_of(event))
 
 
 def _write_journal(decided: Decided) -> None:

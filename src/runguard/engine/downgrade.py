@@ -3,7 +3,7 @@
 Setting: the ``model`` of a budget's thresholds. Adapters ask ``model_choice`` of the guard which model to call.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall
-from runguard.core.money import BudgetStatus, Threshold, share_of, to_usd, unit_reached, usd_text
-from runguard.engine.charges import BudgetGroup, Charge, status_of
+from runguard.core.money import to_usd, usd_text
+from runguard.engine.charges import Charge, Fired
 from runguard.engine.context import GuardContext
+from runguard.engine.money import reached_thresholds
 from runguard.engine.runs import Run
-from runguard.ledger.ledger import Account
 from runguard.policy.settings import switching
 from runguard.pricing.rates import Rates, Usage, normalise
 
@@ -34,18 +34,6 @@ class SwitchedModel:
     asked: str
     model: str
     because: str
-
-
-@dataclass(slots=True)
-class _Reached:
-    threshold: Threshold
-    account: Account
-    group: BudgetGroup
-    status: BudgetStatus
-
-    @property
-    def because(self) -> str:
-        return f"{self.threshold.percent:.0%} of the budget of {self.account.scope} is spent"
 
 
 class Downgrades:
@@ -117,9 +105,11 @@ class Downgrades:
         has_open_call: Callable[[], bool],
         obstacle: Obstacle,
     ) -> SwitchedModel | None:
-        reached = sorted(self._reached(run, event), key=lambda one: one.threshold.percent, reverse=True)
-        for one in reached:
-            model = one.threshold.model or ""
+        reached = reached_thresholds(self._accounts.finder.of_call(run.run_costs, event))
+        for one in sorted(reached, key=lambda one: one.threshold.percent, reverse=True):
+            model = one.threshold.model
+            if model is None or not one.threshold.is_for(event.agent):
+                continue
             if normalise(model) == normalise(event.model):
                 return None
             why_not = self._does_not_fit(event, model)
@@ -133,22 +123,9 @@ class Downgrades:
                     verb = "is switched" if self._deciding.enforces else "would be switched"
                     text = f"{verb} from {event.model} to {model}"
                     self._say(run, event, model, f"to:{one.account.key}:{one.account.granted}", text, one)
-                return SwitchedModel(event.model, model, one.because)
+                return SwitchedModel(event.model, model, _because(one))
             self._say(run, event, model, "not", f"stays on {event.model}: {why_not}", one)
         return None
-
-    def _reached(self, run: Run, event: ModelCall) -> Iterator[_Reached]:
-        lines = self._accounts.finder.of_call(run.run_costs, event)
-        for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
-            for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.switches else ():
-                for threshold in thresholds:
-                    if threshold.model is None or not threshold.is_for(event.agent):
-                        continue
-                    spent = account.spent
-                    unit = unit_reached(spent, share_of(limit, account.granted, threshold.percent))
-                    if unit is not None:
-                        status = status_of(account, unit, limit[unit] + account.granted[unit], spent[unit])
-                        yield _Reached(threshold, account, group, status)
 
     def _does_not_fit(self, event: ModelCall, model: str) -> str:
         window = self._accounts.expectations.context_limit(model)
@@ -179,7 +156,7 @@ class Downgrades:
             f"{usd_text(costs.switch)} on {model}"
         )
 
-    def _say(self, run: Run, event: ModelCall, model: str, kind: str, text: str, reached: _Reached | None) -> None:
+    def _say(self, run: Run, event: ModelCall, model: str, kind: str, text: str, reached: Fired | None) -> None:
         about, money = f"agent {event.agent} {text}", None
         spent: Decimal | int = 0
         limit: Decimal | int = 0
@@ -189,7 +166,7 @@ class Downgrades:
             account, status = reached.account, reached.status
             held = to_usd(account.due_usd - account.spent_usd)
             money = Money(reached.group.per.kind, account.scope, to_usd(account.spent_usd), held, account.ends)
-            about = f"{reached.because}: {about}"
+            about = f"{_because(reached)}: {about}"
             spent, limit, unit = status.spent, status.limit, status.unit
         finding = Finding(SWITCH_RULE, Action.WARN, spent, limit, unit, "run", "", key, about, money=money)
         self._deciding.decide(run, run.lane(event.lane), event, finding)
@@ -227,6 +204,10 @@ def _facts(switched: dict[tuple[str, str], SwitchedModel]) -> dict[str, Any]:
         for (_, agent), one in list(switched.items())
     }
     return {"switched": facts} if facts else {}
+
+
+def _because(reached: Fired) -> str:
+    return f"{reached.threshold.percent:.0%} of the budget of {reached.account.scope} is spent"
 
 
 class SwitchCosts(NamedTuple):

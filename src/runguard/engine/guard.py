@@ -35,16 +35,16 @@ from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.calls import PaidCalls
 from runguard.engine.charges import finding_of_stop, scopes_of
 from runguard.engine.context import GuardContext, GuardOptions
-from runguard.engine.decide import Reporting, stop_in_force
+from runguard.engine.decide import connect_outlets, stop_in_force
 from runguard.engine.downgrade import Downgrades
 from runguard.engine.final_answer import LastAnswers
 from runguard.engine.forecast import Forecasts
 from runguard.engine.prompt_cache import CacheWatch
 from runguard.engine.rate_limits import ProviderWaits
 from runguard.engine.resubmissions import Resubmissions
-from runguard.engine.resume import Pauses, RunRecords
+from runguard.engine.resume import Pauses
 from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths
-from runguard.engine.tools import Answers, Once, ToolGate, ToolPrices
+from runguard.engine.tools import Answers, ToolGate, ToolPrices
 from runguard.ledger.ledger import (
     Stop,
     StoreDeniedError,
@@ -149,17 +149,14 @@ class Guard(PaidCalls):
         self._calls_to_time = 0
         self.time_next(SAMPLE // 8)
         if options.get("reports", True):
-            Reporting(self, self.telemetry).connect(self.sink)
-        self.once = Once(self.accounts.ledger, policy.hold_seconds)
-        self.keep(self.once, for_store=True)
+            connect_outlets(self, self.telemetry)
         self.growth = SessionGrowths(policy, self.accounts.ledger)
         self.keep(self.growth)
         self.sink.on("run paused", "pause", lambda run, waits: self.growth.record(run.info, run.growth))
         self.sink.on("run ended", "end of run", lambda run: self.growth.record(run.info, run.growth))
         self.lanes = LaneKeeper(self, options.get("lane_rules") or LaneRules(policy))
         self.pauses = Pauses(self)
-        self.records = RunRecords(self)
-        self.tool_gate = ToolGate(self, self.once)
+        self.tool_gate = ToolGate(self)
         self.tool_prices = ToolPrices(self, self.tool_gate)
         self._answers = Answers(self, self.tool_gate, self.tool_prices)
         self.operator_stops: OperatorStops = OperatorStops(self, before.operator_stops if before is not None else None)
@@ -167,7 +164,7 @@ class Guard(PaidCalls):
             feature(self)
         self.share(before)
         # last: the store may report changes at once
-        self.accounts.ledger.watch(self.operator_stops.on_control, self.records.signs_of_life)
+        self.accounts.ledger.watch(self.operator_stops.on_control, self.pauses.signs_of_life)
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -205,7 +202,7 @@ class Guard(PaidCalls):
         self.faults.attempt("end of run", self.accounts.end, run.run_costs)
         if run.journal is not None:
             self.faults.attempt("end of run", run.journal.flush)
-        self.faults.attempt("end of run", self.records.write_end, run)
+        self.faults.attempt("end of run", self.pauses.write_end, run)
 
     # ---- before and after -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -55,7 +55,7 @@ from runguard.engine.charges import (
     worst_of,
 )
 from runguard.engine.spending import BurnWatch, Earlier, Spending, record_of
-from runguard.engine.waiting import Opening, RoomWaits, Visit
+from runguard.engine.waiting import Opening, Visit, Waits
 from runguard.ledger.ledger import (
     Account,
     Hold,
@@ -199,7 +199,7 @@ class Accounts:
         self.on_store: Callable[[Exception | None], None] | None = None
         self.finder = AccountFinder(policy, self.ledger, clock)
         self.cap_functions = self.finder.caps
-        self.waits = RoomWaits(policy, self.ledger, clock)
+        self.waits = Waits(policy, self.ledger, clock)
         # charges that stay open for as long as their run, by their identity: no call waits for them
         self.standing: dict[int, Charge] = {}
         self._reserver = Reserver(self)
@@ -253,23 +253,16 @@ class Accounts:
         lines.output_limit, lines.price = None, self.pricing.dated_rates(model, at)
         return lines.price
 
-    def open(
+    async def open(
         self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
-    ) -> Coroutine[Any, Any, tuple[Charge | None, Denied | None]]:
+    ) -> tuple[Charge | None, Denied | None]:
         """Reserve the worst case of a call. When only the holds of other calls leave no room, wait for them, bounded.
 
         Return a charge, or the reason of a refusal; both in shadow mode, where the call is made and billed and the
-        refusal is only reported.
+        refusal is only reported. Inside of another guarded call, what that one holds may cover this one.
         """
-        if owners_of(event):
-            return self._open_inside(run_costs, event, enforce, stopped)
-        return self._open(run_costs, event, enforce, stopped, ())
-
-    async def _open_inside(
-        self, run_costs: RunCosts, event: ModelCall, enforce: bool, stopped: Callable[[], bool]
-    ) -> tuple[Charge | None, Denied | None]:
-        """``open`` inside of another guarded call, whose hold may cover this one."""
-        around, charge = cover(self, owners_of(event)), None
+        owners, charge = owners_of(event), None
+        around = cover(self, owners) if owners else ()
         try:
             charge, denied = await self._open(run_costs, event, enforce, stopped, around)
         finally:
@@ -953,15 +946,23 @@ def would_refuse(charge: Charge, event: ModelCall, refusal: Refusal, useful: int
 
 def over_threshold(lines: AccountLines) -> Denied | None:
     """Return why a call is denied where a budget has reached a threshold that stops."""
-    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
-        for thresholds, limit in zip(group.thresholds, limits, strict=False) if group.stops else ():
-            for threshold in thresholds:
-                if threshold.action != "stop":
-                    continue
-                unit = unit_reached(account.spent, share_of(limit, account.granted, threshold.percent))
-                if unit is not None:
-                    return Denied(Refusal(account, unit, NOTHING, account.room), group, fraction=threshold.percent)
+    for one in reached_thresholds(lines):
+        if one.threshold.action == "stop":
+            refusal = Refusal(one.account, UNITS.index(one.status.unit), NOTHING, one.account.room)
+            return Denied(refusal, one.group, fraction=one.threshold.percent)
     return None
+
+
+def reached_thresholds(lines: AccountLines) -> Iterator[Fired]:
+    """Yield the thresholds that the budgets of a call are beyond, whether or not they have fired."""
+    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
+        spent = account.spent
+        for thresholds, limit in zip(group.thresholds, limits, strict=False):
+            for threshold in thresholds:
+                unit = unit_reached(spent, share_of(limit, account.granted, threshold.percent))
+                if unit is not None:
+                    status = status_of(account, unit, limit[unit] + account.granted[unit], spent[unit])
+                    yield Fired(account, group, threshold, status)
 
 
 def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:

@@ -1,8 +1,7 @@
 """Runs that pause and resume, and guards that take over from each other.
 
-``engine/guard`` writes the store's records of runs with ``RunRecords``, and forecasts runs for its snapshot.
-``adk/runs`` and ``calls/run`` pause runs in ``Pauses`` and ``reopen`` them. ``adk/runner`` retires a guard whose policy
-was loaded again.
+``Pauses`` keeps runs, and writes the store's records of them. ``adk/runs`` and ``calls/run`` pause runs there and
+``reopen`` them. ``adk/runner`` retires a guard whose policy was loaded again.
 """
 
 import json
@@ -32,7 +31,6 @@ from runguard.engine.charges import (
     lower_ceiling,
     scopes_of,
 )
-from runguard.engine.context import GuardContext
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
 
@@ -113,7 +111,7 @@ class Pauses:
             attempt("pause", run.journal.paused, run.paused_at)
         if dropped is not None:
             attempt("pause", self._drop, dropped, waits)
-        written: Future[None] | None = attempt("pause", self._record, run)
+        written: Future[None] | None = attempt("pause", self.write_end, run, True)
         run.written = written
         if written is not None:
             written.add_done_callback(lambda done: _is_written(run, done))
@@ -161,8 +159,43 @@ class Pauses:
             if known is not None:
                 self.discard(replace(info, run=known[1]))
 
-    def _record(self, run: Run) -> "Future[None] | None":
-        return self._guard.records.write_end(run, dump_run(run)) if self._guard.accounts.ledger.is_shared else None
+    # ---- the store's records: figures of runs that have ended or paused, signs of life of those at work ------------
+
+    def write_end(self, run: Run, carries: bool = False) -> "Future[None] | None":
+        """Write the figures of a run, and that it is not running any more.
+
+        ``carries``: with what another worker needs to resume it. Returns a future that is done when that is written, or
+        None where nothing is written.
+        """
+        ledger = self._guard.accounts.ledger
+        if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
+            return None
+        spend = self._guard.accounts.spending.of_run(run.run_costs)
+        facts = {**self._guard.facts_of(run), "in_flight": 0, "spend": spend}
+        figures = json.dumps(facts, default=str)
+        record = json.dumps({**facts, CARRIED: dump_run(run)}, default=str) if carries else figures
+        written: Future[None] = Future()
+        name = run.info.run  # the fact must not keep the run
+
+        def write(session: StoreSession) -> None:
+            try:
+                session.append("run", name, record)
+                session.beat(name, ledger.worker, figures, ended=True)
+            except StoreOutage:
+                raise  # the ledger tries again
+            except BaseException:
+                written.set_result(None)
+                raise
+            written.set_result(None)
+
+        ledger.tell(write)
+        return written
+
+    def signs_of_life(self) -> Iterator[tuple[str, str]]:
+        """Yield the runs of this process and their figures. After a fork, the parent reports its own runs."""
+        now, here = self._guard.clock(), os.getpid()
+        for run in [run for run in list(self._guard.runs.values()) if run.pid == here]:
+            yield run.info.run, json.dumps(self._guard.facts_of(run, now), default=str)
 
     def _drop(self, run: Run, waits: bool) -> None:
         guard = self._guard
@@ -501,52 +534,6 @@ async def _caps_now(guard: "Guard", run: Run, trip: Trip) -> list[Amount]:
 def _plus(caps: Amount, known: Amount, stored: Amount) -> Amount:
     usd, tokens, calls = (cap - before + now for cap, before, now in zip(caps, known, stored, strict=True))
     return usd, tokens, calls
-
-
-# ---- The store's records of runs: figures of those that ended or paused, signs of life of those that run
-
-
-class RunRecords:
-    """Writes the records of one guard's runs, where a store is shared."""
-
-    def __init__(self, context: GuardContext) -> None:
-        self._context, self._accounts = context, context.accounts
-
-    def write_end(self, run: Run, carried: dict[str, Any] | None = None) -> "Future[None] | None":
-        """Write the figures of a run, and that it is not running any more.
-
-        ``carried``: what another worker needs to resume it. Returns a future that is done when that is written, or
-        None where nothing is written.
-        """
-        ledger = self._accounts.ledger
-        if not ledger.is_shared or run.unsure:  # unsure: the record of what it used before is the better one
-            return None
-        spend = self._accounts.spending.of_run(run.run_costs)
-        facts = {**self._context.facts_of(run), "in_flight": 0, "spend": spend}
-        figures = json.dumps(facts, default=str)
-        record = figures if carried is None else json.dumps({**facts, CARRIED: carried}, default=str)
-        written: Future[None] = Future()
-        name = run.info.run  # the fact must not keep the run
-
-        def write(session: StoreSession) -> None:
-            try:
-                session.append("run", name, record)
-                session.beat(name, ledger.worker, figures, ended=True)
-            except StoreOutage:
-                raise  # the ledger tries again
-            except BaseException:
-                written.set_result(None)
-                raise
-            written.set_result(None)
-
-        ledger.tell(write)
-        return written
-
-    def signs_of_life(self) -> Iterator[tuple[str, str]]:
-        """Yield the runs of this process and their figures. After a fork, the parent reports its own runs."""
-        now, here = self._context.clock(), os.getpid()
-        for run in [run for run in list(self._context.runs.values()) if run.pid == here]:
-            yield run.info.run, json.dumps(self._context.facts_of(run, now), default=str)
 
 
 # ---- A guard that takes over from another one: its policy was edited and loaded again

@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -303,6 +303,7 @@ class Run(Stoppable):
         "slots",
         "spend",
         "started",
+        "tools_refused",
         "trips",
         "unchecked_once",
         "unsure",
@@ -331,7 +332,8 @@ class Run(Stoppable):
         self.refused_at_border = (0, 0)  # times since the last model call that was made, and which one that was
         self.waiting = 0  # of the model calls counted, those that wait for a place or for money
         self.visits: dict[Waiter, None] = {}  # its calls that wait for room in a budget, or for a provider
-        self.bills: ToolBills | None = None  # of tools that have a price
+        self.bills: dict[str, Bill] = {}  # of tools that have a price and have not answered yet, by the id of the call
+        self.tools_refused: dict[str, str] = {}  # tool -> the response in which a budget refused its price first
         self.last_failure: LastFailure | None = None  # while nothing has gone on since
         self.notes: dict[str, Any] = {}  # what features know about it, by their names
         self.set_aside: SetAside | None = None  # what a feature holds for a later call
@@ -474,14 +476,6 @@ class Bill:
     tool: str
     price: Any
     bound: int  # nano-USD
-
-
-@dataclass(slots=True)
-class ToolBills:
-    """The priced tool calls of one run, each until it has answered."""
-
-    open: dict[str, Bill] = field(default_factory=dict)  # by the id of the call
-    refused: dict[str, str] = field(default_factory=dict)  # tool -> the response in which a budget refused it first
 
 
 # ---- The detectors of one lane, as a policy sets them

@@ -36,7 +36,7 @@ from runguard.engine.calls import PaidCalls
 from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.context import GuardContext
 from runguard.engine.decide import stop_in_force
-from runguard.engine.runs import Bill, Lane, LastFailure, Run, ToolBills
+from runguard.engine.runs import Bill, Lane, LastFailure, Run
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.policy.settings import ToolRule
 from runguard.pricing.rates import Usage
@@ -136,10 +136,11 @@ def _claim_key(info: RunInfo, call: bytes) -> str:
 class ToolGate:
     """Decides what runs share about tools: breakers, and side effects that happen once per session."""
 
-    def __init__(self, context: GuardContext, once: Once) -> None:
+    def __init__(self, context: GuardContext) -> None:
         self._clock, self._ledger, self._tools = context.clock, context.accounts.ledger, context.tools
-        self._breakers, self._once, self._deciding = context.breakers, once, context.deciding
-        self._faults = context.faults
+        self._breakers, self._deciding, self._faults = context.breakers, context.deciding, context.faults
+        self.once = Once(context.accounts.ledger, context.policy.hold_seconds)
+        context.keep(self.once, for_store=True)
         self._goes_on_in_outage = context.policy.on_outage == "open"
         context.sink.on("run paused", "pause", lambda run, waits: self._give_back_permits(run))
         context.sink.on("run ended", "end of run", self._give_back_permits)
@@ -159,12 +160,12 @@ class ToolGate:
             return
         run.claimed_elsewhere.discard(effect)  # the other worker may have failed
         run.unchecked_once.discard(effect)
-        if effect in run.pending_once or self._once.is_done(run.info, effect):
+        if effect in run.pending_once or self.once.is_done(run.info, effect):
             return
         # before the wait: an equal call beside this one is refused, and the end of the run gives the claim back
         run.pending_once[effect] = call_id
         try:
-            mine = await self._once.claim(run.info, effect)
+            mine = await self.once.claim(run.info, effect)
         except BaseException:  # cancelled while it asked: give back whatever was claimed
             self.settle_once(run, effect, False)
             raise
@@ -180,7 +181,7 @@ class ToolGate:
         effect = self._tools.effect_of(event) if rule is not None and rule.once else b""
         if effect:
             taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
-            if taken or self._once.is_done(run.info, effect):
+            if taken or self.once.is_done(run.info, effect):
                 done = Finding("once", _BLOCK, 2, 1, "executions", "call", event.tool, effect.hex())
                 return self._deciding.decide(run, lane, event, done)
             if effect in run.unchecked_once:
@@ -229,12 +230,12 @@ class ToolGate:
 
     def _give_back_effects(self, run: Run) -> None:
         for call in run.pending_once:
-            self._faults.attempt("end of run", self._once.settle, run.info, call, False)
+            self._faults.attempt("end of run", self.once.settle, run.info, call, False)
 
     def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
         """Say how a call of a ``once`` tool has ended: done, or free to be tried again."""
         run.pending_once.pop(effect, None)
-        self._once.settle(run.info, effect, done)
+        self.once.settle(run.info, effect, done)
 
     def report_answer(self, run: Run, answer: Answer, now: float) -> None:
         """Any answer shows that the tool works. Exceptions go to ``report_failure``; a refusal shows nothing."""
@@ -315,10 +316,9 @@ class ToolPrices:
                 self._take_back(run, event)
                 return stop_in_force(trip)
             return self._refuse(run, event, finding_of(denied, payment, self._accounts.ledger.name), denied)
-        bills = run.bills = run.bills or ToolBills()
         self.is_used = True
         charge.journal = run.journal
-        bills.open[event.id] = Bill(charge, event.tool, price, bound)
+        run.bills[event.id] = Bill(charge, event.tool, price, bound)
         if run.journal is not None:
             base = {"k": "tool_hold", "t": event.at, "l": event.lane, "a": event.agent}
             run.journal.add(base | {"tool": event.tool, "id": event.id, "bound": bound})
@@ -333,13 +333,13 @@ class ToolPrices:
 
     def charge_of(self, run: Run, call_id: str) -> Charge | None:
         """Return what is held for a call."""
-        bill = run.bills.open.get(call_id) if run.bills is not None else None
+        bill = run.bills.get(call_id)
         return bill.charge if bill is not None else None
 
     def settle(self, run: Run, call_id: str, args: object, answer: object) -> None:
         """Book the price of an executed tool. ``answer``: what it returned, or the exception that it raised."""
-        bill = run.bills.open.get(call_id) if run.bills is not None else None
-        if run.bills is None or bill is None:
+        bill = run.bills.get(call_id)
+        if bill is None:
             return
         nano, estimated = bill.bound, callable(bill.price)
         try:
@@ -355,20 +355,20 @@ class ToolPrices:
                     nano, estimated = value, False
         finally:  # also when the function ends the program or the task
             self.book(bill.charge, call_id, nano, estimated=estimated)
-            run.bills.open.pop(call_id, None)  # last: after a fault, the call is still open and closed later
+            run.bills.pop(call_id, None)  # last: after a fault, the call is still open and closed later
 
     def settle_unknown(self, run: Run, call_id: str) -> None:
         """Book the price of a tool that was executed and never answered."""
-        bill = run.bills.open.get(call_id) if run.bills is not None else None
+        bill = run.bills.get(call_id)
         if bill is not None:
             self.settle_at(run, call_id, bill.bound, estimated=callable(bill.price))
 
     def settle_at(self, run: Run, call_id: str, nano: int, *, estimated: bool) -> None:
         """Book the price of an executed tool whose cost is known."""
-        bill = run.bills.open.get(call_id) if run.bills is not None else None
-        if run.bills is not None and bill is not None:
+        bill = run.bills.get(call_id)
+        if bill is not None:
             self.book(bill.charge, call_id, nano, estimated=estimated)
-            run.bills.open.pop(call_id, None)
+            run.bills.pop(call_id, None)
 
     def book(self, charge: Charge, call_id: str, nano: int, *, estimated: bool) -> None:
         self._calls.settle(charge, Usage(), nano=nano, estimated=estimated)
@@ -381,7 +381,7 @@ class ToolPrices:
 
     def release(self, run: Run, call_id: str) -> None:
         """Give back the price of a tool that was not executed."""
-        bill = run.bills.open.pop(call_id, None) if run.bills is not None else None
+        bill = run.bills.pop(call_id, None)
         if bill is None:
             return
         self._calls.release(bill.charge)
@@ -396,14 +396,13 @@ class ToolPrices:
         payment = ToolPayment(run.info.run, lane, agent, self._clock(), tool=answer.tool)
         charge = self._accounts.open_settled(run.run_costs, payment)
         charge.journal = run.journal
-        bills = run.bills = run.bills or ToolBills()
-        bill = bills.open[answer.id] = Bill(charge, answer.tool, rule.price, 0)
+        bill = run.bills[answer.id] = Bill(charge, answer.tool, rule.price, 0)
         bill.bound = bound_of(rule, answer.args)[0] or 0
         self.settle(run, answer.id, answer.args, answer.value)
 
     def close(self, run: Run, answer: Answer) -> None:
         """Book the price of an open call whose answer has arrived, or nothing where it was not executed."""
-        if run.bills is None or answer.id not in run.bills.open:
+        if answer.id not in run.bills:
             return
         if answer.outcome in _NOT_EXECUTED:
             self.release(run, answer.id)
@@ -412,7 +411,7 @@ class ToolPrices:
 
     def end(self, run: Run) -> None:
         """Book the open calls of a run that is over: they were made, and what they cost is not known."""
-        for call_id, bill in list(run.bills.open.items()) if run.bills is not None else ():
+        for call_id, bill in list(run.bills.items()):
             try:
                 self.settle_unknown(run, call_id)
             except Exception as error:
@@ -433,8 +432,7 @@ class ToolPrices:
         a model call: the kill switch, an outage, an unknown cap.
         """
         if denied is not None and denied.refusal is not None and not denied.fraction:
-            bills = run.bills = run.bills or ToolBills()
-            before = bills.refused.setdefault(event.tool, event.batch)
+            before = run.tools_refused.setdefault(event.tool, event.batch)
             is_first = not event.batch or before == event.batch
             finding = replace(finding, tool=event.tool, key=f"{event.tool}:{finding.key}")
             if is_first:
@@ -514,7 +512,7 @@ class Answers:
             rule = known[tool] if tool in known else self._tools.rule(tool)
             if run.permits:
                 self._gate.report_answer(run, a, event.at)
-            if run.bills is not None:
+            if run.bills:
                 self._prices.close(run, a)
             if rule is not None and rule.exempt:
                 # a refused call claimed nothing: the claim belongs to another one
@@ -587,7 +585,7 @@ class Answers:
     def settle_effects(self, run: Run, event: ToolResults) -> None:
         """Answers from a journal, whose outcome is known: which side effects were done."""
         for a in event.answers:
-            if run.bills is not None:
+            if run.bills:
                 self._prices.close(run, a)
             effect = self._tools.effect_of(a)
             if effect and a.outcome is not _REFUSED:

@@ -1,7 +1,7 @@
 """Waiting: for room in a budget, and for a slot among the calls in flight.
 
-``engine/money`` lets a call wait with a ``Visit``, and ``engine/calls`` listens to its waits. Every run of
-``engine/runs`` has its ``Slots``.
+``engine/money`` lets a call wait with a ``Visit`` of the ``Waits`` of its accounts. Every run of ``engine/runs`` has
+its ``Slots``.
 """
 
 import asyncio
@@ -49,22 +49,6 @@ class Opening:
         return f"room in the budget of {self.account.scope}: {limit} per {window_words(self.account.window or '')}"
 
 
-class WaitListener(Protocol):
-    """What a guard wants to know of waiting calls."""
-
-    def seconds_left(self, charge: Charge) -> float:
-        """Return how long the run of a call may still go on."""
-
-    def began(self, visit: "Visit") -> None:
-        """Note that a call begins to wait."""
-
-    def ended(self, visit: "Visit", seconds: float) -> None:
-        """Note that a call waits no longer."""
-
-    def skipped(self, charge: Charge, opening: Opening) -> None:
-        """Note that an enforcing guard would have let the call wait."""
-
-
 class Waiter(Protocol):
     """A call that waits."""
 
@@ -80,19 +64,21 @@ class Waiter(Protocol):
         """Look now, because the run was stopped. From any thread."""
 
 
-class RoomWaits:
-    """The waiting calls of one policy on one ledger.
+class Waits:
+    """The waiting calls of one policy on one ledger, and the report of them.
 
     A call waits in line (``runguard.ledger.ledger``), at most ``max_wait_seconds`` and not past the deadline of its
     run. The first in line asks again when its window is over, when another call of this process was settled, and once a
     second, because other workers of a store settle without notice. When the time is over, the call is refused as if the
-    budget did not wait.
+    budget did not wait. A fault in the report ends no wait and no run.
     """
 
     def __init__(self, policy: Policy, ledger: Ledger, clock: Callable[[], float]) -> None:
         self.patience, self.ledger, self._clock = policy.max_wait_seconds, ledger, clock
-        self.listener: WaitListener | None = None
+        self.guard: GuardContext | None = None  # whose runs wait
         self.advance: Callable[[float], None] | None = None  # of a replay: moves its clock instead of waiting
+        self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
+        self.calls = 0
 
     def opening(self, lines: AccountLines, refusal: Refusal, left: float, *, others_settle: bool) -> Opening | None:
         """Return when there is room; None where a budget that refuses does not wait, or the time left is too short.
@@ -117,26 +103,79 @@ class RoomWaits:
             return None
         return Opening(last[0], last[1], until, seconds, fits)
 
+    def seconds_left(self, charge: Charge) -> float:
+        """Return how long the run of a call may still go on."""
+        run = self._run_of(charge)
+        return self.left_of(run) if run is not None else math.inf
+
+    def left_of(self, run: "Run") -> float:
+        """Return the time until the deadline of a run."""
+        if run.deadline is None:
+            return math.inf
+        return run.deadline.started + run.deadline.seconds - self._clock()
+
+    def began(self, visit: "Visit") -> None:
+        """Note that a call begins to wait."""
+        run = self._run_of(visit.charge)
+        if run is not None:
+            run.visits[visit] = None
+            if visit.opening is not None:
+                self._report(run, visit.charge, visit.opening, "waits")
+
+    def ended(self, visit: "Visit", seconds: float) -> None:
+        """Note that a call waits no longer."""
+        charge, opening = visit.charge, visit.opening
+        run = self._run_of(charge)
+        if run is not None:
+            run.visits.pop(visit, None)
+        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
+
+    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
+        """Count and log a call that has waited."""
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
+        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
+
     def skip(self, charge: Charge, opening: Opening) -> None:
-        """Report a call that would have waited; in a replay, let the time pass."""
-        if self.listener is not None:
-            self.listener.skipped(charge, opening)
+        """Report a call that an enforcing guard would have let wait; in a replay, let the time pass."""
+        self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
+        run = self._run_of(charge)
+        if run is not None:
+            self._report(run, charge, opening, "would wait")
         if self.advance is not None:
             self.advance(opening.until)
+
+    def _run_of(self, charge: Charge) -> "Run | None":
+        return self.guard.runs.get(charge.run_costs.info.run) if self.guard is not None else None
+
+    def _report(self, run: "Run", charge: Charge, opening: Opening, verb: str) -> None:
+        """Warn once per run and account."""
+        if self.guard is not None:
+            self.guard.faults.attempt("reporting a wait", _warn, self.guard, run, charge, opening, verb)
+
+
+def _warn(guard: "GuardContext", run: "Run", charge: Charge, opening: Opening, verb: str) -> None:
+    account, unit = opening.account, opening.unit
+    detail = f"a call {verb} up to {opening.seconds:.0f} s for {opening.text}"
+    spent, held = to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd)
+    money = Money(account.scope.partition(":")[0], account.scope, spent, held, account.ends)
+    observed, limit = edge(unit, account.spent[unit]), edge(unit, account.caps[unit])
+    facts = (observed, limit, UNITS[unit], "run", "", f"wait:{account.meter}", detail)
+    lane = run.lane(charge.lane)
+    event = ModelCall(run.info.run, lane.key, charge.agent, guard.clock(), charge.model)
+    guard.deciding.decide(run, lane, event, Finding("budget", Action.WARN, *facts, money=money))
 
 
 class Visit:
     """One call on budgets that wait, from the moment it asks until it has its reservation or gives up."""
 
-    __slots__ = ("_began", "_loop", "_sleeps", "_stopped", "_waits", "charge", "opening", "place")
+    __slots__ = ("_began", "_loop", "_stopped", "_waits", "charge", "opening", "place")
 
-    def __init__(self, waits: RoomWaits, charge: Charge, stopped: Callable[[], bool]) -> None:
+    def __init__(self, waits: Waits, charge: Charge, stopped: Callable[[], bool]) -> None:
         self._waits, self.charge, self._stopped = waits, charge, stopped
         self.place = waits.ledger.line.join(charge.lines.names)
         self.opening: Opening | None = None
         self._began: float | None = None
-        self._sleeps = False  # the listener knows
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # on which it sleeps
 
     @property
     def scope(self) -> str:
@@ -148,11 +187,10 @@ class Visit:
 
     def left(self) -> float:
         """Return how long it may still wait."""
-        listener, now = self._waits.listener, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         if self._began is None:
             self._began = now
-        patience = self._began + self._waits.patience - now
-        return patience if listener is None else min(patience, listener.seconds_left(self.charge))
+        return min(self._began + self._waits.patience - now, self._waits.seconds_left(self.charge))
 
     def opens(self, refusal: Refusal, *, others_settle: bool) -> Opening | None:
         return self._waits.opening(self.charge.lines, refusal, self.left(), others_settle=others_settle)
@@ -160,9 +198,9 @@ class Visit:
     async def in_turn(self) -> None:
         """Wait until no earlier call is in line, bounded."""
         line = self._waits.ledger.line
-        while not self._is_next() and not self._stopped() and (left := self.left()) > 0:
+        while not self._stopped() and (left := self.left()) > 0:
             sleeper = line.listen(self.place)
-            if self._is_next():
+            if self.place.may_ask:
                 return
             self._begin()
             await asyncio.wait((sleeper[1],), timeout=min(left, _LOOKS_S))
@@ -172,7 +210,7 @@ class Visit:
         line = self._waits.ledger.line
         self.opening = opening
         line.block(self.place, opening.account.meter)
-        if not self._is_next():
+        if not self.place.may_ask:
             await self.in_turn()
             return
         sleeper = line.listen(self.place)
@@ -191,17 +229,13 @@ class Visit:
 
     def leave(self) -> None:
         self._waits.ledger.line.leave(self.place)
-        if self._sleeps and self._waits.listener is not None:
-            now = self._loop.time() if self._loop is not None else 0.0
-            self._waits.listener.ended(self, now - (self._began or 0.0))
-
-    def _is_next(self) -> bool:
-        return self.place.may_ask
+        if self._loop is not None:
+            self._waits.ended(self, self._loop.time() - (self._began or 0.0))
 
     def _begin(self) -> None:
-        if not self._sleeps and self._waits.listener is not None:
-            self._sleeps, self._loop = True, asyncio.get_running_loop()
-            self._waits.listener.began(self)
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._waits.began(self)
 
 
 def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
@@ -212,67 +246,6 @@ def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
         entry["calls"] += 1
         entry["until"] = visit.until
     return list(scopes.values())
-
-
-# ---- Calls that wait for room in a budget: how long they may wait, and the report of it
-
-
-class RunWaits:
-    """The waiting calls of the runs of one guard. Listens to the accounts. A fault here ends no wait and no run."""
-
-    def __init__(self, context: "GuardContext") -> None:
-        self._clock, self._runs = context.clock, context.runs
-        self._deciding, self._faults = context.deciding, context.faults
-        self.waited_s = 0.0  # of all calls, or what they would have waited in shadow mode
-        self.calls = 0
-
-    def seconds_left(self, charge: Charge) -> float:
-        run = self._runs.get(charge.run_costs.info.run)
-        return self.left_of(run) if run is not None else math.inf
-
-    def left_of(self, run: "Run") -> float:
-        """Return the time until the deadline of a run."""
-        if run.deadline is None:
-            return math.inf
-        return run.deadline.started + run.deadline.seconds - self._clock()
-
-    def began(self, visit: Visit) -> None:
-        run = self._runs.get(visit.charge.run_costs.info.run)
-        if run is not None:
-            run.visits[visit] = None
-            if visit.opening is not None:
-                self._faults.attempt("reporting a wait", self._report, run, visit.charge, visit.opening, "waits")
-
-    def ended(self, visit: Visit, seconds: float) -> None:
-        charge, opening = visit.charge, visit.opening
-        run = self._runs.get(charge.run_costs.info.run)
-        if run is not None:
-            run.visits.pop(visit, None)
-        self.note(charge.agent, seconds, opening.text if opening is not None else "its turn")
-
-    def note(self, agent: str, seconds: float, what: str, verb: str = "waited") -> None:
-        """Count and log a call that has waited."""
-        self.calls, self.waited_s = self.calls + 1, self.waited_s + seconds
-        _log.info("runguard.waited: a call of agent '%s' %s %.1f s for %s", agent, verb, seconds, what)
-
-    def skipped(self, charge: Charge, opening: Opening) -> None:
-        self.calls, self.waited_s = self.calls + 1, self.waited_s + opening.seconds
-        run = self._runs.get(charge.run_costs.info.run)
-        if run is not None:
-            self._faults.attempt("reporting a wait", self._report, run, charge, opening, "would wait")
-
-    def _report(self, run: "Run", charge: Charge, opening: Opening, verb: str) -> None:
-        """Once per run and account."""
-        account, unit = opening.account, opening.unit
-        detail = f"a call {verb} up to {opening.seconds:.0f} s for {opening.text}"
-        spent, held = to_usd(account.spent_usd), to_usd(account.due_usd - account.spent_usd)
-        money = Money(account.scope.partition(":")[0], account.scope, spent, held, account.ends)
-        observed, limit = edge(unit, account.spent[unit]), edge(unit, account.caps[unit])
-        facts = (observed, limit, UNITS[unit], "run", "", f"wait:{account.meter}", detail)
-        finding = Finding("budget", Action.WARN, *facts, money=money)
-        lane = run.lane(charge.lane)
-        event = ModelCall(run.info.run, lane.key, charge.agent, self._clock(), charge.model)
-        self._deciding.decide(run, lane, event, finding)
 
 
 # ---- Model calls in flight in one run: a bounded number at once, the surplus waits in order

@@ -476,7 +476,7 @@ class ReplayedPrices:
     def paid(self, run: Run, entry: Entry) -> None:
         call_id, nano, estimated = str(entry.get("id")), entry["nano"], bool(entry.get("estimated"))
         event = self._called.pop(call_id, None)
-        if run.bills is not None and call_id in run.bills.open:
+        if call_id in run.bills:
             if event is None:
                 self._guard.settle_tool(run, call_id, None, None)
             else:

@@ -247,7 +247,7 @@ async def test_a_side_effect_whose_worker_died_is_free_again_after_a_while(place
         return {"paid": amount}
 
     info = replace(await _info(one), session="s1")
-    assert await one.guard.once.claim(info, one.guard.tools.once_identity("pay", {"amount": 5}))
+    assert await one.guard.tool_gate.once.claim(info, one.guard.tools.once_identity("pay", {"amount": 5}))
     script = [call("pay", amount=5), text("done")]
     await run(agent(ScriptedModel(script), tools=[pay]), plugins=[two])
     assert paid == [], "pending"
