@@ -11,12 +11,13 @@ import re
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import date, datetime, timedelta
 from datetime import time as dt_time
 from decimal import Decimal
-from functools import partial
+from functools import lru_cache, partial
 from hashlib import blake2b
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from pickle import Pickler, loads
 from types import GetSetDescriptorType, MemberDescriptorType
@@ -47,23 +48,15 @@ def call_fingerprint(
     Key order, ``1.0`` against ``1``, absent against ``None`` and white space do not matter. ``identity`` names the only
     arguments that count, ``volatile`` those that never do. ``exact``: every argument counts, also those in ``ASIDE``.
     """
-    if type(args) is dict and (identity is not None or volatile):
-        kept = None if identity is None else frozenset(identity)
-        dropped = frozenset(volatile)
-        args = {
-            key: value
-            for key, value in args.items()
-            if type(key) is not str or ((kept is None or key in kept) and key not in dropped)
-        }
-        exact = True
-    plain = _plain_args(args)
-    if not exact and type(args) is dict and len(args) > 1:
-        texts = args if plain is not None else [key for key in args if type(key) is str]  # runs no code of a key
-        if not ASIDE.isdisjoint(texts):
-            args = {key: value for key, value in args.items() if type(key) is not str or key not in ASIDE} or args
-            plain = _plain_args(args)
-    if plain is not None:
-        return digest(f"{tool}\0{encode(plain)}")
+    if type(args) is dict:
+        names = [key for key in args if type(key) is str]  # runs no code of other keys
+        dropped: Iterable[str] = ()
+        if identity is not None or volatile:
+            dropped = {*names} - {*(names if identity is None else identity)} | {*volatile}
+        elif not exact and 0 < len(ASIDE.intersection(names)) < len(args):
+            dropped = ASIDE
+        if dropped:
+            args = {key: value for key, value in args.items() if type(key) is not str or key not in dropped}
     text = encode(_canonical(args)) if _is_small(args) else bounded_text(args)
     return digest(f"{tool}\0{text}")
 
@@ -74,7 +67,7 @@ def input_fingerprint(agent: str, asked: Any) -> bytes:
     Each is compared whole; white space in short texts does not matter. The identity is empty where nothing is asked, or
     where a part cannot be compared.
     """
-    whole = blake2b(_encoded(agent), digest_size=DIGEST_SIZE)
+    whole = blake2b(agent.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE)
     is_empty = True
     waiting: list[Any] = [asked]
     for _ in range(_INPUT_PARTS):
@@ -84,7 +77,8 @@ def input_fingerprint(agent: str, asked: Any) -> bytes:
         kind = type(value)
         if kind is str or kind is bytes:
             if kind is str:
-                value = _encoded(" ".join(value.split()) if len(value) <= _WORDS_READ else value)
+                text = " ".join(value.split()) if len(value) <= _WORDS_READ else value
+                value = text.encode("utf-8", "surrogatepass")
             is_empty = is_empty and not value
             whole.update(b"%d:" % len(value))
             whole.update(value)
@@ -97,36 +91,6 @@ def input_fingerprint(agent: str, asked: Any) -> bytes:
         else:
             break
     return b""
-
-
-def _encoded(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _plain_args(args: Any) -> dict[str, object] | None:
-    """Return canonical arguments when they are what they nearly always are, a flat dict of short values; else None."""
-    if type(args) is not dict or len(args) > 32:
-        return None
-    plain: dict[str, object] = {}
-    for key, value in args.items():
-        kind = type(value)
-        if type(key) is not str or len(key) > 256:
-            return None
-        if kind is str:
-            if len(value) > 1_024:
-                return None
-            plain[key] = " ".join(value.split())
-        elif kind is int:
-            if not -BIG < value < BIG:
-                return None
-            plain[key] = value
-        elif kind is float:
-            plain[key] = int(value) if value.is_integer() else value
-        elif kind is bool:
-            plain[key] = value
-        elif value is not None:
-            return None
-    return plain
 
 
 def answer_text(value: Any) -> str:
@@ -149,19 +113,15 @@ def _is_small(value: Any) -> bool:
             kind = type(item)
             if kind is str:
                 size += len(item)
-            elif kind is dict:
+            elif kind is dict or kind is list or kind is tuple:
                 nodes += len(item)
                 if nodes > MAX_NODES:
                     return False
-                for key in item:
-                    if type(key) is not str:
+                if kind is dict:
+                    if not _STR.issuperset(map(type, item)):
                         return False
-                    size += len(key)
-                below += item.values()
-            elif kind is list or kind is tuple:
-                nodes += len(item)
-                if nodes > MAX_NODES:
-                    return False
+                    size += sum(map(len, item))
+                    item = item.values()
                 below += item
             elif kind not in _SCALARS or (kind is int and not -BIG < item < BIG):
                 return False
@@ -176,18 +136,23 @@ def _is_small(value: Any) -> bool:
 def _canonical(value: Any) -> object:
     """Return arguments as they are meant: None dropped, whole floats as integers, white space collapsed.
 
-    It is recursive, so it takes only small values.
+    It is recursive, so it takes only small values. What a dict holds directly needs no call: most arguments are flat.
     """
     kind = type(value)
+    if kind is dict:
+        meant: dict[str, object] = {}
+        for key, held in value.items():
+            kind = type(held)
+            if kind is str:
+                meant[key] = " ".join(held.split())
+            elif held is not None:
+                meant[key] = held if kind is int or kind is bool else _canonical(held)
+        return meant
+    if kind is list or kind is tuple:
+        return [_canonical(held) for held in value]
     if kind is str:
         return " ".join(value.split())
-    if kind is float and value.is_integer():
-        return int(value)
-    if kind is dict:
-        return {k: _canonical(v) for k, v in value.items() if v is not None}
-    if kind is list or kind is tuple:
-        return [_canonical(v) for v in value]
-    return value
+    return int(value) if kind is float and value.is_integer() else value
 
 
 _encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False)
@@ -203,7 +168,7 @@ def encode(value: object) -> str:
 
 def digest(text: str) -> bytes:
     """Return the BLAKE2b digest of a text, which may contain lone surrogates."""
-    return blake2b(_encoded(text), digest_size=DIGEST_SIZE).digest()
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_SIZE).digest()
 
 
 def read_as(value: Any) -> str:
@@ -392,7 +357,8 @@ def mask(text: str) -> str:
 
     Counts, percentages, exit codes and line numbers stay: they are how an answer shows progress.
     """
-    return _unescaped(text) if _is_measurement(text) else _mask_parts(text)
+    text = _unescaped(text)
+    return text if _is_measurement(text) else _mask_parts(text)
 
 
 def are_alike(one: str, other: str) -> bool:
@@ -403,6 +369,7 @@ def are_alike(one: str, other: str) -> bool:
     early, when no cut shortly after a difference makes the pieces before it alike. It may be wrong where a volatile
     part of another kind took the place of one, such as a duration that of a date: the answer then counts as new.
     """
+    one, other = _unescaped(one), _unescaped(other)
     if _is_measurement(one) or _is_measurement(other):
         return mask(one) == mask(other)
     at_one = at_other = 0
@@ -448,14 +415,10 @@ def _unescaped(text: str) -> str:
 
 def _is_measurement(text: str) -> bool:
     """Return whether a text is nothing but ids or durations."""
-    if len(text) > 2 * _ONLY:
-        return False
-    text = _unescaped(text)
     return len(text) <= _ONLY and _MEASUREMENT.match(text) is not None
 
 
 def _mask_parts(text: str) -> str:
-    text = _unescaped(text)
     masked, count = _VOLATILE.subn("~", text)
     return _VOLATILE.sub(_hidden, text) if count and _LEFT.search(text) is not None else masked
 
@@ -708,31 +671,23 @@ def _type_name(kind: type) -> str:
 # ---- Attributes of any object, read without running its code: an address in a repr would make equal things differ.
 
 _READ: Final = 256  # attributes of one class or one object
-_CLASSES_KEPT: Final = 256
-_places: Final[dict[type, list[tuple[str, Any]]]] = {}  # by class: where its objects keep their attributes
 
 
 def stored_attributes(item: Any) -> Iterable[tuple[str, Any]]:
     """Yield names and values in the dict and the slots of an object."""
-    kind = type(item)
-    places = _places.get(kind)
-    if places is None:
-        if len(_places) >= _CLASSES_KEPT:
-            _places.clear()
-        places = _places[kind] = _places_of(kind)
-    for name, found in places:
+    for name, found in _places_of(type(item)):  # type: ignore[arg-type]  # every class is hashable
         if name == "__dict__":
             held = found.__get__(item)
             if type(held) is dict:
                 yield from [entry for entry in list(held.items())[:_READ] if type(entry[0]) is str]
         else:
-            try:
+            with suppress(AttributeError):  # a slot without a value
                 yield name, found.__get__(item)
-            except AttributeError:  # a slot without a value
-                continue
 
 
+@lru_cache(256)
 def _places_of(kind: type) -> list[tuple[str, Any]]:
+    """Return where objects of a class keep their attributes."""
     return [
         (name, found)
         for base in kind.__mro__
@@ -820,8 +775,7 @@ def size_of(value: Any, enough: int) -> int:
 
     What a dict or a list holds itself is counted in one go: most of what tools answer consists of small dicts.
     """
-    kind = type(value)
-    if kind is str:
+    if type(value) is str:
         return len(value)
     size = nodes = 0
     level: list[Any] = [value]
@@ -829,28 +783,15 @@ def size_of(value: Any, enough: int) -> int:
         below: list[Any] = []
         for item in level:
             kind = type(item)
-            if kind is dict or kind is list or kind is tuple:
-                held: Any = item
-            else:
+            held: Any = item
+            if kind is not dict and kind is not list and kind is not tuple:
                 held, own = _size_of_other(item)
                 size += own
                 nodes += _ODD
             nodes += len(held)
             if nodes > _SIZED:
                 return max(size, enough + 1)  # so many parts are too large whatever they hold
-            if kind is dict:
-                for key in item:
-                    if type(key) is str:
-                        size += len(key)
-                    elif type(key) in _SCALARS:
-                        size += 4
-                    else:
-                        size += _size_of_key(key)
-                        nodes += _ODD
-                        if nodes > _SIZED:
-                            return max(size, enough + 1)
-                held = item.values()
-            for part in held:
+            for part in held if kind is not dict else chain(held, held.values()):
                 kind = type(part)
                 if kind is str:
                     size += len(part)
@@ -866,12 +807,6 @@ def size_of(value: Any, enough: int) -> int:
             return size
         level = below
     return max(size, enough + 1)  # no encoder goes so deep: it holds itself
-
-
-def _size_of_key(key: Any) -> int:
-    """Return the size of a key that is not a plain text, with what it holds directly."""
-    below, size = _size_of_other(key)
-    return size + sum(len(part) if type(part) is str else 4 for part in below)
 
 
 def _size_of_other(item: Any) -> tuple[list[Any], int]:
