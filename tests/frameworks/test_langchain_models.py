@@ -120,6 +120,15 @@ def test_bound_tools_are_part_of_what_is_reserved(kind: type[_Whole]) -> None:
     assert [trip.rule for trip in guard.trips] == ["budget"]
 
 
+def test_what_is_bound_to_the_model_of_an_agent_is_part_of_what_is_reserved() -> None:
+    settings: Any = {"max_tokens": 10_000, "models": {"scripted-1": {"max_output_tokens": 100}}}
+    bound: Any = _Whole().bind_tools([large]).with_config(tags=["bound twice"])
+    guards = [RunGuardMiddleware(**settings) for _ in range(3)]
+    for guard, model, tools in zip(guards, (_Whole(), bound, bound), ([], [], [look]), strict=True):
+        create_agent(model, tools, middleware=[guard]).invoke({"messages": [HumanMessage("go")]})
+    assert [[trip.rule for trip in guard.trips] for guard in guards] == [[], ["budget"], []]
+
+
 def test_the_schema_of_structured_output_is_part_of_what_is_reserved() -> None:
     limits: Any = {"max_tokens": 10_000, "models": {"scripted-1": {"max_output_tokens": 100}}}
     guard = GuardedChatModel(_Plain(), **limits)

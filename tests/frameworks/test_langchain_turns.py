@@ -145,6 +145,30 @@ async def test_approvals_of_the_middleware_of_langchain_are_one_run(is_async: bo
     assert not guard.guard.runs
 
 
+@WAYS
+@pytest.mark.parametrize("store", ["memory://", "sqlite:///{}/guard.db"])
+@pytest.mark.parametrize("limits", [(8, 8), (8, 9), (9, 8)])
+async def test_two_guards_of_one_agent_count_a_call_once_after_approvals(
+    limits: tuple[int, int], store: str, is_async: bool, tmp_path: Path
+) -> None:
+    class Second(RunGuardMiddleware):
+        pass
+
+    chat, made = calling()
+    settings: Any = {"store": store.format(tmp_path)} if "sqlite" in store else {}
+    first, second = limits
+    guards = [RunGuardMiddleware(max_model_calls=first, **settings), Second(max_model_calls=second, **settings)]
+    agent: Any = create_agent(chat, [look, read], middleware=guards, checkpointer=InMemorySaver())
+    result = await play(agent, HI, CONFIG, is_async)
+    for _ in range(20):
+        if "__interrupt__" not in result:
+            break
+        result = await play(agent, Command(resume="yes"), CONFIG, is_async)
+    assert made == [8]
+    assert [guard.spend()["calls"] for guard in guards] == [8, 8]
+    assert not any(guard.guard.runs for guard in guards)
+
+
 @KINDS
 @pytest.mark.parametrize("where", ["interrupt_before", "interrupt_after"])
 @pytest.mark.parametrize("node", ["model", "tools"])

@@ -16,7 +16,7 @@ from pydantic_ai.usage import RequestUsage
 
 import runguard
 from runguard import Budget
-from runguard.pydantic_ai import RunGuard, capability
+from runguard.pydantic_ai import RunGuard, _usage_of
 
 BIG = "word " * 8_000
 PRICES: Any = {"dear": {"input": 10, "output": 100}, "cheap": {"input": 1, "output": 1}}
@@ -286,8 +286,6 @@ async def test_what_the_provider_has_stored_is_reserved_after_its_first_answer(s
 
 def test_what_a_cache_keeps_for_an_hour_costs_twice_the_input_price() -> None:
     details = {"ephemeral_1h_input_tokens": 200, "compaction_ephemeral_1h_input_tokens": 50}
-    usage = capability._usage_of(
-        RequestUsage(input_tokens=1000, output_tokens=5, cache_write_tokens=300, details=details)
-    )
+    usage = _usage_of(RequestUsage(input_tokens=1000, output_tokens=5, cache_write_tokens=300, details=details))
     assert usage is not None
     assert (usage.cache_write, usage.cache_write_1h) == (300, 250)

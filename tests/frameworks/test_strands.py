@@ -1,5 +1,6 @@
 """The Strands plugin plays every conformance scenario, and holds where agents share the state of an invocation."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -81,3 +82,22 @@ def test_two_guards_of_one_agent_both_hold_and_count_a_call_once(outer: int, inn
     assert calls == [3]
     assert [guard.spend()["calls"] for guard in guards] == [3, 3]
     assert not any(guard.guard.runs for guard in guards)
+
+
+@pytest.mark.parametrize("delay", [0, 0.05])
+def test_an_agent_that_a_timer_of_a_tool_starts_belongs_to_the_run(delay: float) -> None:
+    guard = RunGuard(max_model_calls=6)
+    inner, inner_calls = agent(guard, "inner", looking)
+
+    @tool
+    def later() -> str:
+        """Ask the other agent."""
+        timer = threading.Timer(delay, inner, ("go",))  # Strands lets OpenTelemetry replace how timers start
+        timer.start()
+        timer.join()
+        return "done"
+
+    outer, outer_calls = agent(guard, "outer", lambda n, _: Reply(calls=[("later", {})]), later)
+    outer("go")
+    assert (outer_calls, inner_calls) == ([1], [5])
+    assert not guard.guard.runs

@@ -49,6 +49,7 @@ def test_the_demonstration_needs_no_network_and_stops_after_six_calls() -> None:
     ran = run("--demo")
     assert ran.returncode == 0
     assert ran.stdout.count(" failed\n") == 6
+    assert "; 6 model calls, 6 tool calls, " in ran.stdout
     assert "agent: turn 7: I stopped because a step kept failing in the same way." in ran.stdout
     assert ran.stderr.startswith("runguard: 6 model calls, $0.0015")
     assert (

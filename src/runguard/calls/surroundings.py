@@ -273,7 +273,9 @@ def carry(*variables: ContextVar[Any]) -> None:
         every = (*known, *(one for one in variables if one not in known))
         _carried = every, tuple(Context().run(one.get) for one in every)
         if not getattr(ThreadPoolExecutor.submit, "__runguard__", False):
-            _carry_into_threads()
+            _carry_into_threads(threading.Thread)
+            if "start" in vars(threading.Timer):  # OpenTelemetry gives timers a method of their own
+                _carry_into_threads(threading.Timer)
             _carry_into_pools()
 
 
@@ -298,7 +300,8 @@ def _carry_into_pools() -> None:
 
     @wraps(submit)
     def submit_inside(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        carried = _here()
+        # a job of ``asyncio.to_thread``, or of LangChain, brings the context along in which it was made
+        carried = _here() if not isinstance(getattr(getattr(fn, "func", fn), "__self__", None), Context) else None
         if carried is None:
             return submit(self, fn, *args, **kwargs)
         return submit(self, _inside, carried, fn, *args, **kwargs)
@@ -308,8 +311,8 @@ def _carry_into_pools() -> None:
     ThreadPoolExecutor.submit = made  # type: ignore[method-assign]
 
 
-def _carry_into_threads() -> None:
-    start = threading.Thread.start
+def _carry_into_threads(kind: type[threading.Thread]) -> None:
+    start = kind.start
     worker = getattr(pools, "_worker", None)  # a worker of a pool outlives the call that began it
 
     @wraps(start)
@@ -327,4 +330,4 @@ def _carry_into_threads() -> None:
             self.run = run_inside  # type: ignore[method-assign]
         start(self)
 
-    threading.Thread.start = start_inside  # type: ignore[method-assign]
+    kind.start = start_inside  # type: ignore[method-assign]

@@ -380,9 +380,10 @@ class RunTools:
             run.info.run, lane, self.agent, guard.clock(), call.use.tool, fingerprint, call.batch, call.key
         )
         with self.lock:
+            run.spend.tool_calls += 1  # it was executed, and a stop that follows tells of it
             decision = guard.check(event)
-            if decision.action >= Action.BLOCK and decision.enforced:
-                run.spend.tool_calls += 1  # it was executed all the same
+            if decision.action < Action.BLOCK or not decision.enforced:
+                run.spend.tool_calls -= 1  # which the guard has counted, too
             finding = decision.finding
             if decision.action is Action.BLOCK and finding is not None and finding.rule in _LIMITS_OF_TOOLS:
                 guard.found(event, replace(finding, action=Action.STOP))

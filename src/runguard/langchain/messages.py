@@ -43,6 +43,11 @@ def chat_models(model: Any) -> list[Any]:
     return chat_models(model.bound) if isinstance(model, RunnableBindingBase) else [model]
 
 
+def bound_to(model: Any) -> dict[str, Any]:
+    """Return what the bindings around a model add to each of its requests."""
+    return {**bound_to(model.bound), **model.kwargs} if isinstance(model, RunnableBindingBase) else {}
+
+
 def model_name(model: Any) -> str:
     """Return the name under which the provider prices the model."""
     kind: Any = type(model)

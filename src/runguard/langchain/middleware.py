@@ -28,6 +28,7 @@ from runguard.engine.guard import Controls, Guard
 from runguard.langchain.messages import (
     answer_size,
     answered_by,
+    bound_to,
     calls_of,
     declared,
     declared_output,
@@ -213,10 +214,12 @@ def _agent_name() -> str:
 
 
 def _asked(prompts: GrowingPrompts, request: ModelRequest[Any], switches: bool) -> Asked:
-    tools = [declared(tool) for tool in request.tools]
+    tools, settings = [declared(tool) for tool in request.tools], request.model_settings
+    if not tools and request.response_format is None:  # else LangChain binds anew, without what was bound before
+        settings = {**bound_to(request.model), **settings}
     system = request.system_message.content if request.system_message is not None else ""
-    others = [system, tools, declared_output(request.response_format), request.model_settings]
-    asked = request_of(prompts, request.model, request.messages, others, request.model_settings, request)
+    others = [system, tools, declared_output(request.response_format), settings]
+    asked = request_of(prompts, request.model, request.messages, others, settings, request)
     asked.tools = [name_of_tool(tool) for tool in request.tools]
     if switches:
         asked.switch = ModelSwitch(lambda: has_open_call(request.messages), lambda name: _obstacle(request.model, name))

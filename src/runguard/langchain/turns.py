@@ -23,7 +23,7 @@ from langgraph.types import Command
 
 from runguard.background import FINALIZED
 from runguard.calls import surroundings
-from runguard.calls.run import AgentRun, Spent, Whom, asked_of, live_blocks
+from runguard.calls.run import AgentRun, Spent, Whom, asked_of
 from runguard.calls.surroundings import SURROUNDINGS, RunContext
 from runguard.engine.guard import Guard
 from runguard.termination.conditions import TerminationCondition
@@ -37,11 +37,12 @@ _KEPT: Final = "langchain"  # the name under which a block of ``runguard.run()``
 class Scope:
     """One run in LangChain's terms: of a chain, a graph, a node or a tool."""
 
-    __slots__ = ("agent", "is_graph", "is_resumed", "name", "parent", "turn")
+    __slots__ = ("agent", "is_graph", "is_resumed", "name", "parent", "place", "turn")
 
     def __init__(self, turn: "Turn", parent: "Scope | None", name: str, inputs: object) -> None:
         self.turn, self.parent, self.name = turn, parent, name
         self.agent = self  # the graph, chain or tool whose model calls follow each other in one lane
+        self.place = SURROUNDINGS.get().place  # the tool call in which it began
         self.is_graph = False
         # what LangGraph takes to go on with a thread, if this is a graph
         self.is_resumed = inputs is None or (isinstance(inputs, Command) and inputs.resume is not None)
@@ -57,6 +58,9 @@ class Scope:
         return found
 
 
+_Key = tuple[Guard, object, object]  # of an agent: its guard, its graph or worker, and the block around
+
+
 class Turn:
     """A root invocation, or a block of ``runguard.run()`` that calls models by hand. Safe to use from many threads."""
 
@@ -67,32 +71,35 @@ class Turn:
         self.waits = False  # for an answer from outside
         self.has_steps = False  # a graph is in it, and not only a chain
         self.around = SURROUNDINGS.get().run  # the block of ``runguard.run()`` in which it began
-        self._agents: dict[tuple[Guard, object, object], AgentRun] = {}
+        self._agents: dict[_Key, AgentRun] = {}
         self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
         self._seen: dict[Guard, set[str]] = {}
         self._lock, self._is_over = threading.RLock(), False
 
-    def find(self, key: tuple[Guard, object, object]) -> AgentRun | None:
+    def find(self, key: _Key) -> AgentRun | None:
         """Return the agent that makes the calls of a guard in one lane."""
         return self._agents.get(key)
+
+    def is_tool_of(self, agent: "Scope", place: object) -> bool:
+        """Whether a place is a tool call of this agent, which one of its guards has allowed."""
+        layers = getattr(place, "layers", None)
+        return any(run.layers is layers for key, run in self._agents.items() if key[1] is agent)
 
     def first(self, guard: Guard) -> AgentRun | None:
         """Return the agent that began the run of a guard in this turn."""
         found = self._first.get(guard)
         return found[0] if found is not None else None
 
-    def add(
-        self, key: tuple[Guard, object, object], run: AgentRun, keys: tuple[str, ...], *, is_new: bool = True
-    ) -> "Found":
+    def add(self, key: _Key, run: AgentRun, keys: tuple[str, ...], *, is_new: bool) -> "Found":
         """Keep an agent until the turn ends, unless another thread was faster. ``keys``: for the next resume."""
         with self._lock:
             if self._is_over:
-                return Found(run, is_new=is_new, is_alone=True, turn=self)
+                return Found(run, self, is_new=is_new, is_alone=True)
             known = self._agents.setdefault(key, run)
             self._first.setdefault(key[0], (known, keys))
         if known is not run:
             run.end()
-        return Found(known, is_new=is_new and known is run, is_alone=False, turn=self)
+        return Found(known, self, is_new=is_new and known is run)
 
     def is_news(self, guard: Guard, name: str) -> bool:
         """Whether the answer to a tool call is shown to a guard for the first time in this turn."""
@@ -157,8 +164,9 @@ class _Handler(BaseCallbackHandler):
         if scope.parent is None:
             return
         scope.agent = scope.parent.agent
-        if tags and any(tag.startswith(_NODE_TAG) for tag in tags):
-            scope.parent.is_graph, scope.agent, scope.turn.has_steps = True, scope.parent, True
+        for tag in tags or ():
+            if tag.startswith(_NODE_TAG):
+                scope.parent.is_graph, scope.agent, scope.turn.has_steps = True, scope.parent, True
 
     def on_tool_start(
         self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
@@ -275,31 +283,24 @@ class Found(NamedTuple):
     """The agent that makes a call."""
 
     run: AgentRun
-    is_new: bool  # its agent begins to work
-    is_alone: bool  # nothing else will end it
-    turn: Turn | None = None
-
-
-class _Paused(NamedTuple):
-    """How the run of a turn that goes on is found."""
-
-    turn: Turn
-    key: tuple[Guard, object, object]
-    keys: tuple[str, ...]
-    more: dict[str, Any]
+    turn: Turn | None
+    is_new: bool = False  # its agent begins to work
+    is_alone: bool = False  # nothing else will end it
 
 
 @contextmanager
-def _in_its_block(scope: Scope | None) -> Iterator[None]:
-    """Restore the block in which the turn of a scope began, where this code has lost it.
+def _where_it_began(scope: Scope | None) -> Iterator[None]:
+    """Restore what surrounds the agent of a scope, where this code has lost it, or is in a tool call of the agent.
 
-    A web server reads a synchronous stream in a thread pool, each piece in a context of its own.
+    A web server reads a synchronous stream in a thread pool, each piece in a context of its own. A turn that goes on
+    begins with a tool call: then another guard of the agent has let it in already.
     """
     around = SURROUNDINGS.get()
-    if scope is None or scope.turn.around is None or around.run is not None:
-        yield
-        return
-    token = SURROUNDINGS.set(around._replace(run=scope.turn.around))
+    if scope is not None:
+        is_inside = around.place is not None and scope.turn.is_tool_of(scope.agent, around.place)
+        place = scope.agent.place if is_inside else around.place
+        around = around._replace(run=around.run or scope.turn.around, place=place)
+    token = SURROUNDINGS.set(around)
     try:
         yield
     finally:
@@ -317,45 +318,58 @@ class Runs:
 
     async def of(self, scope: Scope | None, agent: str) -> Found:
         """Return the agent that makes the calls of a scope, with the run of its turn."""
-        with _in_its_block(scope):
-            found = self._look(scope, agent)
-            if isinstance(found, Found):
-                return found
-            run = await AgentRun.resume(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
-            return found.turn.add(found.key, run, found.keys, is_new=False)
+        turn, key = self._turn(scope)
+        if turn is None:
+            return self._alone(agent)
+        if (known := turn.find(key)) is not None:
+            return Found(known, turn)
+        with _where_it_began(scope):
+            keys, more, goes_on = self._given(scope, turn, agent)
+            if not goes_on:
+                run = AgentRun.start(self.guard, agent, **more)
+            else:
+                run = await AgentRun.resume(self.guard, agent, keys[:1], otherwise=keys[1:], **more)
+        return turn.add(key, run, keys, is_new=not goes_on)
 
     def of_now(self, scope: Scope | None, agent: str) -> Found:
         """``of`` for callers without an event loop."""
-        with _in_its_block(scope):
-            found = self._look(scope, agent)
-            if isinstance(found, Found):
-                return found
-            run = AgentRun.resume_now(self.guard, agent, found.keys[:1], otherwise=found.keys[1:], **found.more)
-            return found.turn.add(found.key, run, found.keys, is_new=False)
+        turn, key = self._turn(scope)
+        if turn is None:
+            return self._alone(agent)
+        if (known := turn.find(key)) is not None:
+            return Found(known, turn)
+        with _where_it_began(scope):
+            keys, more, goes_on = self._given(scope, turn, agent)
+            if not goes_on:
+                run = AgentRun.start(self.guard, agent, **more)
+            else:
+                run = AgentRun.resume_now(self.guard, agent, keys[:1], otherwise=keys[1:], **more)
+        return turn.add(key, run, keys, is_new=not goes_on)
 
-    def _look(self, scope: Scope | None, agent: str) -> Found | _Paused:
-        block = next(iter(live_blocks()), None)
-        turn = scope.turn if scope is not None else block.kept.setdefault(_KEPT, Turn()) if block is not None else None
-        if not isinstance(turn, Turn):
-            return Found(AgentRun.start(self.guard, agent, **self._given("")), is_new=True, is_alone=True)
-        key = (self.guard, scope.agent if scope is not None else _worker(), block)
-        known = turn.find(key)
-        if known is not None:
-            return Found(known, is_new=False, is_alone=False, turn=turn)
+    def _turn(self, scope: Scope | None) -> tuple[Turn | None, _Key]:
+        """Return the turn around this code, and the agent in it; None where each call is a run of its own."""
+        block = _block_around(scope)
+        if scope is not None:
+            return scope.turn, (self.guard, scope.agent, block)
+        turn = block.kept.setdefault(_KEPT, Turn()) if block is not None else None
+        return turn if isinstance(turn, Turn) else None, (self.guard, _worker(), block)
+
+    def _alone(self, agent: str) -> Found:
+        whom = self._whom.of(self.guard, _runtime(), session="")
+        run = AgentRun.start(self.guard, agent, condition=self._condition, **whom)
+        return Found(run, None, is_new=True, is_alone=True)
+
+    def _given(self, scope: Scope | None, turn: Turn, agent: str) -> tuple[tuple[str, ...], dict[str, Any], bool]:
+        """Return the keys of a run that begins now, what it is given, and whether it goes on after a pause."""
         thread = str((var_child_runnable_config.get() or {}).get("configurable", {}).get("thread_id") or "")
-        first, more = turn.first(self.guard), self._given(thread)
-        more["within"] = turn.block if scope is not None else None
-        keys = self._keys(scope, thread)
-        if first is None:
-            more |= asked_of(self.guard, agent, asked_in(turn.inputs), goes_on=bool(thread))
+        keys, first = self._keys(scope, thread), turn.first(self.guard)
+        more = self._whom.of(self.guard, _runtime(), session=thread)
+        more |= {"condition": self._condition, "within": turn.block if scope is not None else None}
         if first is not None:
-            return turn.add(key, AgentRun.start(self.guard, agent, ending=first.ending, **more), keys)
-        if scope is not None and scope.outermost.is_resumed and keys:
-            return _Paused(turn, key, keys, more)
-        return turn.add(key, AgentRun.start(self.guard, agent, keys=keys[:1], **more), keys)
-
-    def _given(self, thread: str) -> dict[str, Any]:
-        return {"condition": self._condition, **self._whom.of(self.guard, _runtime(), session=thread)}
+            return keys, {**more, "ending": first.ending}, False
+        more |= asked_of(self.guard, agent, asked_in(turn.inputs), goes_on=bool(thread))
+        goes_on = bool(keys) and scope is not None and scope.outermost.is_resumed
+        return keys, more if goes_on else {**more, "keys": keys[:1]}, goes_on
 
     def _keys(self, scope: Scope | None, thread: str) -> tuple[str, ...]:
         """Under what the run is kept between the invocations of a turn: LangGraph resumes a thread of a graph.
@@ -369,10 +383,17 @@ class Runs:
 
     def bill(self) -> Spent | None:
         """Return what the run around this code has used so far; None where none has begun."""
-        scope, block = scope_here(), next(iter(live_blocks()), None)
-        turn = scope.turn if scope is not None else block.kept.get(_KEPT) if block is not None else None
-        run = turn.first(self.guard) if isinstance(turn, Turn) else None
+        turn, _ = self._turn(scope_here())
+        run = turn.first(self.guard) if turn is not None else None
         return run.spent if run is not None else None
+
+
+def _block_around(scope: Scope | None) -> RunContext | None:
+    """Return the innermost open block of ``runguard.run()`` around this code, or around the turn of a scope."""
+    block = SURROUNDINGS.get().run or (scope.turn.around if scope is not None else None)
+    while block is not None and block.ended:
+        block = block.outer
+    return block
 
 
 def asked_in(inputs: object) -> object:
