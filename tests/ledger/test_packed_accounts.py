@@ -12,36 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runguard.core.events import RunInfo
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.engine import spending as spending_module
 from runguard.engine.charges import Entry, add_tally
-from runguard.engine.spending import History, Spending
+from runguard.engine.spending import Spending
 from runguard.ledger import memory as memory_module
 from runguard.ledger.ledger import Account, Hold
-from runguard.ledger.memory import MemoryLedger, PackedAccounts, Shared, can_be_packed, read_numbers, write_numbers
+from runguard.ledger.memory import MemoryLedger
 
 CAPS = [(100, UNLIMITED, UNLIMITED), (100, 50, 4), (0, UNLIMITED, 3), (UNLIMITED, 50, UNLIMITED)]
 SCOPES = ["session:app/u/s1", "session:app/u/s2", "user:app/ü%2F"]
 MARKS = [("0.0:0.5:warn", 0.5), ("0.1:0.8:stop", 0.8)]
-
-
-@given(st.lists(st.integers()))
-def test_numbers_of_any_size_and_sign_come_back(numbers: list[int]) -> None:
-    assert read_numbers(write_numbers(numbers)) == numbers
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5))))
-def test_shared_values_live_as_long_as_an_entry_refers_to_them(steps: list[tuple[bool, int]]) -> None:
-    shared: Shared[str] = Shared()
-    taken: list[tuple[int, str]] = []
-    for is_more, which in steps:
-        if is_more:
-            taken.append((shared.take(f"value {which}"), f"value {which}"))
-        elif taken:
-            shared.give_back(taken.pop(which % len(taken))[0])
-        assert [(number, shared[number]) for number, _ in taken] == taken
-        assert len(shared) == len({value for _, value in taken})
-        assert all(number < 6 for number, _ in taken), "numbers are used again"
 
 
 # ---- the same operations on two ledgers -----------------------------------------------------------------------------
@@ -189,7 +171,7 @@ def compare(packing: Side, plain: Side, steps: list[tuple[Any, ...]]) -> None:
     held = {account.scope for holds in packing.ledger._open.values() for hold in holds for account in hold.accounts}
     busy = [a for a in packing.ledger._accounts.values() if a.held == NOTHING and a.scope not in held]
     assert not busy or any(
-        not can_be_packed(account) for scope in {a.scope for a in busy} for account in packing.ledger._by_scope[scope]
+        account.held != NOTHING for scope in {a.scope for a in busy} for account in packing.ledger._by_scope[scope]
     )
     assert packing.all() == plain.all()
 
@@ -240,42 +222,6 @@ def test_accounts_are_packed_by_themselves_and_come_back_with_what_they_spent(mo
     assert [opened(ledger, f"session:{number}").spent_usd for number in range(200)] == list(range(200))
 
 
-def finished(number: int) -> Account:
-    account = Account(f"session:{number}#", f"session:{number}", None, None)
-    account.spent_usd = account.due_usd = number
-    account.fired = {"0.0:0.5:warn": (0.5, CAPS[1])}
-    return account
-
-
-def test_what_all_sessions_have_in_common_is_stored_once() -> None:
-    packed = PackedAccounts(page_size=30)
-    for number in range(100):
-        packed.put(f"session:{number}", [finished(number)])
-    assert len(packed._kinds) == 1
-    packed.drop_oldest()
-    assert [account.spent_usd for account in packed.copies()] == list(range(30, 100))
-    for number in range(30, 100):
-        assert [account.spent_usd for account in packed.take(f"session:{number}")] == [number]
-    assert (len(packed), len(packed._kinds), packed.take("session:1")) == (0, 0, [])
-
-
-def test_scopes_that_come_back_again_and_again_do_not_add_pages() -> None:
-    packed = PackedAccounts(page_size=10)
-    for number in range(2_000):
-        packed.put(f"session:{number}", [finished(number)])
-        if number % 10:
-            packed.take(f"session:{number}")
-        for back in (number - 7, number - 53):
-            for account in packed.take(f"session:{back}"):
-                packed.put(account.scope, [account])
-        if len(packed) > 100:
-            packed.drop_oldest()
-        assert len(packed._pages) <= 22, "a hundred accounts need ten"
-    copies = packed.copies()
-    packed.drop_oldest()
-    assert len(list(copies)) > len(list(packed.copies())), "a listing shows one moment"
-
-
 def test_the_number_of_accounts_is_bounded_and_the_oldest_are_forgotten(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -295,35 +241,15 @@ def test_the_number_of_accounts_is_bounded_and_the_oldest_are_forgotten(
 
 # ---- figures of runs that are over ----------------------------------------------------------------------------------
 
-entries = st.builds(Entry, *[st.integers(-5, 10**12)] * 8)
-names = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(["m", ""]), st.sampled_from(["", "t"]))
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), names, entries), max_size=40))
-def test_figures_survive_packing(added: list[tuple[int, tuple[str, str, str], Entry]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spending_module, "_UNPACKED_KEPT", 2)
-        history = History()
-        plain: dict[str, dict[tuple[str, str, str], Entry]] = {}
-        for number, key, entry in added:
-            scope = f"session:{number}"
-            add_tally(plain.setdefault(scope, {}), {key: entry})
-            add_tally(history.changing(scope), {key: entry})
-            assert {scope: history.of(scope) for scope in plain} == plain
-        assert len(history) == len(plain)
-        assert len(history._recent) <= 2
-        history.keep(0)
-        assert (len(history), len(history._names)) == (0, 0)
-
 
 def test_the_oldest_figures_are_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spending_module, "_UNPACKED_KEPT", 10)
+    monkeypatch.setattr(spending_module, "_HISTORY_KEPT", 100)
     spending = Spending()
     for number in range(200):
-        add_tally(spending.history.changing(f"session:{number}"), {("a", "m", ""): Entry(calls=1, nano=number)})
-        spending.history.keep(100)
-        assert len(spending.history) <= 100
-    assert len(spending.history) >= 90
-    kept = [number for number in range(200) if spending.of_scope(f"session:{number}")["calls"]]
+        run_costs = spending.begin(RunInfo(f"r{number}", "app", "u", f"s{number}"))
+        add_tally(run_costs.tally, {("a", "m", ""): Entry(calls=1, nano=number)})
+        spending.end(run_costs)
+    assert len(spending.history) == 100
+    kept = [number for number in range(200) if spending.of_scope(f"session:app/u/s{number}")["calls"]]
     assert kept == list(range(200 - len(kept), 200))
+    assert [spending.of_scope(scope)["calls"] for scope in ("user:app/u", "app:app", None)] == [200] * 3

@@ -5,9 +5,8 @@ write what ``record_of`` returns to the store.
 """
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final
 
 from runguard.core.errors import PolicyError
@@ -33,15 +32,10 @@ from runguard.engine.charges import (
     uncover,
 )
 from runguard.ledger.ledger import Account, Ledger
-from runguard.ledger.memory import Shared, read_numbers, write_numbers
 
 # ---- Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app
 
 _HISTORY_KEPT: Final = 10_000  # scopes
-_UNPACKED_KEPT: Final = 512  # scopes; beyond that the older half is packed
-# a sixteenth of the packed scopes is forgotten together, as that costs more than to forget one
-_FORGOTTEN_AT_ONCE: Final = 16
-_NUMBERS: Final = 1 + len(Entry.__slots__)  # per line: its names and the figures of an entry
 Earlier = tuple[Entry, tuple[str, str, str]]  # what was booked for a call before, and on which agent, model and tool
 _KINDS: Final = ("run", "session", "user", "app")  # of scopes that have figures
 
@@ -54,7 +48,7 @@ class Spending:
 
     def __init__(self) -> None:
         self.costs_by_run: dict[str, RunCosts] = {}  # of the runs under way
-        self.history = History()  # of those that are over, by scope; "" is all of them
+        self.history = LruDict[str, Tally](_HISTORY_KEPT)  # of those that are over, by scope; "" is all of them
         self._lock = threading.Lock()
 
     def begin(self, info: RunInfo) -> RunCosts:
@@ -71,8 +65,8 @@ class Spending:
             if not run_costs.tally:
                 return
             for scope in (*scopes_of(info), ""):  # "" last: what was used last is never forgotten
-                add_tally(self.history.changing(scope), run_costs.tally)
-            self.history.keep(_HISTORY_KEPT)
+                tally = self.history[scope] = self.history.get(scope, {})
+                add_tally(tally, run_costs.tally)
 
     def released(self, charge: Charge) -> None:
         """Close the charge of a call that was never sent."""
@@ -136,7 +130,7 @@ class Spending:
                 kept.search_nano += entry.search_nano
             if run_costs.ended:  # reported after the end of its run, whose figures are in the history
                 for scope in (*scopes_of(run_costs.info), ""):
-                    kept_there = self.history.changing(scope)
+                    kept_there = self.history[scope] = self.history.get(scope, {})
                     if before is not None and charge.entry in kept_there:
                         kept_there[charge.entry].add(before, -1)
                     add_tally(kept_there, {key: entry})
@@ -175,7 +169,7 @@ class Spending:
         total: Tally = {}
         reserved = 0
         with self._lock:
-            add_tally(total, self.history.of(scope or ""))
+            add_tally(total, self.history.get(scope or "", {}))
             for run_costs in list(self.costs_by_run.values()):
                 if scope is None or scope in scopes_of(run_costs.info):
                     add_tally(total, run_costs.tally)
@@ -187,67 +181,6 @@ class Spending:
             "by_model": split_by(total, 1),
             "by_tool": split_by(total, 2),
         }
-
-
-class History:
-    """What runs that are over have spent, by scope. Scopes that were not used lately are packed into a few bytes.
-
-    Not safe for threads: ``Spending`` has a lock.
-    """
-
-    def __init__(self) -> None:
-        self._recent: OrderedDict[str, Tally] = OrderedDict()  # the latest used last
-        self._packed: dict[str, bytes] = {}  # the oldest first
-        self._names: Shared[tuple[str, str, str]] = Shared()  # agent, model, tool
-
-    def __len__(self) -> int:
-        return len(self._recent) + len(self._packed)
-
-    def of(self, scope: str) -> Tally:
-        """Return the figures of a scope, to look at; empty where there are none."""
-        tally = self._recent.get(scope)
-        return tally if tally is not None else self._read(self._packed.get(scope, b""))
-
-    def changing(self, scope: str) -> Tally:
-        """Return the figures of a scope, to be changed in place. The scope counts as used now."""
-        tally = self._recent.get(scope)
-        if tally is None:
-            data = self._packed.pop(scope, b"")
-            tally = self._recent[scope] = self._read(data)
-            self._give_back(data)
-            if len(self._recent) > _UNPACKED_KEPT:
-                self._pack()
-        else:
-            self._recent.move_to_end(scope)
-        return tally
-
-    def keep(self, count: int) -> None:
-        """Forget the scopes that were not used for longest, so that at most ``count`` are left."""
-        if len(self) > count and self._packed:
-            for scope in list(islice(self._packed, max(len(self) - count, len(self._packed) // _FORGOTTEN_AT_ONCE))):
-                self._give_back(self._packed.pop(scope))
-            self._packed = dict(self._packed)  # without the gaps, which would cost time and memory
-        while len(self) > count:
-            self._recent.popitem(last=False)
-
-    def _pack(self) -> None:
-        while len(self._recent) > _UNPACKED_KEPT // 2:
-            scope, tally = self._recent.popitem(last=False)
-            lines = (
-                (self._names.take(names), *(getattr(entry, name) for name in Entry.__slots__))
-                for names, entry in tally.items()
-            )
-            self._packed[scope] = write_numbers(number for line in lines for number in line)
-
-    def _read(self, data: bytes) -> Tally:
-        numbers = read_numbers(data)
-        return {
-            self._names[numbers[at]]: Entry(*numbers[at + 1 : at + _NUMBERS]) for at in range(0, len(numbers), _NUMBERS)
-        }
-
-    def _give_back(self, data: bytes) -> None:
-        for number in read_numbers(data)[::_NUMBERS]:
-            self._names.give_back(number)
 
 
 def record_of(charge: Charge, before: Earlier | None = None) -> dict[str, Any]:

@@ -1,19 +1,20 @@
-"""The way from a store's URL to its ledger, and the ledger of one process, with idle accounts packed into a few bytes.
+"""The way from a store's URL to its ledger, and the ledger of one process, whose idle accounts are kept as bytes.
 
 ``engine/money`` opens a ledger. ``policy/settings``, ``cli`` and ``view/store`` check a URL or open its store.
 """
 
 import logging
+import marshal
 import math
 import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import islice
 from types import MappingProxyType
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final
 from weakref import WeakMethod, ref
 
 from runguard.background import off_loop
@@ -124,7 +125,7 @@ def _need(package: str, extra: str, scheme: str) -> None:
 # ---- The ledger of one process: dictionaries and a lock.
 
 _ACCOUNTS_KEPT: Final = 100_000
-_PAGES: Final = 16  # of packed accounts; the oldest page is forgotten at once
+_PARTS: Final = 16  # of the packed accounts; the oldest part is forgotten at once
 _UNPACKED_KEPT: Final = 2_048  # accounts; beyond that the older half is packed
 _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calendar goes
 
@@ -143,8 +144,7 @@ class MemoryLedger(Waiting):
         self._watchers: list[WeakMethod[Callable[[str], None]]] = []
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
-        # all accounts of a scope are either packed or unpacked
-        self._packed = PackedAccounts(max(_ACCOUNTS_KEPT // _PAGES, 1))
+        self._packed: dict[str, bytes] = {}  # by scope, the oldest first; all accounts of a scope are packed, or none
         self._pack_at = _UNPACKED_KEPT
         self._told_full = self._told_back = False
         self._latest = -math.inf
@@ -361,15 +361,15 @@ class MemoryLedger(Waiting):
     def accounts(self) -> list[Account]:
         with self._lock:
             self._charge_expired_locked(time.monotonic())
-            in_use, packed = list(self._accounts.values()), self._packed.copies()
-        return [*packed, *in_use]
+            in_use, packed = list(self._accounts.values()), list(self._packed.items())
+        return [*(account for scope, data in packed for account in _unpacked(scope, data)), *in_use]
 
     def known(self) -> list[Account]:
         return self.accounts()
 
     def forget(self, scope: str) -> None:
         with self._lock:
-            self._packed.take(scope)
+            self._packed.pop(scope, None)
             for account in self._by_scope.pop(scope, ()):
                 self._accounts.pop(account.key, None)
 
@@ -432,8 +432,9 @@ class MemoryLedger(Waiting):
 
         Log it for the first time only: a scope that comes back begins at zero.
         """
-        if self._packed:
-            self._packed.drop_oldest()
+        if self._packed:  # many at once: to find the first one takes time
+            for scope in list(islice(self._packed, max(_ACCOUNTS_KEPT // _PARTS, 1))):
+                del self._packed[scope]
         else:
             oldest = next((a for a in self._accounts.values() if a.held == NOTHING and a is not newest), None)
             if oldest is not None:
@@ -457,7 +458,7 @@ class MemoryLedger(Waiting):
             account.scope: None
             for account in islice(self._accounts.values(), len(self._accounts) - _UNPACKED_KEPT // 2)
         }:
-            if all(map(can_be_packed, self._by_scope[scope])):
+            if all(account.held == NOTHING for account in self._by_scope[scope]):
                 self._pack_scope_locked(scope)
         # while thousands are in use, packing is not tried again for each new account
         self._pack_at = max(_UNPACKED_KEPT, len(self._accounts) * 5 // 4)
@@ -471,7 +472,7 @@ class MemoryLedger(Waiting):
         accounts = self._by_scope.pop(scope)
         for account in accounts:
             del self._accounts[account.key]
-        self._packed.put(scope, accounts)
+        self._packed[scope] = _packed(accounts)
         kept = [ref(account) for account in accounts]
         del accounts, account
         in_use = {used.key: used for one in kept if (used := one()) is not None}
@@ -480,7 +481,7 @@ class MemoryLedger(Waiting):
 
     def _unpack_locked(self, scope: str, in_use: Mapping[str, Account] = MappingProxyType({})) -> None:
         """Unpack the accounts of a scope. ``in_use``: those that are still there as objects, by key."""
-        accounts = [in_use.get(account.key, account) for account in self._packed.take(scope)]
+        accounts = [in_use.get(account.key, account) for account in _unpacked(scope, self._packed.pop(scope))]
         self._by_scope[scope] = accounts
         for account in accounts:
             self._accounts[account.key] = account
@@ -506,206 +507,27 @@ def _overrun(account: Account, more: Amount) -> None:
     account.closed = True
 
 
-# ---- Accounts that are not in use, packed into a few bytes each.
+# ---- Accounts that are not in use, as bytes.
 
-_NUMBERS: Final = 4  # per account: its kind and what was spent in each unit
-
-
-class AccountKind(NamedTuple):
-    """What accounts of different scopes may have in common."""
-
-    suffix: str  # of the key, after the scope
-    window: str | None
-    ends: float | None
-    caps: Amount
-    granted: Amount
-    overrun: Amount
-    closed: bool
-    fired: tuple[tuple[str, tuple[float, Amount]], ...]
+_FIELDS: Final = (
+    *("key", "window", "ends", "cap_usd", "cap_tokens", "cap_calls", "spent_usd", "spent_tokens", "spent_calls"),
+    *("granted", "overrun", "closed", "fired"),
+)
 
 
-def can_be_packed(account: Account) -> bool:
-    """Return whether nothing is held on an account and its key begins with its scope, as the keys of all budgets do."""
-    return account.held == NOTHING and account.key.startswith(account.scope)
+def _packed(accounts: Iterable[Account]) -> bytes:
+    """Return accounts of one scope on which nothing is held. As objects they would take five times as much memory."""
+    return marshal.dumps([[getattr(account, name) for name in _FIELDS] for account in accounts])
 
 
-class PackedAccounts:
-    """Accounts by scope. They are kept on pages in the order in which they were put in.
-
-    An account of a finished session is kept because the session may come back. As an object it takes about 1,000 bytes,
-    packed less than 200: what it has in common with other accounts, its ``AccountKind``, is stored once for all of
-    them. Not safe for threads: its ledger has a lock.
-    """
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size  # scopes
-        self._pages: list[dict[str, bytes]] = [{}]  # the oldest first
-        self._kinds: Shared[AccountKind] = Shared()
-        self._count = 0
-
-    def __len__(self) -> int:
-        """Return how many accounts there are. A scope may have several."""
-        return self._count
-
-    def __contains__(self, scope: object) -> bool:
-        return any(scope in page for page in self._pages)
-
-    def put(self, scope: str, accounts: Iterable[Account]) -> None:
-        """Pack all accounts of a scope that is not here. Each of them must be one that ``can_be_packed``."""
-        numbers: list[int] = []
-        for account in accounts:
-            numbers += (self._kinds.take(_kind_of(account)), *account.spent)
-            self._count += 1
-        if len(self._pages[-1]) >= self._page_size:
-            self._begin_page()
-        self._pages[-1][scope] = write_numbers(numbers)
-
-    def take(self, scope: str) -> list[Account]:
-        """Unpack a scope and remove it; an empty list if it is not here."""
-        for page in self._pages:
-            if scope in page:
-                data = page.pop(scope)
-                accounts = list(self._unpacked(scope, data))
-                self._give_back(data)
-                return accounts
-        return []
-
-    def drop_oldest(self) -> None:
-        """Forget the accounts of one page: at once, as it costs little more than to find the oldest account."""
-        dropped = next((page for page in self._pages if page), {})
-        for data in dropped.values():
-            self._give_back(data)
-        dropped.clear()
-
-    def copies(self) -> Iterator[Account]:
-        """Yield a copy of each account as it is now. The copies are made while they are read, which needs no lock."""
-        snapshot = type(self)(self._page_size)
-        snapshot._pages, snapshot._kinds = [dict(page) for page in self._pages], self._kinds.snapshot()
-        return (
-            account
-            for page in snapshot._pages
-            for scope, data in page.items()
-            for account in snapshot._unpacked(scope, data)
-        )
-
-    def _begin_page(self) -> None:
-        """Begin a new page, and join neighbours that fit on one page, because pages get holes when scopes come back.
-
-        So there are at most twice as many pages as needed.
-        """
-        pages: list[dict[str, bytes]] = []
-        for page in self._pages:
-            if pages and len(pages[-1]) + len(page) <= self._page_size:
-                pages[-1].update(page)
-            else:
-                pages.append(page)
-        self._pages = [*pages, {}]
-
-    def _unpacked(self, scope: str, data: bytes) -> Iterator[Account]:
-        numbers = read_numbers(data)
-        for at in range(0, len(numbers), _NUMBERS):
-            kind = self._kinds[numbers[at]]
-            account = Account(scope + kind.suffix, scope, kind.window, kind.ends)
-            account.cap_usd, account.cap_tokens, account.cap_calls = kind.caps
-            account.spent_usd, account.spent_tokens, account.spent_calls = spent = numbers[at + 1 : at + _NUMBERS]
-            account.due_usd, account.due_tokens, account.due_calls = spent
-            account.granted, account.overrun, account.closed, account.fired = (
-                kind.granted,
-                kind.overrun,
-                kind.closed,
-                dict(kind.fired),
-            )
-            account.alert = NOTHING  # found again at the next settle
-            yield account
-
-    def _give_back(self, data: bytes) -> None:
-        for number in read_numbers(data)[::_NUMBERS]:
-            self._kinds.give_back(number)
-            self._count -= 1
-
-
-def _kind_of(account: Account) -> AccountKind:
-    suffix = account.key[len(account.scope) :]
-    return AccountKind(
-        suffix,
-        account.window,
-        account.ends,
-        account.caps,
-        account.granted,
-        account.overrun,
-        account.closed,
-        tuple(account.fired.items()),
-    )
-
-
-# ---- Compact forms of data: integers as a few bytes, and values that many entries have in common.
-
-_T = TypeVar("_T", bound=Hashable)
-
-
-def write_numbers(numbers: Iterable[int]) -> bytes:
-    """Return integers of any size and sign as bytes.
-
-    Each byte has seven bits of a number, whose lowest bit is the sign.
-    """
-    data = bytearray()
-    for number in numbers:
-        rest = number << 1 if number >= 0 else (-number << 1) - 1
-        while rest > 127:
-            data.append(rest & 127 | 128)
-            rest >>= 7
-        data.append(rest)
-    return bytes(data)
-
-
-def read_numbers(data: bytes) -> list[int]:
-    numbers, rest, shift = [], 0, 0
-    for byte in data:
-        rest |= (byte & 127) << shift
-        if byte > 127:
-            shift += 7
-            continue
-        numbers.append(-(rest + 1 >> 1) if rest & 1 else rest >> 1)
-        rest = shift = 0
-    return numbers
-
-
-class Shared(Generic[_T]):
-    """Values that many entries refer to by a number. Each is stored once, for as long as an entry refers to it."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[_T, int] = {}
-        self._values: dict[int, _T] = {}
-        self._users: dict[int, int] = {}  # how many entries refer to a number
-        self._free: list[int] = []  # numbers to use again, so that they stay small
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __getitem__(self, number: int) -> _T:
-        return self._values[number]
-
-    def take(self, value: _T) -> int:
-        """Return the number of a value, for one more entry."""
-        number = self._numbers.get(value)
-        if number is None:
-            number = self._free.pop() if self._free else len(self._values)
-            self._numbers[value], self._values[number], self._users[number] = number, value, 0
-        self._users[number] += 1
-        return number
-
-    def give_back(self, number: int) -> None:
-        """Count one entry less that refers to a value, and forget the value after the last one."""
-        self._users[number] -= 1
-        if not self._users[number]:
-            del self._numbers[self._values.pop(number)], self._users[number]
-            self._free.append(number)
-
-    def snapshot(self) -> Self:
-        """Return a copy for reading, in which numbers keep their values whatever is given back here."""
-        other = type(self)()
-        other._values = dict(self._values)
-        return other
+def _unpacked(scope: str, data: bytes) -> Iterator[Account]:
+    for key, window, ends, *values in marshal.loads(data):
+        account = Account(key, scope, window, ends)
+        for name, value in zip(_FIELDS[3:], values, strict=True):
+            setattr(account, name, value)
+        account.due_usd, account.due_tokens, account.due_calls = account.spent
+        account.alert = NOTHING  # found again at the next settle
+        yield account
 
 
 _named: Final[dict[str, MemoryLedger]] = {}  # by URL, for the life of the process
