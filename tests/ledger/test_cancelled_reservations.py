@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import UNLIMITED
-from runguard.ledger import remote
-from runguard.ledger import remote as store_jobs
+from runguard.ledger import remote, write_queue
 from runguard.ledger.ledger import StoreSession
 from runguard.ledger.sqlite import SqliteStore
 from tests.kit.ledgers import Desk
@@ -51,7 +50,7 @@ async def test_it_holds_nothing_and_is_no_fault_of_the_store(
         faults.append(error)
         return error
 
-    monkeypatch.setattr(store_jobs, "fault_of", noted)
+    monkeypatch.setattr(write_queue, "fault_of", noted)
     ledger = remote.StoreLedger(store, 5.0)
     desk = Desk(ledger)
     accounts = [desk.account("a"), desk.account("b", user="bob")]

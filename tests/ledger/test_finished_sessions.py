@@ -19,7 +19,6 @@ from runguard.engine import runs as session_growth
 from runguard.engine import spending
 from runguard.engine.guard import Guard
 from runguard.ledger import memory, remote
-from runguard.ledger import remote as stored_account
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 
@@ -86,7 +85,7 @@ async def growth_of_the_last_third(guard: Guard) -> int:
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds on what is kept, small enough to be met."""
     monkeypatch.setattr(memory, "_ACCOUNTS_KEPT", FEW)
-    monkeypatch.setattr(stored_account, "_ACCOUNTS_KEPT", FEW)
+    monkeypatch.setattr(remote, "_SCOPES_KEPT", FEW)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
     monkeypatch.setattr(session_growth, "SESSIONS_KEPT", FEW)
 

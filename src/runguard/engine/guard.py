@@ -572,7 +572,7 @@ class OperatorStops:
         self._clock, self._runs, self._accounts = context.clock, context.runs, context.accounts
         self._breakers, self._deciding, self._alarms = context.breakers, context.deciding, context.alarms
         self._changing: threading.Lock = threading.Lock() if before is None else before._changing
-        context.accounts.switch.listen(self._enforce)
+        context.accounts.switch.on_change.add(self._enforce)
 
     def throw(self, scope: str, actor: str, reason: str | None) -> None:
         """Stop a scope: end its calls in flight and refuse later calls and runs, on every worker of the store."""

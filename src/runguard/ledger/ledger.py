@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.core.breaker import Breaker
@@ -351,6 +351,25 @@ def wake(sleepers: Iterable[Sleeper]) -> None:
 def _resolve(woken: "asyncio.Future[None]") -> None:
     if not woken.done():
         woken.set_result(None)
+
+
+# ---- Who wants to know when something has changed.
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+class Listeners(Generic[_Method]):
+    """Methods to call, each once and as long as its object lives."""
+
+    def __init__(self) -> None:
+        self._methods: tuple[weakref.WeakMethod[_Method], ...] = ()
+
+    def add(self, method: _Method) -> None:
+        own = weakref.WeakMethod(method)
+        self._methods = (*(known for known in self._methods if known() is not None and known != own), own)
+
+    def __iter__(self) -> Iterator[_Method]:
+        return iter([method for known in self._methods if (method := known()) is not None])
 
 
 # ---- A ledger, and what it works with: accounts, holds and refusals.
@@ -949,11 +968,7 @@ class Switch:
 
     def __init__(self) -> None:
         self.stops: dict[str, Stop] = {}
-        self._listeners: list[weakref.WeakMethod[Callable[[], None]]] = []
-
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call a method after every change, as long as its object lives."""
-        self._listeners = [*(known for known in self._listeners if known() is not None), weakref.WeakMethod(listener)]
+        self.on_change = Listeners[Callable[[], None]]()
 
     def of(self, scopes: Iterable[str]) -> Stop | None:
         """Return the stop that covers one of these scopes, if there is one."""
@@ -964,10 +979,8 @@ class Switch:
     def load(self, text: str) -> None:
         """Take over the stops of a control document that the ledger has checked."""
         self.stops = read_stops(text)
-        for known in self._listeners:
-            listener = known()
-            if listener is not None:
-                listener()
+        for listener in self.on_change:
+            listener()
 
 
 def read_stops(text: str) -> dict[str, Stop]:

@@ -15,7 +15,7 @@ from importlib import import_module
 from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final
-from weakref import WeakMethod, ref
+from weakref import ref
 
 from runguard.background import off_loop
 from runguard.core.errors import PolicyError
@@ -26,6 +26,7 @@ from runguard.ledger.ledger import (
     Account,
     Hold,
     Ledger,
+    Listeners,
     Record,
     Refusal,
     Sleeper,
@@ -141,7 +142,7 @@ class MemoryLedger(Waiting):
         # what the guards that share this ledger have in common, by its type: runs that wait, effects that were done
         self.commons: dict[type, Any] = {}
         self._control = ""
-        self._watchers: list[WeakMethod[Callable[[str], None]]] = []
+        self._on_control = Listeners[Callable[[str], None]]()
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
         self._packed: dict[str, bytes] = {}  # by scope, the oldest first; all accounts of a scope are packed, or none
@@ -388,8 +389,7 @@ class MemoryLedger(Waiting):
     def change_control(self, change: Callable[[str], str]) -> str:
         with self._lock:
             text = self._control = change(self._control)
-            watchers = [heard for watcher in self._watchers if (heard := watcher()) is not None]
-        for on_control in watchers:
+        for on_control in self._on_control:
             on_control(text)
         return text
 
@@ -407,8 +407,7 @@ class MemoryLedger(Waiting):
         if not self.is_common:
             return
         with self._lock:
-            self._watchers = [one for one in self._watchers if one() is not None]
-            self._watchers.append(WeakMethod(on_control))
+            self._on_control.add(on_control)
             text = self._control
         if text:
             on_control(text)

@@ -7,6 +7,7 @@ and releases are facts: one writer (``ledger/write_queue``) sends them in order.
 import asyncio
 import atexit
 import contextlib
+import copy
 import itertools
 import logging
 import math
@@ -17,13 +18,14 @@ import secrets
 import threading
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from runguard.background import off_loop, start_thread
+from runguard.core.identity import LruDict
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, to_usd, unit_reached
 from runguard.ledger.ledger import (
     CLOCK_BACK_S,
@@ -44,12 +46,11 @@ from runguard.ledger.ledger import (
     StoreReply,
     StoreSession,
     Waiting,
-    fault_of,
     refusal_of,
     wake,
     warn_clock_back,
 )
-from runguard.ledger.write_queue import Fact, Facts, FactWriter, StoreGuards, StoreLink
+from runguard.ledger.write_queue import Fact, FactWriter, StoreGuards, StoreLink
 
 _log: Final = logging.getLogger("runguard")
 _T = TypeVar("_T")
@@ -113,29 +114,23 @@ class StoreLedger(Waiting):
 
         Raise ``StoreOutage`` when the system gives no thread.
         """
-        restarts = self._restarts
+        restarted = 0
         with self._lock:
             if self._threads[-1] is None:
                 # Children of multiprocessing end without atexit; this is registered in the process that uses it.
                 multiprocessing.util.Finalize(None, self.end, exitpriority=10)
             for n, thread in enumerate(self._threads):
                 if not _is_alive(thread):
+                    work = self._jobs.work if n < _ASKERS else partial(self._writer.work, self.worker)
                     try:
-                        self._threads[n] = start_thread(
-                            f"runguard-store-{n}", self._jobs.work if n < _ASKERS else self._write, self.link.fault
-                        )
+                        self._threads[n] = start_thread(f"runguard-store-{n}", work, self.link.fault)
                     except (RuntimeError, MemoryError) as error:
                         raise StoreOutage(f"{self.name}: no thread can be started to ask it: {error}") from None
-                    self._restarts += thread is not None
-        if self._restarts != restarts:
-            _log.error(
-                "runguard.background_error: %s: %d threads had ended and were started again",
-                self.name,
-                self._restarts - restarts,
-            )
-
-    def _write(self) -> None:
-        self._writer.work(self.worker)
+                    restarted += thread is not None
+            self._restarts += restarted
+        if restarted:
+            text = "runguard.background_error: %s: %d threads had ended and were started again"
+            _log.error(text, self.name, restarted)
 
     def close(self) -> None:
         """End the threads and close their connections. Facts that are not booked yet are dropped: call ``flush`` first.
@@ -229,20 +224,33 @@ class StoreLedger(Waiting):
             return answer
 
         try:
-            return await self.ask(job, again=True)
+            return await self._jobs.ask(job, again=True)
         except BaseException:
             # whether it is held, or will be, is unknown: releasing an unknown hold makes sure that it never is
             self.release(hold)
             raise
 
     def _reserve(self, session: StoreSession, hold: Hold, ttl: float, lines: list[Line], force: bool) -> StoreReply:
-        """Reserve, and book a settlement that lingers on the same accounts in the same step."""
-        reply, along = reserve_along(self._writer.facts, session, hold, ttl, lines, force)
-        if along is not None:
-            fact, settled = along
-            self._learn_from(settled, fact.accounts, session)
-            if fact.then is not None and reaches_alert(fact.accounts, NOTHING):
-                self._put(Fact(lambda _: None, then=fact.then, repeatable=True))
+        """Reserve, and book a settlement that lingers on the same accounts in the same step.
+
+        A run settles one call and soon reserves the next. Together they take one round trip and one commit.
+        """
+        facts = self._writer.facts
+        fact = facts.take(tuple([line.key for line in lines]))
+        if fact is None or fact.bill is None:
+            return session.reserve(hold.id, ttl, lines, hold.amount, force=force)
+        try:
+            settled, reply = session.settle_and_reserve(fact.bill, hold.id, ttl, lines, hold.amount, force=force)
+        except BaseException as error:
+            facts.put_down(fact, is_booked=False)
+            if not isinstance(error, StoreError):
+                raise
+            # The store may refuse the settlement alone, which must not refuse this call.
+            return session.reserve(hold.id, ttl, lines, hold.amount, force=force)
+        facts.put_down(fact, is_booked=True)
+        self._learn_from(settled, fact.accounts, session)
+        if fact.then is not None and reaches_alert(fact.accounts, NOTHING):
+            self._put(Fact(lambda _: None, then=fact.then))
         return reply
 
     def hold_now(self, accounts: Sequence[Account], want: Amount, ttl: float = 900.0) -> Hold | None:
@@ -260,7 +268,8 @@ class StoreLedger(Waiting):
         *,
         may_wait: bool = False,
     ) -> None:
-        fact = settlement_of(hold, actual, then, record)
+        bill = SettledCall(hold.id, lines_of(hold.accounts), actual, record)
+        fact = Fact(partial(_settle, bill), hold.accounts, then, bill=bill, nano=actual[0] - hold.booked[0])
         if may_wait and not self.is_away and not self._waiting and not len(self.line) and is_unnoticed(hold, actual):
             self._writer.facts.linger(fact)
             self._ensure_writer()
@@ -274,7 +283,7 @@ class StoreLedger(Waiting):
         if time.monotonic() >= hold.expires - _EXPIRY_MARGIN_S:
             self.settle(hold, NOTHING)  # it may have been charged: take that back
             return
-        self._put(Fact(lambda session: session.release(hold.id), hold.accounts, repeatable=True))
+        self._put(Fact(lambda session: session.release(hold.id), hold.accounts))
         hold.is_open = False
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
@@ -289,17 +298,15 @@ class StoreLedger(Waiting):
     def _learn(self, reply: StoreReply, fact: Fact) -> None:
         """Take over the reply to a fact that was booked. If this fails, the next answer brings the same news."""
         try:
-            with self.link:
-                self._learn_from(reply, fact.accounts)
+            self.link.use(lambda session: self._learn_from(reply, fact.accounts, session))
         except (StoreOutage, StoreError) as error:
             self.link.outage(error)
-            self.link.drop_session()
 
     def _learn_from(
         self,
         reply: StoreReply,
         accounts: Sequence[Account],
-        session: StoreSession | None = None,
+        session: StoreSession,
         *,
         makes_room: bool = True,
     ) -> None:
@@ -317,7 +324,7 @@ class StoreLedger(Waiting):
             if balance is not None and isinstance(account, StoredAccount):
                 account.learn(balance)
         if self._guards.is_news(reply.control):
-            self._guards.read(session or self.link.session())
+            self._guards.read(session)
         if makes_room:
             self._wake_all()
 
@@ -355,7 +362,7 @@ class StoreLedger(Waiting):
         self._guards.watch(on_control, running)
 
     def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
-        self._guards.watch_dropped(on_dropped)
+        self._guards.on_dropped.add(on_dropped)
 
     def change_control(self, change: Callable[[str], str]) -> str:
         return self.call(lambda session: self._guards.change(session, change))
@@ -366,11 +373,10 @@ class StoreLedger(Waiting):
         The writer asks, after it has booked what reached the mark.
         """
         try:
-            with self.link:
-                return self.link.session().first(account.key, mark, percent, limit)
+            # not again: the store would say that it was asked before
+            return self.link.use(lambda session: session.first(account.key, mark, percent, limit), again=False)
         except (StoreOutage, StoreError) as error:  # no threshold fires now; the next settlement asks again
             self.link.outage(error)
-            self.link.drop_session()
             return None
 
     def extend(self, account: Account, more: Amount) -> None:
@@ -451,7 +457,7 @@ def ledger_of(store: Store, url: str, timeout: float, retention_s: float) -> Sto
 
 # ---- A store's accounts as this process last saw them.
 
-_ACCOUNTS_KEPT: Final = 10_000  # copies only: the store keeps all of them
+_SCOPES_KEPT: Final = 10_000  # copies only: the store keeps all of them
 
 
 class StoredAccount(Account):
@@ -466,10 +472,8 @@ class StoredAccount(Account):
 
     def with_line(self, line: Line) -> "StoredAccount":
         """Return a copy with the same figures and other limits."""
-        other = StoredAccount(line)
-        other.granted, other.overrun, other.closed, other.alert = self.granted, self.overrun, self.closed, self.alert
-        other.spent_usd, other.spent_tokens, other.spent_calls = self.spent
-        other.due_usd, other.due_tokens, other.due_calls = self.due_usd, self.due_tokens, self.due_calls
+        other = copy.copy(self)
+        other.line = line
         other.limit(line.caps)
         return other
 
@@ -490,11 +494,10 @@ class StoredAccount(Account):
 
 
 class StoredAccounts:
-    """The accounts that this process uses, by key. Safe to use from many threads."""
+    """The accounts that this process uses, by scope and key. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        self._accounts: OrderedDict[str, StoredAccount] = OrderedDict()  # the latest used last
-        self._by_scope: dict[str, set[str]] = {}
+        self._by_scope = LruDict[str, dict[str, StoredAccount]](_SCOPES_KEPT)
         self.restart()
 
     def restart(self) -> None:
@@ -504,24 +507,24 @@ class StoredAccounts:
     def get(self, line: Line) -> StoredAccount:
         """Return the account of a line, made if new, with its limits."""
         with self._lock:
-            account = self._accounts.get(line.key)
-            if account is None:
-                account = self._accounts[line.key] = StoredAccount(line)
-                self._by_scope.setdefault(line.scope, set()).add(line.key)
-                if len(self._accounts) > _ACCOUNTS_KEPT:
-                    old, dropped = self._accounts.popitem(last=False)
-                    self._remove_from_scope(dropped.scope, old)
-            elif account.line != line:  # limits of another guard, or new ones: users of the old one keep its limits
-                account = self._accounts[line.key] = account.with_line(line)
-                self._accounts.move_to_end(line.key)
+            mine = self._by_scope.get(line.scope)
+            if mine is None:
+                mine = self._by_scope[line.scope] = {}
             else:
-                self._accounts.move_to_end(line.key)
+                self._by_scope.move_to_end(line.scope)
+            account = mine.get(line.key)
+            if account is None:
+                account = mine[line.key] = StoredAccount(line)
+                for past in [a.key for a in mine.values() if a.ends is not None and a.ends <= (line.begins or 0.0)]:
+                    del mine[past]
+            elif account.line != line:  # limits of another guard, or new ones: users of the old one keep its limits
+                account = mine[line.key] = account.with_line(line)
             return account
 
     def learn(self, balance: Balance) -> Account:
         """Return the account of a balance, with its figures. It is not kept where it is not in use."""
         with self._lock:
-            account = self._accounts.get(balance.key)
+            account = self._by_scope.get(balance.scope, {}).get(balance.key)
         if account is None:
             account = StoredAccount(Line(balance.key, balance.scope, balance.window, None, balance.ends, balance.caps))
         account.learn(balance)
@@ -529,19 +532,11 @@ class StoredAccounts:
 
     def all(self) -> list[Account]:
         with self._lock:
-            return list(self._accounts.values())
+            return [account for mine in self._by_scope.values() for account in mine.values()]
 
     def forget(self, scope: str) -> None:
         with self._lock:
-            for key in self._by_scope.pop(scope, ()):
-                self._accounts.pop(key, None)
-
-    def _remove_from_scope(self, scope: str, key: str) -> None:
-        keys = self._by_scope.get(scope)
-        if keys is not None:
-            keys.discard(key)
-            if not keys:
-                del self._by_scope[scope]
+            self._by_scope.pop(scope, None)
 
 
 def lines_of(accounts: Sequence[Account]) -> list[Line]:
@@ -566,18 +561,11 @@ def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, s
     return refusal
 
 
-# ---- Settlements that linger: the next reservation on the same accounts takes one along.
-# A run settles one call and soon reserves the next. Together they take one round trip and one commit instead of two.
+def _settle(bill: SettledCall, session: StoreSession) -> StoreReply:
+    return session.settle(bill.hold, bill.lines, bill.actual, bill.record)
 
 
-def settlement_of(hold: Hold, actual: Amount, then: Callable[[], None] | None, record: Record | None) -> Fact:
-    """Return the fact that a call is over and took ``actual``."""
-    bill = SettledCall(hold.id, lines_of(hold.accounts), actual, record)
-
-    def write(session: StoreSession) -> StoreReply:
-        return session.settle(bill.hold, bill.lines, bill.actual, bill.record)
-
-    return Fact(write, hold.accounts, then, repeatable=True, bill=bill, nano=actual[0] - hold.booked[0])
+# ---- Settlements that may linger until the next reservation on the same accounts takes them along.
 
 
 def reaches_alert(accounts: Sequence[Account], more: Amount) -> bool:
@@ -609,25 +597,6 @@ def is_unnoticed(hold: Hold, actual: Amount) -> bool:
     return not reaches_alert(hold.accounts, actual)
 
 
-def reserve_along(
-    facts: Facts, session: StoreSession, hold: Hold, ttl: float, lines: Sequence[Line], force: bool
-) -> tuple[StoreReply, tuple[Fact, StoreReply] | None]:
-    """Reserve, and settle what lingers on the same accounts. Return the reply, and the settlement with its reply."""
-    fact = facts.take(tuple(account.key for account in hold.accounts))
-    if fact is None or fact.bill is None:
-        return session.reserve(hold.id, ttl, lines, hold.amount, force=force), None
-    try:
-        settled, reply = session.settle_and_reserve(fact.bill, hold.id, ttl, lines, hold.amount, force=force)
-    except BaseException as error:
-        facts.give_back(fact)
-        if not isinstance(error, StoreError):
-            raise
-        # The store may refuse the settlement alone, which must not refuse this call.
-        return session.reserve(hold.id, ttl, lines, hold.amount, force=force), None
-    facts.booked(fact)
-    return reply, (fact, settled)
-
-
 # ---- Questions to a store: threads ask it, callers wait for the answer within a deadline.
 
 _LONGEST_QUEUE: Final = 60  # times the deadline that a call may wait in the queue while others are served
@@ -636,32 +605,20 @@ _LONGEST_QUEUE: Final = 60  # times the deadline that a call may wait in the que
 class _Job(Generic[_T]):
     """Something that a caller wants the store to do now."""
 
-    __slots__ = ("again", "answer", "asked", "begun", "do", "is_given_up", "loop")
+    __slots__ = ("again", "asked", "begun", "do", "is_given_up", "tell")
 
     def __init__(
-        self,
-        do: Callable[[StoreSession], _T],
-        again: bool,
-        answer: "asyncio.Future[_T] | Future[_T]",
-        loop: asyncio.AbstractEventLoop | None = None,
+        self, do: Callable[[StoreSession], _T], again: bool, tell: Callable[[_T | None, Exception | None], object]
     ) -> None:
-        self.do, self.again = do, again  # again: doing it twice counts once
-        self.answer, self.loop = answer, loop  # loop: that of the answer; None: a thread waits for it
+        self.do, self.again, self.tell = do, again, tell  # again: doing it twice counts once
         self.asked = time.monotonic()
         self.begun: float | None = None
         self.is_given_up = False  # its caller has left: what was not begun need not be done
 
-    def tell(self, result: Any, error: Exception | None) -> None:
-        """Give the caller the result or the error, from a thread."""
-        if self.loop is None:
-            self._end(result, error)
-        else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.loop.call_soon_threadsafe(self._end, result, error)
 
-    def _end(self, result: Any, error: Exception | None) -> None:
-        if not self.answer.done():
-            self.answer.set_result(result) if error is None else self.answer.set_exception(error)
+def _answer(answer: "asyncio.Future[Any] | Future[Any]", result: Any, error: Exception | None) -> None:
+    if not answer.done():
+        answer.set_result(result) if error is None else answer.set_exception(error)
 
 
 class StoreJobs:
@@ -683,9 +640,24 @@ class StoreJobs:
         link, loop = self._link, asyncio.get_running_loop()
         link.check_rest()
         answer: asyncio.Future[_T] = loop.create_future()
-        asked = _Job(job, again, answer, loop)
+
+        def tell(result: _T | None, error: Exception | None) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_answer, answer, result, error)
+
+        def look() -> None:
+            """End the wait when its time is over."""
+            if answer.done():
+                return
+            if (left := self._time_left(asked)) > 0:
+                loop.call_later(left, look)
+            else:
+                asked.is_given_up = True
+                _answer(answer, None, StoreOutage(f"{link.name}: no answer within {link.timeout:g} s"))
+
+        asked = _Job(job, again, tell)
         self._put(asked)
-        alarm = loop.call_later(link.timeout, self._look_at, asked)
+        alarm = loop.call_later(link.timeout, look)
         try:
             return await answer
         except StoreOutage as error:
@@ -694,21 +666,10 @@ class StoreJobs:
         finally:
             alarm.cancel()
 
-    def _look_at(self, asked: _Job[Any]) -> None:
-        """End the wait of a caller whose time is over."""
-        assert asked.loop is not None
-        if asked.answer.done():
-            return
-        if (left := self._time_left(asked)) > 0:
-            asked.loop.call_later(left, self._look_at, asked)
-        else:
-            asked.is_given_up = True
-            asked.answer.set_exception(StoreOutage(f"{self._link.name}: no answer within {self._link.timeout:g} s"))
-
     def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
         answer: Future[_T] = Future()
-        asked = _Job(job, again, answer)
+        asked = _Job(job, again, partial(_answer, answer))
         self._put(asked)
         while (left := self._time_left(asked)) > 0:
             with contextlib.suppress(FutureTimeout):
@@ -746,25 +707,10 @@ class StoreJobs:
                 continue
             job.begun = time.monotonic()
             try:
-                result = self._do(job)
-            except BaseException as error:
-                # The answer comes first: its caller must not wait for anything else that may go wrong.
-                job.tell(None, fault_of(self._link.name, error))
-                self._link.drop_session()
+                result = self._link.use(job.do, again=job.again)
+            except Exception as error:
+                job.tell(None, error)
             else:
                 self._served = time.monotonic()
                 job.tell(result, None)
         self._link.drop_session()
-
-    def _do(self, job: _Job[_T]) -> _T:
-        link = self._link
-        had_session, began = link.has_session, time.monotonic()
-        with link:
-            try:
-                return job.do(link.session())
-            except StoreOutage:
-                if not (had_session and job.again) or time.monotonic() - began > link.timeout / 2:
-                    raise
-                # a connection that was cut while idle is not an outage: try again on a new one
-                link.drop_session()
-                return job.do(link.session())

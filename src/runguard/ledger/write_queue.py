@@ -8,15 +8,16 @@ import itertools
 import logging
 import threading
 import time
-import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final, TypeVar
 
 from runguard.background import log_fault
 from runguard.core.money import usd_text
 from runguard.ledger.ledger import (
     Account,
+    Listeners,
     Seen,
     SettledCall,
     Store,
@@ -34,6 +35,7 @@ from runguard.ledger.ledger import (
 )
 
 _log: Final = logging.getLogger("runguard")
+_T = TypeVar("_T")
 
 # ---- Facts that wait to be booked: settlements, releases and records, in the order in which they were handed over.
 
@@ -45,7 +47,7 @@ _LINGERING_KEPT: Final = 64
 class Fact:
     """Something that happened and that the store must book."""
 
-    __slots__ = ("accounts", "bill", "due", "keys", "nano", "repeatable", "then", "tries", "write")
+    __slots__ = ("accounts", "bill", "due", "hold", "keys", "nano", "repeatable", "then", "tries", "write")
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Fact:
         accounts: Sequence[Account] = (),
         then: Callable[[], None] | None = None,
         *,
-        repeatable: bool,
+        repeatable: bool = True,
         bill: SettledCall | None = None,
         nano: int = 0,
     ) -> None:
@@ -64,6 +66,7 @@ class Fact:
         self.tries = 0  # attempts to write it
         self.bill = bill  # of a settlement
         self.nano = nano  # what a settlement adds to what is spent, in nano-dollars
+        self.hold = bill.hold if bill is not None else ""
         self.keys = tuple(account.key for account in accounts) if bill is not None else ()
         self.due = 0.0  # when the writer books a settlement that lingers
 
@@ -81,7 +84,7 @@ class Facts:
     def __init__(self) -> None:
         self._queue: deque[Fact] = deque()
         self._lingering: OrderedDict[Fact, None] = OrderedDict()  # the oldest first
-        self._taken: dict[str, Fact] = {}  # by their hold: a reservation takes them along right now
+        self._taken: set[str] = set()  # holds of those that a reservation takes along right now
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._looks_at = 0.0  # when the writer, which waits, looks by itself again
@@ -117,37 +120,28 @@ class Facts:
     def take(self, keys: tuple[str, ...]) -> Fact | None:
         """Return a settlement that lingers on the same accounts as a reservation, if any.
 
-        Then call ``booked`` or ``give_back``.
+        Then call ``put_down``.
         """
         if not self._lingering:
             return None
         with self._lock:
             fact = next((each for each in self._lingering if each.keys == keys), None)
-            if fact is not None and fact.bill is not None:
+            if fact is not None:
                 del self._lingering[fact]
-                self._taken[fact.bill.hold] = fact
+                self._taken.add(fact.hold)
             return fact
 
-    def booked(self, fact: Fact) -> None:
-        """Note that the reservation has booked the settlement it took along."""
-        with self._lock:
-            self._put_down_locked(fact)
-            if self._queue:  # a later fact about the same call may wait for this one
-                self._changed.notify()
+    def put_down(self, fact: Fact, *, is_booked: bool) -> None:
+        """Note what became of a settlement that a reservation took along.
 
-    def give_back(self, fact: Fact) -> None:
-        """Queue a settlement that may or may not be booked before all others, so that the writer books it next.
-
-        Later facts about the same call must come after it.
+        If it may not be booked, the writer books it next: later facts about the same call must come after it.
         """
         with self._lock:
-            self._put_down_locked(fact)
-            self._queue.appendleft(fact)
-            self._changed.notify()
-
-    def _put_down_locked(self, fact: Fact) -> None:
-        if fact.bill is not None:
-            self._taken.pop(fact.bill.hold, None)
+            self._taken.discard(fact.hold)
+            if not is_booked:
+                self._queue.appendleft(fact)
+            if self._queue:
+                self._changed.notify()
 
     def hurry(self) -> None:
         """Queue all settlements that linger now, for a reader who wants to see them booked."""
@@ -169,7 +163,8 @@ class Facts:
                 while self._lingering and (oldest := next(iter(self._lingering))).due <= now:
                     del self._lingering[oldest]
                     self._queue.append(oldest)
-                if self._queue and not self._is_taken_locked(self._queue[0]):
+                # an earlier settlement of the same call may be under way
+                if self._queue and self._queue[0].hold not in self._taken:
                     return self._queue[0]
                 if now >= end:
                     return None
@@ -178,14 +173,10 @@ class Facts:
                 self._looks_at = 0.0
             return None
 
-    def _is_taken_locked(self, fact: Fact) -> bool:
-        """Return whether an earlier settlement of the same call is under way."""
-        return fact.bill is not None and fact.bill.hold in self._taken
-
     def close(self) -> None:
         """End every wait for a fact."""
-        self.closed.set()
         with self._lock:
+            self.closed.set()
             self._changed.notify_all()
 
     def done(self, fact: Fact) -> None:
@@ -228,32 +219,51 @@ class StoreLink:
     def restart(self) -> None:
         """Begin anew, also in a forked child: the connections stay with the parent."""
         self.local = threading.local()
-        self._lock, self._inside, self._forking = threading.Lock(), 0, False
+        self._lock, self._inside, self._is_forking = threading.Lock(), 0, False
         self._gate = threading.Condition(self._lock)
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
-    def session(self) -> StoreSession:
+    def use(self, job: Callable[[StoreSession], _T], *, again: bool = True) -> _T:
+        """Return what a job finds out on this thread's connection. Whatever it raises leaves as a store error.
+
+        A connection that was cut while idle is no outage: a job that may be done ``again`` is, on a new one. A fork
+        waits for the end of the job.
+        """
+        with self._lock:
+            if self._is_forking:
+                self._gate.wait_for(lambda: not self._is_forking, self.timeout)
+            self._inside += 1
+        try:
+            was_open, began = getattr(self.local, "session", None) is not None, time.monotonic()
+            try:
+                return job(self._session())
+            except StoreOutage:
+                if not (was_open and again) or time.monotonic() - began > self.timeout / 2:
+                    raise
+                self.drop_session()
+                return job(self._session())
+        except BaseException as error:
+            self.drop_session()
+            if (fault := fault_of(self.name, error)) is error:
+                raise
+            raise fault from error
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._is_forking:
+                    self._gate.notify_all()
+
+    def _session(self) -> StoreSession:
         """Return this thread's connection, a new one when the store was away since it was made."""
         session: StoreSession | None = getattr(self.local, "session", None)
         if session is not None and self.local.era != self.era:
             self.drop_session()
             session = None
-        self.local.is_new = session is None
         if session is None:
             self.local.era = self.era
             session = self.local.session = self.store.connect(self.timeout)
         return session
-
-    @property
-    def has_session(self) -> bool:
-        """Whether this thread has a connection already."""
-        return getattr(self.local, "session", None) is not None
-
-    @property
-    def session_is_new(self) -> bool:
-        """Whether this thread's connection was made for the last use. An older one may have been cut while idle."""
-        return getattr(self.local, "is_new", True)
 
     def drop_session(self) -> None:
         session, self.local.session = getattr(self.local, "session", None), None
@@ -300,34 +310,19 @@ class StoreLink:
 
     # ---- forks ------------------------------------------------------------------------------------------------------
 
-    def __enter__(self) -> None:
-        """Use the store in this block. A fork waits for its end; every exception leaves as a store error."""
-        with self._lock:
-            if self._forking:
-                self._gate.wait_for(lambda: not self._forking, self.timeout)
-            self._inside += 1
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._forking:
-                self._gate.notify_all()
-        if error is not None and (fault := fault_of(self.name, error)) is not error:
-            raise fault from error
-
     def before_fork(self) -> None:
         """Wait, bounded, until no thread uses the store.
 
         A fork copies the locks of a client library as they are, and one that is held would stay held in the child.
         """
-        with self._gate:
-            self._forking = True
+        with self._lock:
+            self._is_forking = True
             self._gate.wait_for(lambda: not self._inside, self.timeout)
 
     def after_fork(self) -> None:
         """Let the threads of the parent use the store again."""
-        with self._gate:
-            self._forking = False
+        with self._lock:
+            self._is_forking = False
             self._gate.notify_all()
 
 
@@ -339,7 +334,7 @@ _BEATS_AT_ONCE: Final = 200
 class StoreGuards:
     """Tells the store which runs of the guards are alive, and the guards when the control document has changed.
 
-    Guards are referenced weakly: a guard may go, the ledger stays.
+    A guard may go, the ledger stays.
     """
 
     def __init__(self, link: StoreLink) -> None:
@@ -347,8 +342,9 @@ class StoreGuards:
         self.version, self._text = 0, ""  # of the control document, as last seen
         self._identity = ""  # of the store that the control document is from
         self._unreadable = ""  # why the document could not be read, as last logged
-        self._guards: list[tuple[weakref.WeakMethod[Any], weakref.WeakMethod[Any]]] = []
-        self._on_dropped: list[weakref.WeakMethod[Any]] = []
+        self.on_control = Listeners[Callable[[str], None]]()
+        self.running = Listeners[Callable[[], Iterable[tuple[str, str]]]]()
+        self.on_dropped = Listeners[Callable[[int, int], None]]()
         self.restart()
 
     def restart(self) -> None:
@@ -357,22 +353,10 @@ class StoreGuards:
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         with self._reading:
-            alive = [entry for entry in self._guards if entry[0]() is not None]
-            self._guards = [*alive, (weakref.WeakMethod(on_control), weakref.WeakMethod(running))]
+            self.on_control.add(on_control)
+            self.running.add(running)
             if self._text:
                 self._inform(on_control)
-
-    # ---- settlements that are lost ----------------------------------------------------------------------------------
-
-    def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
-        alive = [reference for reference in self._on_dropped if reference() is not None]
-        own = weakref.WeakMethod(on_dropped)
-        self._on_dropped = alive if own in alive else [*alive, own]
-
-    def tell_dropped(self, count: int, nano: int) -> None:
-        for reference in self._on_dropped:
-            if (listener := reference()) is not None:
-                listener(count, nano)
 
     # ---- the control document ---------------------------------------------------------------------------------------
 
@@ -387,9 +371,8 @@ class StoreGuards:
     def read(self, session: StoreSession) -> None:
         with self._reading:  # read, inform and remember as one step: no older document after a newer one
             version, self._text = self._checked(session)
-            for reference, _ in self._guards:
-                if (listener := reference()) is not None:
-                    self._inform(listener)
+            for listener in self.on_control:
+                self._inform(listener)
             self.version = version  # last: once this version shows, all guards know the document
 
     def change(self, session: StoreSession, change: Callable[[str], str]) -> str:
@@ -414,52 +397,31 @@ class StoreGuards:
 
     # ---- on the writer's thread -------------------------------------------------------------------------------------
 
-    def beat(self, worker: str) -> None:
-        """Report which runs are alive, and check for stops, also while a model takes its time."""
-        guards = [running for _, reference in self._guards if (running := reference()) is not None]
+    def look(self, worker: str, *, beat: bool) -> None:
+        """Check for stops, also while a model takes its time; ``beat``: report which runs are alive as well."""
         alive: list[tuple[str, str]] = []
-        for running in guards:
+        for running in self.running:
             try:
                 alive.extend(itertools.islice(running(), _BEATS_AT_ONCE))
             except Exception:  # the writer must survive: without it nothing is ever booked again
                 _log.exception("runguard.store_error: a guard cannot say which of its runs are alive")
         if not alive:
             return
-        link = self._link
+
+        def job(session: StoreSession) -> None:
+            versions = [session.beat(run, worker, text) for run, text in alive] if beat else [session.get("control")[0]]
+            self._link.is_back()
+            if self.is_news(versions[-1]):
+                self.read(session)
+
         try:
-            with link:
-                session, version = link.session(), self.version
-                for run, text in alive:
-                    version = session.beat(run, worker, text)
-                link.is_back()
-                if self.is_news(version):
-                    self.read(session)
+            self._link.use(job)
+        except UnforeseenError:
+            raise  # counted and logged by the writer
         except StoreOutage as error:
-            if link.session_is_new:  # an older one may only have been cut while idle
-                link.outage(error)
-            link.drop_session()
-        except UnforeseenError:
-            raise  # counted and logged by the writer
+            self._link.outage(error)
         except StoreError:
-            link.drop_session()  # a call that needs an account reports it
-
-    def look_for_stops(self) -> None:
-        """Read the control document if it has changed between two beats.
-
-        The kill switch may have been used while a model takes its time.
-        """
-        if not any(reference() is not None for _, reference in self._guards):
-            return
-        link = self._link
-        try:
-            with link:
-                session = link.session()
-                if self.is_news(session.get("control")[0]):
-                    self.read(session)
-        except UnforeseenError:
-            raise  # counted and logged by the writer
-        except (StoreOutage, StoreError):
-            link.drop_session()  # a call that needs the store reports it
+            pass  # a call that needs an account reports it
 
 
 # ---- The writer.
@@ -505,29 +467,27 @@ class FactWriter:
 
     def work(self, worker: str) -> None:
         """Write every fact in order until the queue is closed."""
-        facts = self.facts
-        next_beat, next_look, next_sums, purged = 0.0, 0.0, time.monotonic() + _SUMS_S, time.monotonic()
+        facts, began = self.facts, time.monotonic()
+        next_beat = next_look = 0.0
+        next_sums, next_purge = began + _SUMS_S, began + _PURGE_S
         while not facts.closed.is_set():
-            if time.monotonic() - purged >= _PURGE_S:
-                purged = time.monotonic()
+            now = time.monotonic()
+            if now >= next_purge:
+                next_purge = now + _PURGE_S
                 self.record(self._purge)
-            if time.monotonic() >= next_sums:
-                next_sums = time.monotonic() + _SUMS_S
+            if now >= next_sums:
+                next_sums = now + _SUMS_S
                 self.record(_sum_up_once)
-            if time.monotonic() >= next_beat:
-                began = time.monotonic()
-                self._safely("signs of life", lambda: self._guards.beat(worker))
-                took = time.monotonic() - began
-                # a tenth of the writer's time at most: facts come first
-                next_beat = time.monotonic() + max(_BEAT_S, 9 * took)
+            if now >= next_look:
+                is_beat = now >= next_beat
+                self._safely("signs of life", partial(self._guards.look, worker, beat=is_beat))
                 next_look = time.monotonic() + _BEAT_S
-            elif time.monotonic() >= next_look:
-                next_look = time.monotonic() + _BEAT_S
-                self._safely("the look for stops", self._guards.look_for_stops)
+                if is_beat:  # a tenth of the writer's time at most: facts come first
+                    next_beat = time.monotonic() + max(_BEAT_S, 9 * (time.monotonic() - now))
             self.tell_dropped()
             fact = facts.first(_BEAT_S)
-            if fact is not None and not facts.closed.is_set() and self._write(fact, facts):
-                facts.done(fact)
+            if fact is not None and not facts.closed.is_set():
+                self._write(fact, facts)
         self._link.drop_session()
 
     def _purge(self, session: StoreSession) -> None:
@@ -541,41 +501,42 @@ class FactWriter:
             self._link.fault()
             log_fault(f"{self._link.name}: {what} failed", self._link.faults)
 
-    def _write(self, fact: Fact, facts: Facts) -> bool:
-        """Write one fact. Return False when it is to be tried again later."""
-        if fact.tries and not fact.repeatable:  # its writer ended in the middle: it may have been written
-            self._lose(fact)
-            return True
-        fact.tries += 1
-        try:
-            self._write_until_booked(fact, facts)
-        except BaseException as error:
-            if isinstance(error, StoreError) and not isinstance(error, UnforeseenError):
-                self._lose(fact)
-                # always counted, logged once: the store needs manual repair
-                if self.lost == 1 or (fact.repeatable and self.unbooked == 1):
-                    _log.error(
-                        "runguard.store_error: %s cannot be booked: %s",
-                        "what was spent" if fact.repeatable else "a record",
-                        error,
-                    )
-                self._link.drop_session()
-                return True
-            self._link.fault()
-            if fact.repeatable and fact.tries < TRIES:
-                log_fault(f"{self._link.name}: a settlement met an exception and is tried again", self._link.faults)
-                time.sleep(_BACKOFF_S[fact.tries - 1])
-                return False
-            self._lose(fact)
-            with contextlib.suppress(BaseException):
-                _log.exception(
-                    "runguard.store_error: %s: a %s could not be booked",
-                    self._link.name,
-                    "settlement" if fact.repeatable else "record",
-                )
-        return True
+    def _write(self, fact: Fact, facts: Facts) -> None:
+        """Write a fact until it is booked, or until the store has refused it a few times."""
+        link, outages = self._link, 0
+        most = TRIES if fact.repeatable else 1  # a record whose writer ended in the middle may have been written
+        why: Exception = StoreError("its writer ended in the middle")
+        while fact.tries < most:
+            fact.tries += 1
+            try:
+                reply = link.use(fact.write)
+            except StoreOutage as error:
+                fact.tries -= 1
+                outages += 1
+                link.outage(error)
+                self.tell_dropped()
+                if facts.closed.wait(_BACKOFF_S[min(outages, len(_BACKOFF_S)) - 1]):
+                    return
+            except StoreError as error:  # a damaged answer, or one to another request, may look like this
+                why = error
+                if isinstance(error, UnforeseenError):
+                    link.fault()
+                    if fact.tries < most:
+                        log_fault(f"{link.name}: a settlement met an exception and is tried again", link.faults)
+                        time.sleep(_BACKOFF_S[fact.tries - 1])
+            else:
+                if isinstance(reply, StoreReply):
+                    self._safely("the look at an answer", partial(self._learn, reply, fact))
+                then, fact.then = fact.then, None
+                if then is not None:
+                    self._safely("what follows a settlement", then)
+                facts.done(fact)
+                return
+        self._lose(fact, why)
+        facts.done(fact)
 
-    def _lose(self, fact: Fact) -> None:
+    def _lose(self, fact: Fact, why: Exception | None = None) -> None:
+        """Count a fact that is not booked, and log why the store refused it: the first one, the second, fourth, …"""
         with self._losing:
             self.lost += 1
             self.unbooked += fact.repeatable
@@ -584,6 +545,10 @@ class FactWriter:
                     self._untold_since = time.monotonic()
                 self.dropped += 1
                 self.dropped_nano += fact.nano
+        what, count = ("a settlement", self.unbooked) if fact.repeatable else ("a record", self.lost)
+        if why is not None and count & (count - 1) == 0:
+            with contextlib.suppress(BaseException):
+                _log.error("runguard.store_error: %s could not be booked: %s", what, why, exc_info=why.__cause__)
 
     def tell_dropped(self, *, at_once: bool = False) -> None:
         """Log and alert how many settlements were dropped, and what they cost, once the store is back.
@@ -609,40 +574,8 @@ class FactWriter:
             usd_text(nano),
             FACTS_KEPT,
         )
-        self._guards.tell_dropped(count, nano)
-
-    def _write_until_booked(self, fact: Fact, facts: Facts) -> None:
-        link = self._link
-        outages = errors = 0
-        while True:
-            try:
-                with link:
-                    reply = fact.write(link.session())
-                break
-            except UnforeseenError:
-                raise
-            except StoreError:
-                errors += 1
-                if errors >= TRIES or not fact.repeatable:
-                    raise
-                # a damaged answer, or one to another request, may look like this; a lasting error is met again on a
-                # new connection
-                link.drop_session()
-            except StoreOutage as error:
-                was_new = link.session_is_new
-                link.drop_session()
-                outages += 1
-                if outages == 1 and not was_new:
-                    continue  # a connection that was cut while idle is not an outage: try again on a new one
-                link.outage(error)
-                self.tell_dropped()
-                if facts.closed.wait(_BACKOFF_S[min(outages - 1, len(_BACKOFF_S) - 1)]):
-                    return  # the ledger was closed
-        if isinstance(reply, StoreReply):
-            self._safely("the look at an answer", lambda: self._learn(reply, fact))
-        then, fact.then = fact.then, None
-        if then is not None:
-            self._safely("what follows a settlement", then)
+        for listener in self._guards.on_dropped:
+            listener(count, nano)
 
 
 def _sum_up_once(session: StoreSession) -> None:
