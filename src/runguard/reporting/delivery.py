@@ -8,7 +8,6 @@ import asyncio
 import hmac
 import http.client
 import inspect
-import io
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ import random
 import re
 import socket
 import ssl
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -472,7 +472,6 @@ def _expected(secret: str, stamp: str, body: bytes) -> bytes:
 
 # ---- One POST with the standard library: to a checked address, within one time limit, without redirects or proxies.
 
-_MAX_ANSWER: Final = 64 * 1024  # for status line, headers and the read part of the body
 _ANSWER_EXCERPT: Final = 2_048
 _TOO_MANY: Final = 429
 
@@ -488,6 +487,9 @@ class UndeliveredError(Exception):
 def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s: float) -> None:
     """Return when the server accepted the message; otherwise raise UndeliveredError without path or headers."""
     connection = _Pinned(endpoint, time.monotonic() + timeout_s)
+    limit = threading.Timer(timeout_s, connection.cut)  # for the whole exchange, also if the server sends single bytes
+    limit.daemon = True
+    limit.start()
     try:
         connection.request(
             "POST", endpoint.path.reveal(), body, {"Host": endpoint.authority, "Connection": "close", **headers}
@@ -497,19 +499,22 @@ def post(endpoint: Endpoint, headers: Mapping[str, str], body: bytes, timeout_s:
         raise UndeliveredError(str(error), again=False) from None
     except ssl.SSLCertVerificationError as error:
         raise UndeliveredError(f"the certificate is not trusted ({error.verify_message})", again=False) from None
-    except TimeoutError:
-        raise UndeliveredError(f"no answer within {timeout_s:g} s", again=True) from None
-    except socket.gaierror:
-        raise UndeliveredError("the name could not be resolved", again=True) from None
-    except OSError as error:
-        reason = (
-            os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else type(error).__name__
-        )
-        raise UndeliveredError(f"the connection failed ({reason})", again=True) from None
-    except http.client.HTTPException as error:
-        raise UndeliveredError(f"the answer was not HTTP ({type(error).__name__})", again=True) from None
+    except (OSError, http.client.HTTPException) as error:
+        is_late = connection.is_late or isinstance(error, TimeoutError)
+        reason = f"no answer within {timeout_s:g} s" if is_late else _reason_of(error)
+        raise UndeliveredError(reason, again=True) from None
     finally:
+        limit.cancel()
         connection.hang_up()
+
+
+def _reason_of(error: OSError | http.client.HTTPException) -> str:
+    if isinstance(error, socket.gaierror):
+        return "the name could not be resolved"
+    if not isinstance(error, OSError):
+        return f"the answer was not HTTP ({type(error).__name__})"
+    text = os.strerror(error.errno) if error.errno and not isinstance(error, ssl.SSLError) else type(error).__name__
+    return f"the connection failed ({text})"
 
 
 def _judge(answer: http.client.HTTPResponse) -> None:
@@ -549,76 +554,41 @@ class _Pinned(http.client.HTTPConnection):
     def __init__(self, endpoint: Endpoint, end: float) -> None:
         super().__init__(endpoint.host, endpoint.port)
         self._endpoint, self._end = endpoint, end
-        self._socket: socket.socket | None = None
+        self._wire: socket.socket | None = None
+        self.is_late = False
 
     def connect(self) -> None:
         places = resolve(self._endpoint)
         for number, (family, sockaddr) in enumerate(places, 1):
             # an address that never answers leaves time for the next
             share = (self._end - time.monotonic()) / (len(places) - number + 1)
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = self._wire = socket.socket(family, socket.SOCK_STREAM)
             try:
                 sock.settimeout(max(share, 0.001))
                 sock.connect(sockaddr)
-                self._socket = _secured(sock, self._endpoint)
+                if self._endpoint.scheme == "https":
+                    sock = self._wire = _trust().wrap_socket(sock, server_hostname=self._endpoint.host)
             except OSError as error:
                 sock.close()
                 if number == len(places) or isinstance(error, ssl.SSLCertVerificationError):
                     raise
             else:
-                self.sock: Any = _Timed(self._socket, self._end)
+                self.sock = sock
                 return
+
+    def cut(self) -> None:
+        """End the exchange, from another thread."""
+        self.is_late = True
+        if self._wire is not None:
+            with suppress(OSError):  # it is not connected
+                self._wire.shutdown(socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
         self.close()
-        if self._socket is not None:
-            self._socket.close()
-
-
-def _secured(sock: socket.socket, endpoint: Endpoint) -> socket.socket:
-    return _trust().wrap_socket(sock, server_hostname=endpoint.host) if endpoint.scheme == "https" else sock
+        if self._wire is not None:
+            self._wire.close()
 
 
 @cache
 def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()  # reading the certificates takes a while
-
-
-class _Timed:
-    """A socket with one time limit for the whole exchange, also for a server that sends single bytes."""
-
-    def __init__(self, sock: socket.socket, end: float) -> None:
-        self._sock, self._end = sock, end
-
-    def ready(self) -> socket.socket:
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        self._sock.settimeout(left)
-        return self._sock
-
-    def sendall(self, data: bytes) -> None:
-        self.ready().sendall(data)
-
-    def makefile(self, _mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Answer(self))
-
-    def close(self) -> None:
-        """Do nothing: the owner of the connection closes it, also while the answer is being read."""
-
-
-class _Answer(io.RawIOBase):
-    """Reads the server's answer up to a limit."""
-
-    def __init__(self, sock: _Timed) -> None:
-        self._sock, self._read = sock, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        if self._read > _MAX_ANSWER:
-            raise ConnectionAbortedError
-        count = self._sock.ready().recv_into(buffer)
-        self._read += count
-        return count
