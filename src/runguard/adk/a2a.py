@@ -17,7 +17,7 @@ from google.adk.agents import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
 
-from runguard.adk import patching
+from runguard.adk.patching import WRAPPED
 from runguard.adk.runs import Invocation, Invocations, lane_of
 from runguard.adk.stops import announce, mark_stop, may_escalate, stop_content
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Decision, Finding, Trip, printable
@@ -326,7 +326,7 @@ def wrap_remote_agents() -> None:
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
         if _METHOD in kind.__dict__:
-            patching.wrap_method(kind, _METHOD, watched)
+            WRAPPED.wrap(kind, _METHOD, watched)
 
 
 def _watch(call: _RemoteCall) -> None:

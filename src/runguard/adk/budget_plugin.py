@@ -29,8 +29,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from runguard.adk import patching
-from runguard.adk.patching import halt
+from runguard.adk.patching import IN_USE, halt, wrap_adk
 from runguard.adk.plugin import hook
 from runguard.adk.runs import DELIVERY_S, HERE, SessionKey, project
 from runguard.adk.stops import may_escalate, refusal, stop_response, until_done
@@ -82,7 +81,8 @@ class BudgetPlugin(BasePlugin, metaclass=CheckedABC):
         self._last = self._own
         self._sessions = LruDict[SessionKey, BudgetMonitor](_SESSIONS_KEPT)
         self._lock = threading.Lock()
-        patching.watch(self)  # only the wrapped Runner can end a loop that ADK cannot end
+        IN_USE.plugins.add(self)
+        wrap_adk()  # only the wrapped Runner can end a loop that ADK cannot end
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 

@@ -125,7 +125,7 @@ class ADKCostBreaker:
         self.settings = {**(settings or {}), **policy}
         plugin = RunGuardPlugin(**self._policy())
         plugin.name = name
-        patching.watch_agents(plugin.invocations)
+        patching.IN_USE.per_agent.add(plugin.invocations)
         self._responses = count(1)
         self._forgiven = ""  # the last trip that reset() took back
         self._tokens = LruDict[SessionKey, RecordedTokens](_SESSIONS_KEPT)
@@ -145,7 +145,7 @@ class ADKCostBreaker:
         if name in self.__dataclass_fields__ and "_plugin" in self.__dict__ and value != getattr(self, name):
             if name != "name":
                 self._plugin.replace_policy(**self._policy(**{name: value}))
-                patching.watch_agents(self._plugin.invocations)
+                patching.IN_USE.per_agent.add(self._plugin.invocations)
             else:
                 self._plugin.name = value
         elif "_plugin" in self.__dict__ and not name.startswith("_") and not hasattr(type(self), name):

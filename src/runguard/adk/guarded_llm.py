@@ -21,8 +21,8 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 from pydantic import PrivateAttr
 
-from runguard.adk import patching
 from runguard.adk.events import history_of, input_of, run_of
+from runguard.adk.patching import IN_USE, wrap_adk
 from runguard.adk.runs import HERE, Invocation, ModelLayer, RunnerStream
 from runguard.adk.stops import stop_response
 from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
@@ -79,7 +79,8 @@ class GuardedLlm(Controls, BaseLlm):
         self._inner = inner
         self._guard = Guard(Policy.build(**{"on_stop": "raise", **policy}))
         self._guard.check_store()
-        patching.watch_guard(self._guard)
+        IN_USE.of_models.add(self._guard)
+        wrap_adk()  # it must know the run that calls it
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "GuardedLlm":
         return self  # copies of an agent share their model, and with it one account

@@ -1,16 +1,16 @@
 """What RunGuard replaces in ADK, for whom, and how it is put back; and the guarded stream of a run.
 
 Four methods of ``Runner`` (``runner``) and one method of every model class (``model_calls``) are wrapped while a guard,
-a budget, a guarded model or a termination condition exists: each calls a ``watch`` function. The wrappers pass
-everything through for a Runner without a guard, and else return ``guarded_stream``. One method of remote agents is
-wrapped once such an agent is called (``a2a``).
+a budget, a guarded model or a termination condition exists: ``IN_USE`` has them. The wrappers pass everything through
+for a Runner without a guard, and else return ``guarded_stream``. One method of remote agents is wrapped once such an
+agent is called (``a2a``).
 """
 
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -60,129 +60,82 @@ class InUse:
 
 
 IN_USE: Final = InUse()
-_originals: Final[dict[str, Any]] = {}  # methods of Runner
-_methods: Final[dict[tuple[type, str], Any]] = {}  # of other classes of ADK
-_lock: Final = threading.Lock()
 
 
-def watch(plugin: BasePlugin) -> None:
-    """Keep the Runners wrapped for a plugin: a guard, a budget or a condition."""
-    IN_USE.plugins.add(plugin)
-    _patch()
+# ---- Wrapped methods of ADK's classes
 
 
-def watch_guard(guard: Guard) -> None:
-    """Keep the Runners wrapped for the guard of a guarded model, which must know the run that calls it."""
-    IN_USE.of_models.add(guard)
-    _patch()
+class WrappedMethods:
+    """Methods of classes that are wrapped, and how they are put back."""
+
+    def __init__(self) -> None:
+        self._originals: dict[tuple[type, str], Any] = {}
+        self._lock = threading.Lock()
+
+    def wrap(self, kind: type, name: str, wrap: Callable[[Any], Any]) -> None:
+        """Wrap a method of a class, once."""
+        with self._lock:
+            if (kind, name) not in self._originals:
+                self._originals[kind, name] = original = getattr(kind, name)
+                setattr(kind, name, wrap(original))
+
+    def is_covered(self, kind: type) -> bool:
+        """Return whether other code has patched a method of this class on top of a wrapper."""
+        return any(owner is kind and not self._is_ours(kind, name) for owner, name in list(self._originals))
+
+    def put_back(self) -> None:
+        """Put the original methods back, except those that other code has replaced."""
+        with self._lock:
+            for (kind, name), original in self._originals.items():
+                if self._is_ours(kind, name):
+                    setattr(kind, name, original)
+            self._originals.clear()
+
+    def _is_ours(self, kind: type, name: str) -> bool:
+        return getattr(kind.__dict__.get(name), "__wrapped__", None) is self._originals[kind, name]
 
 
-def watch_agents(invocations: "Invocations") -> None:
-    """Keep the Runners wrapped for a guard that agent callbacks drive: its runs end with the stream."""
-    IN_USE.per_agent.add(invocations)
-
-
-def watch_conditions(*, end_runs: bool) -> None:
-    """Keep the Runners wrapped for the condition of an agent, which ends the agent alone or the whole run."""
-    IN_USE.has_agent_conditions = True
-    IN_USE.has_run_conditions = IN_USE.has_run_conditions or end_runs
-    _patch()
-
-
-def _patch() -> None:
-    # Imported here: what they need imports this module.
-    from runguard.adk.model_calls import wrap_model
-    from runguard.adk.runner import WRAPPERS
-
-    with _lock:
-        if _originals:
-            return
-        _models.patch(wrap_model)
-        for name, wrap in WRAPPERS.items():
-            original = getattr(Runner, name, None)
-            if original is not None:
-                _originals[name] = original
-                setattr(Runner, name, wrap(original))
-
-
-def unpatch_if_unused() -> None:
-    """Put the original methods back, unless something still needs the wrappers.
-
-    Where other code has patched on top of the wrappers, they stay and pass everything through.
-    """
-    with _lock:
-        if IN_USE.installed is not None or IN_USE.is_anything():
-            return
-        if any(
-            getattr(getattr(Runner, name), "__wrapped__", None) is not original for name, original in _originals.items()
-        ):
-            return
-        for name, original in _originals.items():
-            setattr(Runner, name, original)
-        _originals.clear()
-        for (kind, name), original in _methods.items():
-            if getattr(kind.__dict__.get(name), "__wrapped__", None) is original:
-                setattr(kind, name, original)
-        _methods.clear()
-        _models.unpatch()
-
-
-def wrap_method(kind: type, name: str, wrap: Callable[[Any], Any]) -> None:
-    """Wrap a method of a class once, until ``unpatch_if_unused`` puts it back."""
-    with _lock:
-        if (kind, name) not in _methods:
-            _methods[kind, name] = original = kind.__dict__[name]
-            setattr(kind, name, wrap(original))
-
-
-# ---- Model classes
-
+WRAPPED: Final = WrappedMethods()
 _METHOD: Final = "generate_content_async"
 _ON_SUBCLASS: Final = "__pydantic_init_subclass__"
 _GUARDED_MODULE: Final = "runguard.adk.guarded_llm"  # GuardedLlm only passes calls on: the model inside is wrapped
 
 
-class ModelClasses:
-    """Wraps every class of models, and those that are defined later."""
+def wrap_adk() -> None:
+    """Wrap the methods of Runner and of every class of models, for what ``IN_USE`` has from now on."""
+    # Imported here: what they need imports this module.
+    from runguard.adk.runner import WRAPPERS
 
-    def __init__(self) -> None:
-        self._originals: dict[type, Any] = {}
-        self._wrap: Callable[[Any], Any] = lambda original: original
-
-    def patch(self, wrap: Callable[[Any], Any]) -> None:
-        self._wrap = wrap
+    for name, wrap in WRAPPERS.items():
+        if hasattr(Runner, name):
+            WRAPPED.wrap(Runner, name, wrap)
+    if _ON_SUBCLASS not in BaseLlm.__dict__:
         kinds: list[type] = [BaseLlm]
         for kind in kinds:
             kinds.extend(kind.__subclasses__())
-            if kind is not BaseLlm:
-                self._patch_class(kind)
-        if _ON_SUBCLASS not in BaseLlm.__dict__:
-            setattr(BaseLlm, _ON_SUBCLASS, classmethod(lambda kind, **_: self._patch_new(kind)))
+            _wrap_models_of(kind)
+        setattr(BaseLlm, _ON_SUBCLASS, classmethod(lambda kind, **_: _wrap_models_of(kind)))  # of later classes
 
-    def _patch_new(self, kind: type) -> None:
-        try:
-            self._patch_class(kind)
-        except Exception:
-            _log.exception("runguard.guard_error: calls of the model class '%s' are not seen", kind.__name__)
 
-    def _patch_class(self, kind: type) -> None:
-        if kind in self._originals or kind.__module__ == _GUARDED_MODULE:
-            return
-        original = kind.__dict__.get(_METHOD)
-        self._originals[kind] = original
-        if callable(original):
-            setattr(kind, _METHOD, self._wrap(original))
+def _wrap_models_of(kind: type) -> None:
+    from runguard.adk.model_calls import wrap_model
 
-    def unpatch(self) -> None:
-        for kind, original in self._originals.items():
-            if original is not None and getattr(kind.__dict__.get(_METHOD), "__wrapped__", None) is original:
-                setattr(kind, _METHOD, original)
-        self._originals.clear()
+    try:
+        if kind is not BaseLlm and kind.__module__ != _GUARDED_MODULE and callable(kind.__dict__.get(_METHOD)):
+            WRAPPED.wrap(kind, _METHOD, wrap_model)
+    except Exception:
+        _log.exception("runguard.guard_error: calls of the model class '%s' are not seen", kind.__name__)
+
+
+def unwrap_adk_if_unused() -> None:
+    """Put the original methods back, unless something still needs the wrappers.
+
+    Where other code has patched on top of the wrappers, they stay and pass everything through.
+    """
+    if IN_USE.installed is None and not IN_USE.is_anything() and not WRAPPED.is_covered(Runner):
+        WRAPPED.put_back()
         if _ON_SUBCLASS in BaseLlm.__dict__:
             delattr(BaseLlm, _ON_SUBCLASS)
-
-
-_models: Final = ModelClasses()
 
 
 # ---- The events of a run
@@ -255,51 +208,38 @@ async def guarded_stream(
             # closing nested ParallelAgents may put a GeneratorExit in the Halt's place
             _, rest = group.split((Halt, GeneratorExit))
             stopped = False
-            try:
+            with shield(registry):
                 stopped = registry is not None and any(registry.stop_of(one) is not None for one in invocations)
-            except Exception as error:
-                report_fault(error, registry)
             if rest is not None or not (stopped or here.halted is not None or group.subgroup(Halt) is not None):
                 # an older ParallelAgent raises a guarded model's stop in a group
                 stops, others = group.split(RunStoppedError)
                 if stops is None or others is not None:
                     raise
                 raise _first(stops) from None
+        last: list[Event] = []
         if stop is None and registry is not None and not nested:
-            missing: list[Event] = []
-            try:
+            with shield(registry):
                 found = await _missing_stop(runner, registry, invocations or set(here.invocation_ids), user, session)
                 is_reported = is_reported or bool(found)
                 stop = next((one for one in map(stop_in, found) if one is not None), stop)
-                missing = [event for event in found if not (raises and is_raised(event))]
-            except Exception as error:
-                report_fault(error, registry)
-            for event in missing:
-                yield event
+                last = [event for event in found if not (raises and is_raised(event))]
         if here.halted is not None and not is_reported:
-            last: list[Event] = []
-            try:
+            with shield(registry):
                 found = await stored_stop(runner, *here.halted, user, session)
                 last = [event for event in found if not (raises and is_raised(event))]
-            except Exception as error:
-                report_fault(error, registry)
-            for event in last:
-                yield event
+        for event in last:
+            yield event
     finally:
         here.is_open = False
         HERE.set(HERE.get()._replace(stream=outer))
         for event in ended if not nested else ():  # a session in memory keeps these objects; no loop sees them any more
             event.actions.escalate = True
-        try:
+        with shield(registry):
             late = await _forget(here, registry, invocations)
             stop = stop or late
-        except Exception as error:
-            report_fault(error, registry)
     failure: RunStoppedError | None = None
-    try:
+    with shield(registry):
         failure = error_of(stop) if stop is not None and raises else None
-    except Exception as error:
-        report_fault(error, registry)
     if failure is not None:
         raise failure
 
@@ -392,6 +332,21 @@ def report_fault(error: Exception, registry: Invocations | None, here: RunnerStr
                 one.guard.stop_after("runner", error, invocation.run.info.run)
 
 
-def note_fault(error: Exception, here: RunnerStream | None) -> None:
-    """Report a failure of RunGuard in a condition at work. The run continues without the condition."""
+@contextmanager
+def shield(registry: Invocations | None, here: RunnerStream | None = None) -> Iterator[None]:
+    """Report a failure of RunGuard in this block, and go on behind it."""
+    try:
+        yield
+    except Exception as error:
+        report_fault(error, registry, here)
+
+
+def shield_here() -> AbstractContextManager[None]:
+    """Do what ``shield`` does, for the Runner at work."""
+    here = HERE.get().stream
+    return shield(here.registry if here is not None else None, here)
+
+
+def report_fault_in(here: RunnerStream | None, error: Exception) -> None:
+    """Report a failure of RunGuard to the guard of a Runner at work."""
     report_fault(error, here.registry if here is not None else None, here)

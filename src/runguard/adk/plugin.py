@@ -152,7 +152,8 @@ class RunGuardPlugin(Controls, BasePlugin):
         # The newest policy first, then those that still have runs: these finish under the policy that they began with.
         # Replaced as a whole, so that other threads see all of it.
         self.generations: tuple[Generation, ...] = (Generation(guard, self.policy_error),)
-        patching.watch(self)
+        patching.IN_USE.plugins.add(self)
+        patching.wrap_adk()
         self._start()
 
     def replace_policy(self, **policy: Unpack[PolicySettings]) -> None:

@@ -20,12 +20,11 @@ from weakref import WeakSet
 from google.adk.events import Event
 from google.adk.runners import Runner
 
-from runguard.adk import patching
-from runguard.adk.patching import IN_USE, SyncRun, guarded_stream, report_fault
+from runguard.adk.patching import IN_USE, SyncRun, guarded_stream, report_fault, shield, unwrap_adk_if_unused
 from runguard.adk.plugin import RunGuardPlugin
 from runguard.adk.runs import HERE, Invocations, adopt
 from runguard.adk.stops import LiveTurn, Stop, error_of, is_raised, stop_in
-from runguard.adk.termination import LOOP_TERMINATION, until_terminated
+from runguard.adk.termination import add_keywords, remove_keywords, until_terminated
 from runguard.core.errors import InstallError, PolicyError, RunStoppedError
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
@@ -82,16 +81,16 @@ def _set_installed(plugin: RunGuardPlugin | None) -> None:
     """Make ``plugin`` the guard of every Runner. None takes the installed guard out of the Runners that got it."""
     before, IN_USE.installed = IN_USE.installed, plugin
     if plugin is not None:
-        LOOP_TERMINATION.put_on()
+        add_keywords()
         return
-    LOOP_TERMINATION.take_off()
+    remove_keywords()
     if before is not None:
         for runner in list(IN_USE.injected):
             if before in runner.plugin_manager.plugins:
                 runner.plugin_manager.plugins.remove(before)
         IN_USE.injected.clear()
         IN_USE.plugins.discard(before)
-        patching.unpatch_if_unused()
+        unwrap_adk_if_unused()
 
 
 def _is_same_file(one: str, other: str) -> bool:
@@ -273,10 +272,8 @@ def _wrap_run(original: Any) -> Any:
         finally:
             IN_USE.in_sync_run.pop(message, None)
         failure: RunStoppedError | None = None
-        try:
+        with shield(stop[1] if stop is not None else None):
             failure = error_of(stop) if stop is not None and not is_nested else None
-        except Exception as error:
-            report_fault(error, stop[1] if stop is not None else None)
         if failure is not None:
             raise failure
 

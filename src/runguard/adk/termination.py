@@ -1,7 +1,7 @@
 """Termination conditions on ADK: for a run of a Runner, or for one agent inside of it.
 
 Users register ``TerminationPlugin`` or call ``terminate``. The wrappers in ``runner`` call ``until_terminated`` around
-a run and ``LOOP_TERMINATION`` under ``install()``. ``model_calls`` calls ``asked_first`` before a model call.
+a run and ``add_keywords`` under ``install()``. ``model_calls`` calls ``asked_first`` before a model call.
 """
 
 import asyncio
@@ -22,8 +22,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.genai import types
 
-from runguard.adk import patching
-from runguard.adk.patching import IN_USE, note_fault
+from runguard.adk.patching import IN_USE, WrappedMethods, report_fault_in, shield_here, wrap_adk
 from runguard.adk.runs import DELIVERY_S, HERE, project
 from runguard.adk.stops import answer_to, answers_to_open_calls, read_session, store
 from runguard.calls.ending import ActiveCondition
@@ -56,7 +55,8 @@ class TerminationPlugin(BasePlugin):
     def __init__(self, condition: TerminationCondition, *, name: str = "runguard_termination") -> None:
         super().__init__(name=name)
         self.condition = checked(condition)
-        patching.watch(self)  # the wrapped Runner sees every event and can end any topology
+        IN_USE.plugins.add(self)
+        wrap_adk()  # the wrapped Runner sees every event and can end any topology
 
 
 def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop") -> Any:
@@ -76,7 +76,9 @@ def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop
         agent.__dict__[_OWN] = condition, scope
     if isinstance(agent, BaseAgent):
         agent.__dict__[_RUN] = _run_until(type(agent)._run_async_impl, condition, scope)
-    patching.watch_conditions(end_runs=scope == "run")
+    IN_USE.has_agent_conditions = True
+    IN_USE.has_run_conditions = IN_USE.has_run_conditions or scope == "run"
+    wrap_adk()
     return agent
 
 
@@ -100,15 +102,13 @@ def _run_until(original: Any, condition: TerminationCondition, scope: str) -> An
         try:
             watched, name = Watched(condition), getattr(ctx.agent, "name", "")
         except Exception as error:
-            note_fault(error, HERE.get().stream)
+            report_fault_in(HERE.get().stream, error)
             return events
 
         async def finish(*_: Any) -> list[Event]:
             ends_run = False
-            try:
+            with shield_here():
                 ends_run = scope == "run" and watched.end_run()
-            except Exception as error:
-                note_fault(error, HERE.get().stream)
             return watched.last_events(name, ctx.invocation_id, ctx.branch, escalate=scope == "run" and not ends_run)
 
         return until(events, watched, finish)
@@ -246,19 +246,16 @@ class Watched(ActiveCondition):
         ]:
             self._paid.remove(paid)
             self._counted.append(paid)
-            self._count(paid.bill.usage, paid.model)
+            self.count(paid.bill.usage, paid.model)
 
     def answered(self, paid: PaidAnswer, stream: Any) -> None:
         if stream is self.stream:
             self._paid.append(paid)
         else:  # of a Runner inside of a tool, whose events it does not see
-            self._count(paid.bill.usage, paid.model)
+            self.count(paid.bill.usage, paid.model)
 
-    def cut_off(self, usage: Usage | None, model: str) -> None:
-        """Count what a call reported that ended without an answer."""
-        self._count(usage, model)
-
-    def _count(self, usage: Usage | None, model: str) -> None:
+    def count(self, usage: Usage | None, model: str) -> None:
+        """Count what a call has reported. Nothing after the condition has fired."""
         if self.reason is None and usage is not None:
             self.condition.count(usage.input, usage.output, model=model, usage=usage)
 
@@ -328,7 +325,7 @@ class Watched(ActiveCondition):
             else:
                 self._arm(_SOONEST_S)
         except Exception as error:
-            note_fault(error, self.stream)
+            report_fault_in(self.stream, error)
             if self._loop is not None:
                 self._alarm = self._loop.call_later(DELIVERY_S, self._look)
 
@@ -385,12 +382,10 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
             here = HERE.get()
             token = HERE.set(here._replace(conditions=(*here.conditions, watched)))
             try:
-                try:
+                with shield_here():
                     watched.listen()
                     await watched.see([])  # a signal may have been set before
                     is_over = watched.is_over
-                except Exception as error:
-                    note_fault(error, HERE.get().stream)
                 if not is_over:
                     event = await anext(events)
                     if watched.wait is not None:  # other code may have swallowed the cancellation
@@ -404,38 +399,28 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
                 now = HERE.get()
                 HERE.reset(token)
                 HERE.set(now._replace(conditions=HERE.get().conditions))
-                try:
+                with shield_here():
                     watched.stop_listening()
-                except Exception as error:
-                    note_fault(error, HERE.get().stream)
             if event is None:
                 break
-            try:
+            with shield_here():
                 invocation = event.invocation_id
                 reason = termination_reason(event)
                 await watched.see([event])  # before other tasks make their next call
-            except Exception as error:
-                note_fault(error, HERE.get().stream)
             yield event
-            try:
+            with shield_here():
                 is_over = watched.is_over
-            except Exception as error:
-                note_fault(error, HERE.get().stream)
     finally:
-        try:
+        with shield_here():
             watched.leave()
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
         try:
             await events.aclose()
         except BaseExceptionGroup as group:  # how an older ParallelAgent says that it was closed
             if group.split(GeneratorExit)[1] is not None:
                 raise
     endings: list[Event] = []
-    try:
+    with shield_here():
         endings = await finish(invocation, reason) if watched.reason is not None else []
-    except Exception as error:
-        note_fault(error, HERE.get().stream)
     for ending in endings:
         yield ending
 
@@ -463,32 +448,24 @@ def until_terminated(
 
 def _finish(runner: Runner, watched: Watched, user: str, session: str, ends_run: bool) -> Finish:
     async def finish(invocation_id: str, last_reason: str | None) -> list[Event]:
-        try:
-            if ends_run:
+        if ends_run:
+            with shield_here():
                 watched.end_run()
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
-        stored = None
-        try:
+        stored, answers = None, None
+        with shield_here():
             stored = await read_session(runner, user, session)
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
         if not invocation_id and stored is not None and stored.events:
             # it ended before its first event: use that of the user's message
             invocation_id = stored.events[-1].invocation_id
-        answers: list[Event] | None = None
-        try:
-            answers = answers_to_open_calls(stored, invocation_id, TERMINATED) if stored is not None else None
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
+        if stored is not None:
+            with shield_here():
+                answers = answers_to_open_calls(stored, invocation_id, TERMINATED)
         author = getattr(runner.agent, "name", "") or "runguard"
         events = watched.last_events(author, invocation_id, None, answers, escalate=True)
         if last_reason == watched.reason and len(events) == 1:
             return []  # the agent that ended the run has reported it
-        try:
+        with shield_here():
             await store(runner, stored, events)
-        except Exception as error:
-            note_fault(error, HERE.get().stream)
         return events
 
     return finish
@@ -507,27 +484,21 @@ async def asked_first(
     task, stream, is_ended = asyncio.current_task(), HERE.get().stream, False
     around: list[Watched] = []
     for one in watched:
-        try:
+        with shield_here():
             if not one.is_left:
                 around.append(one)
                 one.asks(task)
                 await one.see([])
                 is_ended = is_ended or one.reason is not None
-        except Exception as error:
-            note_fault(error, stream)
     if is_ended:
-        try:
+        with shield_here():
             call_off()
-        except Exception as error:
-            note_fault(error, stream)
         await call.aclose()
         await asyncio.sleep(0)  # code that asks in a loop must not block the event loop
-        try:
+        with shield_here():
             for one in around:
                 if one.is_over and one.wait is not None:  # a loop that never yields would ask for ever
                     one.wait()
-        except Exception as error:
-            note_fault(error, stream)
         yield LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
         return
     usage: CallUsage | None = None
@@ -537,7 +508,7 @@ async def asked_first(
     try:
         async with aclosing(call) as answers:
             async for response in answers:
-                try:
+                with shield_here():
                     usage = usage or CallUsage()
                     usage.add(response)
                     model = response.model_version or model
@@ -550,19 +521,15 @@ async def asked_first(
                             one.answered(
                                 PaidAnswer(task, response.usage_metadata, bill, model, time.monotonic()), stream
                             )
-                except Exception as error:
-                    note_fault(error, stream)
                 yield response
     finally:
         if not is_answered:
             for one in around:
                 one.in_flight -= 1
-            try:
+            with shield_here():
                 taken = usage.bill(0).usage if usage is not None and usage.reported is not None else None
                 for one in around:
-                    one.cut_off(taken, model)
-            except Exception as error:
-                note_fault(error, stream)
+                    one.count(taken, model)
 
 
 def _billed(usage: CallUsage, request: LlmRequest) -> CallBill:
@@ -650,25 +617,6 @@ def _wrap_event(original: Any) -> Any:
     return post_init
 
 
-class ReasonOfActions:
-    """``EventActions.termination_reason`` as a keyword and an attribute, for as long as a guard is installed."""
-
-    def put_on(self) -> None:
-        if REASON in EventActions.model_fields or REASON in EventActions.__dict__:
-            return  # this ADK has it, or it is on
-        setattr(EventActions, REASON, _REASON_PROPERTY)
-        setattr(EventActions, "__init__", _wrap_actions(EventActions.__init__))  # noqa: B010
-        setattr(Event, _POST_INIT, _wrap_event(Event.model_post_init))
-
-    def take_off(self) -> None:
-        if EventActions.__dict__.get(REASON) is not _REASON_PROPERTY:
-            return
-        delattr(EventActions, REASON)
-        for kind, name in ((EventActions, "__init__"), (Event, _POST_INIT)):
-            if (original := getattr(kind.__dict__.get(name), "__wrapped__", None)) is not None:
-                setattr(kind, name, original)
-
-
 # ---- Under install(): a keyword of ADK's LoopAgent
 
 
@@ -688,25 +636,28 @@ _PROPERTY: Final = property(
 )
 
 
-class LoopTermination:
-    """``LoopAgent.termination_condition`` as a keyword and an attribute, for as long as a guard is installed."""
+_REASONS: Final = WrappedMethods()
 
-    def __init__(self) -> None:
-        self._reasons = ReasonOfActions()
 
-    def put_on(self) -> None:
-        self._reasons.put_on()
-        if KEYWORD in LoopAgent.model_fields:
-            return  # this ADK has it
+def add_keywords() -> None:
+    """Add ``EventActions.termination_reason`` and ``LoopAgent.termination_condition``, while a guard is installed.
+
+    An ADK that has one of them keeps its own.
+    """
+    if REASON not in EventActions.model_fields and REASON not in EventActions.__dict__:
+        setattr(EventActions, REASON, _REASON_PROPERTY)
+        _REASONS.wrap(EventActions, "__init__", _wrap_actions)
+        _REASONS.wrap(Event, _POST_INIT, _wrap_event)
+    if KEYWORD not in LoopAgent.model_fields:
         LOOP_KEYWORD.put_on()
         LOOP_KEYWORD.accept = terminate
         setattr(LoopAgent, KEYWORD, _PROPERTY)
 
-    def take_off(self) -> None:
-        self._reasons.take_off()
-        LOOP_KEYWORD.take_off()
-        if LoopAgent.__dict__.get(KEYWORD) is _PROPERTY:
-            delattr(LoopAgent, KEYWORD)
 
-
-LOOP_TERMINATION: Final = LoopTermination()
+def remove_keywords() -> None:
+    """Undo what ``add_keywords`` does."""
+    LOOP_KEYWORD.take_off()
+    _REASONS.put_back()
+    for kind, name, added in ((EventActions, REASON, _REASON_PROPERTY), (LoopAgent, KEYWORD, _PROPERTY)):
+        if kind.__dict__.get(name) is added:
+            delattr(kind, name)

@@ -16,6 +16,6 @@ def nothing_installed() -> Iterator[None]:
     patching.IN_USE.per_agent.clear()
     patching.IN_USE.of_models.clear()
     patching.IN_USE.has_agent_conditions = False
-    patching.unpatch_if_unused()
+    patching.unwrap_adk_if_unused()
     yield
     runguard.uninstall()

@@ -97,7 +97,7 @@ async def test_uninstall_passes_through_where_others_patched_on_top(monkeypatch:
     assert recording.texts == ["free"]
     assert seen
     monkeypatch.undo()
-    patching.unpatch_if_unused()
+    patching.unwrap_adk_if_unused()
 
 
 async def test_a_child_without_plugins_is_guarded_too() -> None:
