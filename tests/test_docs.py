@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from runguard.policy import Policy
+from tests.kit.examples import each_row
 from tests.kit.snippets import Snippets
-from tests.kit.tables import each_row
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

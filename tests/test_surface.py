@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import runguard
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 SOURCE = Path(runguard.__file__).parent
 

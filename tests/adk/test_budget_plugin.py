@@ -29,7 +29,7 @@ from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play
 from tests.kit.agents import stepping as worker
 from tests.kit.budget_plugins import CALL, of, stops_at
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 from tests.kit.topologies import (
     Team,
     single,

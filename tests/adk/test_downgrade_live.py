@@ -13,8 +13,8 @@ from runguard import Budget, PolicyError, Threshold
 from runguard.adk import GuardedLlm, RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, call, text
 from tests.kit.adk_runs import Observed, observe, play
+from tests.kit.examples import each_row
 from tests.kit.rule_agents import Tool, agent
-from tests.kit.tables import each_row
 
 # With 1,000 prompt and 250 output tokens a call of the large model costs $0.02, one of the small model $0.002.
 PRICES = {"big-1": {"input": 10, "output": 40, "cached": 1}, "small-1": {"input": 1, "output": 4}}

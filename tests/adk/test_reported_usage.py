@@ -10,7 +10,7 @@ from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import runguard
@@ -22,6 +22,7 @@ from runguard.replay.steps import RecordedRun
 from runguard.testing import ScriptedModel, assert_stopped, call, text
 from tests.kit.adk_runs import play
 from tests.kit.agents import scripted
+from tests.kit.examples import examples
 from tests.kit.money import SSE
 from tests.kit.tools import step
 
@@ -292,7 +293,7 @@ def reports(draw: Any) -> Any:
     return usage(prompt, output, total, thoughts=thoughts, tool=tool, cached=cached, prompt_tokens_details=audio)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(calls=st.lists(st.lists(reports(), min_size=1, max_size=3), min_size=1, max_size=3))
 def test_live_and_replay_bill_the_same_events_equally(calls: list[list[Any]]) -> None:
     async def both() -> None:

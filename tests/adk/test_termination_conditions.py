@@ -27,7 +27,7 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from runguard.testing import ScriptedModel, call, run, text
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 PRICES = {"toy": {"input": 1, "output": 2}, "scripted-1": {"input": 1, "output": 2}}
 

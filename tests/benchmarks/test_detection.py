@@ -12,7 +12,7 @@ import pytest
 
 from detection import main, recorded, settings
 from detection_curve import draw
-from detection_figures import OWN, Judged, lines, wilson
+from detection_figures import OWN, Judged, lines
 from detection_report import NOT_READ
 from made_up import HEALTHY, LOOPS
 from replays import Verdict
@@ -111,12 +111,6 @@ def test_a_folder_without_runs_is_told_in_one_line(tmp_path: Path, detection: To
         detection(str(tmp_path))
 
 
-def test_wilson_stays_within_bounds_where_nothing_was_hit() -> None:
-    assert list(wilson(0, 1114)) == pytest.approx([0.0, 0.00344], abs=0.0001)
-    assert list(wilson(5, 10)) == pytest.approx([0.2366, 0.7634], abs=0.001)
-    assert wilson(0, 0) == (0.0, 1.0)
-
-
 def judged(number: int, own: int | None, rival: int | None) -> Judged:
     verdicts = {OWN: Verdict(hard=own, stop=own), "rival": Verdict(hard=rival, stop=rival)}
     return Judged(str(number), "made up", False, False, [100] * 10, verdicts)
@@ -130,8 +124,3 @@ def test_shares_are_of_all_failed_tokens_and_differences_are_paired() -> None:
     # in every sample RunGuard saves at least as much, however wide both intervals are
     assert rival.own_minus_this[0] >= 0
     assert own.own_minus_this == (0, 0)
-
-
-def test_the_same_figures_every_time() -> None:
-    runs = [judged(n, n % 9 or None, None) for n in range(30)]
-    assert lines(runs, draws=50) == lines(runs, draws=50)

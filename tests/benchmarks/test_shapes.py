@@ -9,7 +9,7 @@ from replays import Verdict, by_runguard
 from runguard.policy import Policy
 from runguard.replay.player import Judge
 from shapes import Shape
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 PROMISED = {
     "polling with progress",

@@ -1,7 +1,6 @@
 """Limits on recordings whose answers are known."""
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
@@ -9,8 +8,8 @@ import pytest
 from runguard.calibrate import Limit, Proposal, calibrate
 from runguard.calibrate.proposal import rounded_up
 from runguard.policy import Policy
+from tests.kit.examples import each_row
 from tests.kit.recordings import sized, working, write
-from tests.kit.tables import each_row
 
 
 def limits(made: Proposal) -> dict[str, Limit]:
@@ -39,13 +38,6 @@ def test_a_limit_is_two_and_a_half_times_the_95th_percentile(tmp_path: Path) -> 
     assert (found["max_model_calls"].value, found["max_tool_calls"].value) == (3, 3)
     assert found["max_seconds"].value == 25  # each took ten seconds
     assert made.changes["max_tokens"] == 23_800
-
-
-def test_the_order_of_recordings_does_not_matter(tmp_path: Path) -> None:
-    runs = [*hundred()[:75], *(sized(f"away-{n}", prompt=90_000, success=False) for n in range(5))]
-    first = calibrate(write(tmp_path / "runs.jsonl", *runs)).to_dict()
-    Random(3).shuffle(runs)
-    assert calibrate(write(tmp_path / "runs.jsonl", *runs)).to_dict() == first
 
 
 def test_too_few_runs_are_refused_with_their_number(tmp_path: Path) -> None:

@@ -76,16 +76,6 @@ def test_neither_id_nor_label_is_needed(tmp_path: Path) -> None:
     assert proposal.changes == {"max_usd": 237.0}
 
 
-def test_success_is_another_word_for_ok(tmp_path: Path) -> None:
-    assert calibrate(log(tmp_path / "costs.jsonl", ok=None, success=True)).settings.basis.kind == "successful"
-
-
-def test_lines_with_steps_may_stand_beside(tmp_path: Path) -> None:
-    proposal = calibrate(log(tmp_path / "costs.jsonl", 80, *(sized(f"steps-{n}", prompt=1_000) for n in range(20))))
-    assert proposal.settings.basis.recordings == 100
-    assert {"max_usd", "max_tokens", "max_model_calls"} <= set(proposal.changes)
-
-
 def test_dollars_of_a_model_step_count(tmp_path: Path) -> None:
     runs = []
     for n in range(1, 101):

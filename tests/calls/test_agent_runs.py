@@ -23,7 +23,7 @@ from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.termination import MaxIterationsTermination
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 PRICES = {"m": {"input": 0.0, "output": 1.0}}  # dollars per million tokens
 ANN: dict[str, Any] = {"app": "shop", "user": "ann", "session": "chat-7"}

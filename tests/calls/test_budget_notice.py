@@ -14,7 +14,7 @@ from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.testing import ScriptedModel, call, run, text
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 PRICES = {"m": {"input": 0.0, "output": 1.0}}  # dollars per million tokens
 

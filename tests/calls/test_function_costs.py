@@ -26,9 +26,9 @@ from runguard import (
 from runguard.calls import function_calls as booking
 from runguard.calls.function_calls import Caller
 from runguard.calls.function_settings import Costs
-from tests.kit.functions import Model, caught, in_threads, in_time, refused, swallowing
-from tests.kit.tables import each_row
-from tests.kit.waiting import PATIENCE_S, until, until_async
+from tests.kit.examples import each_row
+from tests.kit.functions import Model, in_threads, in_time, refused, swallowing
+from tests.kit.waiting import until, until_async
 
 # ---- what cost= may be ----------------------------------------------------------------------------------------------
 
@@ -177,14 +177,6 @@ def test_two_loops_in_two_threads_share_one_cap(store: str) -> None:
         assert call.spend()["usd"] == 1
 
 
-def test_one_guard_on_one_loop_after_the_other() -> None:
-    model = Model()
-    call = guard_async(model.asynchronous, budget={"max_calls": 4})
-    results = [asyncio.run(asyncio.wait_for(caught(call), PATIENCE_S)) for _ in range(6)]
-    assert refused(results) == 2
-    assert model.calls == 4
-
-
 def test_two_callers_on_one_store_share_a_users_budget(store: str) -> None:
     model = Model(takes=0.002)
     one = guard(model, budget=Budget(usd=1, per="user"), store=store)
@@ -273,13 +265,3 @@ def test_a_long_run_does_not_grow() -> None:
     many(1_500)
     assert len(gc.get_objects()) - objects < 500
     assert call.spend()["calls"] == 3_000
-
-
-def test_runs_leave_nothing_behind() -> None:
-    call = guard(Model({"usd": 0.01}))
-    for _ in range(50):
-        with run(app="left behind", budget={"max_usd": 1}):
-            call()
-    assert not call.__runguard__.guard.runs
-    gc.collect()
-    assert sum(type(thing) is Caller and thing.name == "left behind" for thing in gc.get_objects()) <= 1

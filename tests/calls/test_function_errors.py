@@ -23,6 +23,7 @@ from runguard import (
     guard_async,
     run,
 )
+from tests.kit.examples import each_row
 from tests.kit.functions import (
     DIME,
     Model,
@@ -32,7 +33,6 @@ from tests.kit.functions import (
     refused,
     swallowing,
 )
-from tests.kit.tables import each_row
 
 # ---- errors are data ------------------------------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from runguard import (
     guard_async,
     run,
 )
+from tests.kit.examples import each_row
 from tests.kit.functions import Model, Status, in_threads, refused, swallowing
-from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 # ---- windows, the switch, deadlines ---------------------------------------------------------------------------------
@@ -55,15 +55,6 @@ def test_a_window_in_dollars_counts_over_all_runs() -> None:
     clock.now += 3_600
     with run():
         assert refused(swallowing(call, 3)) == 1
-
-
-async def test_a_window_begins_anew_also_after_many_were_refused_at_once() -> None:
-    clock, model = Clock(), Model(takes=0.01)
-    call = guard_async(model.asynchronous, budget={"per_hour": 0.2}, cost=0.1, clock=clock, max_wait_seconds=1)
-    await asyncio.gather(*(call() for _ in range(8)), return_exceptions=True)
-    assert model.calls == 2
-    clock.now += 3_600
-    assert await call() == {"usd": 0.1}
 
 
 def test_a_run_budget_is_not_lifted_by_the_hour() -> None:
@@ -162,17 +153,6 @@ def test_a_prelude_does_not_hide_a_circle() -> None:
     assert error.pattern == ("a", "b")
 
 
-@pytest.mark.parametrize("result", [lambda n: n, lambda n: f"page {n}", lambda n: {"rows": [n]}])
-def test_changing_results_are_progress(result: Callable[[int], Any]) -> None:
-    assert loops(({"sig": "next_page", "result": result(n)} for n in range(1_000)), repeats=3)[1] is None
-
-
-def test_equal_results_are_none() -> None:
-    made, error = loops(({"sig": "search", "result": {"rows": []}} for _ in range(99)), repeats=3)
-    assert made == 3
-    assert error is not None
-
-
 def test_steps_without_a_sign_are_left_out() -> None:
     assert loops(({"sig": None} for _ in range(99)), repeats=2)[1] is None
     made, error = loops(iter([{"sig": "a"}, {"sig": None}] * 30), repeats=3)
@@ -217,12 +197,6 @@ def test_signs_need_not_be_texts(sign: Any) -> None:
     assert made == 3
     assert error is not None
     assert pickle.loads(pickle.dumps(error)).pattern == error.pattern
-
-
-def test_without_loop_nothing_is_looked_for() -> None:
-    assert refused(swallowing(guard(Model({"sig": "same"})), 30)) == 0
-    assert refused(swallowing(guard(Model({"sig": "same"}), loop=False), 30)) == 0
-    assert refused(swallowing(guard(Model({"sig": "same"}), loop=True), 30)) == 27
 
 
 # ---- the context ----------------------------------------------------------------------------------------------------
@@ -311,13 +285,6 @@ def test_one_failure_is_enough_where_that_is_asked_for() -> None:
     model = Model(OSError())
     assert refused(swallowing(guard(model, breaker={"failures": 1}), 4)) == 3
     assert model.calls == 1
-
-
-def test_a_success_between_keeps_it_closed() -> None:
-    model = Model(*[OSError(), OSError(), {"usd": 0}] * 6)
-    call = guard(model, breaker={"failures": 3})
-    swallowing(call, 18)
-    assert model.calls == 18
 
 
 def test_one_probe_at_a_time() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runguard import LoopDetectedError, PolicyError, guard, guard_async
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 LIMITS = {"repeats": 3, "max_cycle_len": 4}  # of the seed document
 DENIED = {"error": "permission denied"}

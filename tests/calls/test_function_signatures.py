@@ -23,6 +23,7 @@ from runguard import (
     guard_async,
     run,
 )
+from tests.kit.examples import each_row
 from tests.kit.functions import (
     Model,
     _stopped,
@@ -30,19 +31,6 @@ from tests.kit.functions import (
     refused,
     swallowing,
 )
-from tests.kit.tables import each_row
-
-
-def test_the_bare_decorator() -> None:
-    @guard
-    def call_model(prompt: str, *, temperature: float = 0.5) -> str:
-        """Asks."""
-        return prompt
-
-    assert call_model("hi", temperature=1) == "hi"
-    assert (call_model.__name__, call_model.__doc__, call_model.__module__) == ("call_model", "Asks.", __name__)
-    assert str(inspect.signature(call_model)) == "(prompt: str, *, temperature: float = 0.5) -> str"
-    assert call_model.__wrapped__("x") == "x"
 
 
 def test_the_decorator_with_settings_makes_one_run_per_function() -> None:

@@ -17,9 +17,9 @@ from runguard import (
     guard,
     run,
 )
+from tests.kit.examples import each_row
 from tests.kit.functions import held
 from tests.kit.streams import PRICES, USAGE, AsyncProvider, chunk, pieces
-from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -402,15 +402,6 @@ def test_a_generator_can_be_sent_to_and_that_is_a_beginning() -> None:
     assert (call.spend()["calls"], held(call)) == (2, Decimal(0))
 
 
-def test_a_stream_can_be_delegated_to() -> None:
-    def outer() -> Iterator[Any]:
-        yield from call()
-
-    call = dollars(pieces)
-    assert len(list(outer())) == 3
-    assert call.spend()["usd"] == Decimal("0.5")
-
-
 def test_a_call_made_while_the_first_answer_is_still_read_does_not_hang() -> None:
     call = guard(lambda n: iter([f"piece {n}", {"usd": 0.1}]), budget={"max_usd": 1})
     results: list[Any] = []
@@ -453,19 +444,6 @@ def test_a_stream_may_be_read_in_another_thread_than_it_was_asked_for() -> None:
     thread.join()
     assert len(read) == 3
     assert (call.spend()["usd"], held(call)) == (Decimal("0.5"), Decimal(0))
-
-
-def test_streams_go_round_in_circles_too() -> None:
-    def searching() -> Iterator[Any]:
-        for function in ({"name": "search", "arguments": '{"q":'}, {"arguments": ' "x"}'}):
-            yield {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": function}]}}]}
-
-    call = guard(searching, loop={"repeats": 3})
-    for _ in range(3):
-        list(call())
-    with pytest.raises(LoopDetectedError) as found:
-        call()
-    assert found.value.pattern == ("search",)
 
 
 def test_a_sync_function_may_give_an_async_stream() -> None:

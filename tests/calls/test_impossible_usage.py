@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard import guard
@@ -12,7 +12,7 @@ from runguard.calls.run import AgentRun
 from runguard.engine.guard import Guard
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row, examples
 
 MODEL = "m"
 PROMPT = {"model": MODEL, "messages": [{"role": "user", "content": "How much is it? " * 20}]}
@@ -51,7 +51,7 @@ def are_counts(spent: dict[str, Any]) -> bool:
     return all(type(figure) is int and figure >= 0 for figure in figures) and spent["usd"] >= 0
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(reports(FIGURES) | USAGES)
 def test_a_guarded_function_books_counts(report: Any) -> None:
     spent = booked_by({"model": MODEL, "usage": report})
@@ -83,7 +83,7 @@ def settled(usage: Any, *, past_the_adapter: bool = False) -> dict[str, Any]:
     return guard.accounts.spend(None)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(USAGES, st.booleans())
 def test_an_adapter_books_counts(usage: Usage, past_the_adapter: bool) -> None:
     spent = settled(usage, past_the_adapter=past_the_adapter)

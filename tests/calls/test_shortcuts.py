@@ -15,7 +15,7 @@ from runguard.ledger.memory import MemoryLedger
 from runguard.providers.messages import _ANSWER_NAMES as _NAMES
 from runguard.providers.messages import _OWN, _read, read
 from runguard.providers.usage import read_usage
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 REQUEST = {"model": "gpt-4o", "messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 100}
 VALUES = st.sampled_from(["text", 3, None, [], [{"text": "a"}], {"cost": 0.5}, {"input_tokens": 3}])

@@ -16,7 +16,7 @@ from runguard.engine.tools import bound_of
 from runguard.policy.settings import ToolRule
 from runguard.providers.messages import read
 from runguard.replay.sources import nano_of
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 from tests.kit.waiting import PATIENCE_S
 
 BOOKED: list[Any] = [0, 0.1, "0.10", Decimal("2.5"), 999_999, 1_000_001, 2e6, 10**9, "1e9"]

@@ -11,12 +11,13 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import runguard
 from runguard import Budget, BudgetExceededError, guard, guard_async
 from runguard.calls.function_settings import ENOUGH_SEEN
+from tests.kit.examples import examples
 
 PATIENCE_S = 20
 NEARLY_NOTHING = 0.000001
@@ -127,7 +128,7 @@ async def test_a_call_far_dearer_than_all_before_is_let_out_alone_again() -> Non
 COST = st.integers(0, 100)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     costs=st.lists(COST, min_size=1, max_size=60),
     cap=st.integers(1, 2_000),
@@ -162,7 +163,7 @@ def test_random_costs_and_widths_pass_the_cap_by_no_more_than_what_was_not_known
     asyncio.run(play())
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     first=st.integers(0, 100),
     cost=st.integers(1, 100),

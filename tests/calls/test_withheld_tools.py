@@ -9,7 +9,6 @@ from runguard.calls.run import AgentRun
 from runguard.engine.guard import Guard
 from runguard.gateway.formats import ChatCompletions, Gemini, Messages, Responses, WireFormat
 from runguard.policy.settings import Policy
-from tests.kit.tables import each_row
 
 
 async def permission(*withheld: str) -> Permission:
@@ -81,9 +80,3 @@ async def test_each_wire_format_leaves_a_tool_out(wire: WireFormat, tools: Any, 
 async def test_each_wire_format_says_what_is_offered(wire: WireFormat, tools: Any, left: Any) -> None:
     names = wire.request({"tools": tools}, "").tools
     assert [name for name in names if name] == ["parse", "look"]
-
-
-@each_row("tools", [None, 7, "parse", [None, 7, "parse", {"function": None}, {"name": 7}]])
-@each_row("wire", [ChatCompletions(), Responses(), Messages(), Gemini()])
-def test_malformed_tools_have_no_names(wire: WireFormat, tools: Any) -> None:
-    assert not any(wire.request({"tools": tools}, "").tools)

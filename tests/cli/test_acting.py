@@ -19,8 +19,8 @@ from runguard.testing import assert_stopped, run
 from runguard.view.story import hint
 from tests.kit.agents import scripted
 from tests.kit.commands import guarded, looping, process, runguard, told
+from tests.kit.examples import each_row
 from tests.kit.stores import Place
-from tests.kit.tables import each_row
 from tests.kit.waiting import until_async
 
 

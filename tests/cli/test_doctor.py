@@ -239,12 +239,6 @@ def test_an_unknown_price_is_a_problem_where_dollars_are_limited() -> None:
     assert (line["state"], line["do"]) == ("problem", "runguard prices acme-1 shows what to add")
 
 
-def test_another_module_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("runguard.py").write_text("")
-    line = lines(code=1)["runguard"]
-    assert f"{tmp_path}/runguard.py has the name runguard, too" in line["found"]
-
-
 def test_another_distribution_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As pip leaves it: a dist-info folder on the path."""
     info = tmp_path / "site" / "runguard-9.9.dist-info"

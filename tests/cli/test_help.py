@@ -8,7 +8,7 @@ import click
 
 from runguard.cli.main import COMMANDS, LazyGroup, main
 from tests.kit.commands import runguard
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 ABOUT = {name: words for group in COMMANDS.values() for name, words in group.items()}
 HEAVY = ("pydantic", "rich", "google", "starlette", "uvicorn", "asyncio", "genai_prices")

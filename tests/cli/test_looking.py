@@ -2,15 +2,12 @@
 
 import asyncio
 import sqlite3
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.console import print_table, table
 from runguard.ledger.sqlite import SqliteStore
 from runguard.testing import run
 from tests.kit.commands import guarded, looping, runguard, told
@@ -231,13 +228,6 @@ def test_names_are_text(tmp_path: Any) -> None:
         assert not [line for line in ran.output.splitlines() if line.startswith("stopped: all")], "no line is forged"
     assert "\x9b" not in runguard("trips", "--store", store, "--json").output
     assert told("trips", "--store", store)["trips"][0]["user_id"] == evil
-
-
-def test_a_narrow_terminal_gets_a_line_for_each_cell() -> None:
-    shown, out = table("scope", "spent", ""), Console(width=30, file=StringIO())
-    shown.add_row("user:docs/alice", "$1.00", "")
-    print_table(out, shown)
-    assert out.file.getvalue() == "scope: user:docs/alice\n  spent: $1.00\n"  # type: ignore[attr-defined]
 
 
 async def test_a_running_run_is_seen_with_what_it_has_reserved(place: Place) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.commands import PROGRAM, runguard, told
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 STORE_COMMANDS = {
     "status": ["status"],

@@ -84,11 +84,3 @@ def test_calibrate_and_an_explanation_in_a_pipe_are_not_folded(recorded: Path) -
         r"^context .* no prompt came near the model's window, or the window is unknown *$", explained, re.MULTILINE
     )
     assert explained.startswith(f"{LONG}: ")
-
-
-@pytest.mark.parametrize("columns", [80, 50])
-def test_calibrate_prints_the_same_lines_on_a_narrow_terminal(recorded: Path, columns: int) -> None:
-    shown = "".join(plain(on_a_terminal("calibrate", recorded, COLUMNS=str(columns))))
-    lines = [line for line in runguard("calibrate", recorded).stdout.splitlines() if line]
-    assert len(lines) > 10
-    assert [line for line in lines if line not in shown] == []

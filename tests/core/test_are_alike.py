@@ -1,11 +1,12 @@
 """Two answers are compared by masking only what differs. The result is that of masking both texts whole."""
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runguard.core import identity as masking
 from runguard.core.identity import AnswerBook, are_alike, mask
+from tests.kit.examples import examples
 
 VOLATILE = [
     "2026-11-15T09:30:00Z",
@@ -119,7 +120,7 @@ def versions(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @given(versions())
-@settings(max_examples=1_500)
+@examples(1_500)
 @example(("took 5 s left", "took 7 s left"))
 @example(("job abc request id 17", "job abc request id 18"))
 @example(("a b 5 ms", "a b 5 msg"))
@@ -129,7 +130,7 @@ def test_the_result_is_that_of_masking_both_texts(pair: tuple[str, str]) -> None
 
 
 @given(texts, texts, texts, texts)
-@settings(max_examples=500)
+@examples(500)
 def test_the_result_is_that_of_masking_both_texts_around_a_change(
     before: str, one: str, other: str, after: str
 ) -> None:

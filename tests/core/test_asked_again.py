@@ -8,7 +8,7 @@ from runguard.core.outcomes import classify, was_done
 from runguard.core.rules.failures import RetryRequests, Stall
 from tests.core.test_every_rule import weigh
 from tests.kit.detectors import answer, failing, results, word
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 ASKING = [
     {"status": "retry later"},

@@ -10,7 +10,7 @@ from runguard.core.money import DEFAULT_THRESHOLDS, UNLIMITED, Budget, BudgetSta
 from runguard.errors import PolicyError
 from runguard.policy import Policy
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 # ---- what a budget may say ------------------------------------------------------------------------------------------
 
@@ -318,8 +318,3 @@ def test_budgets_from_a_file_are_those_from_code(here: Path) -> None:
     assert policy.max_usd == Decimal("0.30")
     assert policy.digest == Policy.build(budgets=[written], max_usd="0.30").digest
     assert policy.digest != Policy.build(budgets=[Budget(usd=6, per="user")]).digest
-
-
-def test_callables_and_callbacks_do_not_keep_a_policy_from_having_a_digest(here: Path) -> None:
-    policy = Policy.build(budgets=[Budget(usd=lambda _: 1, per="user", thresholds=[Threshold(0.5, callback=print)])])
-    assert len(policy.digest) == 12

@@ -5,7 +5,7 @@ import pytest
 from runguard.core.decision import Action, text_for_model
 from runguard.core.events import Answer, ModelResult, Outcome, ToolResults
 from runguard.core.rules.failures import TruncatedCalls, lacks_arguments
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 ADK = "Invoking `w()` failed as the following mandatory input parameters are not present:\npath"
 

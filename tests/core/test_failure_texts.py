@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from runguard.core import outcomes as failure_texts
 from runguard.core.events import FAILURES, LATE, Outcome
 from runguard.core.outcomes import LAST_LINES, LOOK_ALIKES, SAYINGS, bare, classify, last_line
+from tests.kit.examples import each_row
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
-from tests.kit.tables import each_row
 
 LOG = "\n".join(f"epoch {n}: all samples were read" for n in range(30))
 REMINDER = "<system-reminder>\nThe list of tasks is empty.\n</system-reminder>"
@@ -19,11 +18,6 @@ FAILURE = json.dumps({"success": False, "error": "closed"})
 @each_row("text", [example for saying in SAYINGS for example in saying.examples])
 def test_each_example_of_a_beginning_is_a_failure(text: str) -> None:
     assert classify(text)[0] in FAILURES
-
-
-@each_row("text", [example for saying in SAYINGS for example in saying.examples])
-def test_each_example_of_a_beginning_passes_the_quick_look_at_first_words(text: str) -> None:
-    assert failure_texts._may_be_bad(text)
 
 
 @each_row("line", [example for saying in LAST_LINES for example in saying.examples])
@@ -176,23 +170,6 @@ def test_a_text_that_only_looks_like_a_failure_is_none(text: str) -> None:
 )
 def test_nothing_is_found_in_many_words(text: Any) -> None:
     assert classify(text)[0] is Outcome.EMPTY
-
-
-@each_row(
-    "text",
-    [
-        "No issues found",
-        "No errors were found.",
-        {"hits": [], "message": "queued"},
-        {"status": "success", "message": "saved"},
-        {"name": "Ann", "message": "none"},
-        {"files": ["a"], "next": None},
-        {"took": 3, "count": 0},
-        "Found 0 errors",
-    ],
-)
-def test_a_good_result_is_not_empty(text: Any) -> None:
-    assert classify(text)[0] is Outcome.OK
 
 
 @each_row(

@@ -1,6 +1,5 @@
 """Equal calls have equal digests, in every process, whatever their size."""
 
-import json
 import os
 import subprocess
 import sys
@@ -18,8 +17,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runguard.core.identity import answer_text, call_fingerprint, size_of
+from tests.kit.examples import each_row
 from tests.kit.fingerprints import cyclic_list, keys, values
-from tests.kit.tables import each_row
 
 arguments = st.dictionaries(keys, values, max_size=5)
 
@@ -63,10 +62,6 @@ def test_an_argument_that_is_none_is_absent(args: dict[Any, Any]) -> None:
     assert call_fingerprint("t", with_nones(args)) == call_fingerprint("t", args)
 
 
-def test_none_in_a_list_is_a_value() -> None:
-    assert call_fingerprint("t", {"a": [1, None]}) != call_fingerprint("t", {"a": [1]})
-
-
 @given(
     words=st.lists(st.text("abc", min_size=1), min_size=1, max_size=5),
     gaps=st.lists(st.text(" \t\n", min_size=1, max_size=3), min_size=6, max_size=6),
@@ -74,10 +69,6 @@ def test_none_in_a_list_is_a_value() -> None:
 def test_white_space_does_not_matter(words: list[str], gaps: list[str]) -> None:
     padded = gaps[5] + "".join(word + gap for word, gap in zip(words, gaps, strict=False))
     assert call_fingerprint("t", {"q": padded}) == call_fingerprint("t", {"q": " ".join(words)})
-
-
-def test_words_that_run_together_are_other_words() -> None:
-    assert call_fingerprint("t", {"q": "new york"}) != call_fingerprint("t", {"q": "newyork"})
 
 
 @each_row(("a", "b"), [(1, "1"), (1, True), (0, False), (1, 1.5), ("", "0"), ([], {}), ([1], 1)])
@@ -129,11 +120,6 @@ def test_one_changed_field_is_seen_beside_a_foreign_value_too(
 ) -> None:
     one, other = ({"raw": b"\0", "x": around(value, path)} for value in pair)
     assert answer_text(one) != answer_text(other)
-
-
-@given(arguments)
-def test_the_text_of_a_small_answer_is_its_json(answer: dict[Any, Any]) -> None:
-    assert answer_text(answer) == json.dumps(answer, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 @given(one=values, other=values)
@@ -290,10 +276,6 @@ def test_size_counts_the_text_wherever_it_is(value: dict[Any, Any] | dict[str, A
 
 def test_size_stops_counting_when_it_has_enough() -> None:
     assert size_of(["x" * 1_000] * 1_000, 5_000) < 10_000
-
-
-def test_size_of_a_small_answer_is_small() -> None:
-    assert size_of({"status": "ok", "rows": [1, 2, 3]}, 10_000) < 100
 
 
 def test_size_of_a_circle_ends() -> None:

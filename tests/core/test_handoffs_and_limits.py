@@ -16,7 +16,7 @@ from runguard.core.rules.agents import Depth, ReEntry
 from runguard.core.rules.limits import Deadline
 from tests.kit.detectors import only, word, words
 from tests.kit.driver import Driver
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 def attempt(call: str = "c", *, tool: str = "t", batch: str = "", depth: int = 0, at: float = 0.0) -> ToolCall:
@@ -172,13 +172,6 @@ def test_max_tool_calls_allows_exactly_that_many(drive: type[Driver], limit: int
     assert d.rules_tripped == ["tool_calls"]
 
 
-def test_the_frameworks_own_limit_of_model_calls_holds_for_the_tree(drive: type[Driver]) -> None:
-    d = drive()
-    d.start("tree", model_call_limit=3)
-    lane = d.lane("child", run="tree", concurrent=False)
-    assert [d.model(run="tree", lane=where).action.word for where in ("", lane, lane, "")] == ["allow"] * 3 + ["stop"]
-
-
 def test_calls_of_one_tool_are_counted_over_all_lanes_and_the_surplus_is_refused_then_stopped(
     drive: type[Driver],
 ) -> None:
@@ -278,15 +271,3 @@ def test_growth_is_told_apart_by_agent_and_lane(drive: type[Driver]) -> None:
         for agent, prompt in sizes.items():
             assert d.model_result(prompt, agent=agent).action is Action.ALLOW
             assert d.model_result(3 * prompt, agent=agent, lane=lane).action is Action.ALLOW
-
-
-def test_growth_knows_nothing_of_calls_without_usage(drive: type[Driver]) -> None:
-    d = drive(**only("growth", stop=2), cost_baseline_events=1)
-    assert [d.model_result(prompt).action.word for prompt in (None, 100, None, 150, None)] == ["allow"] * 5
-
-
-def test_growth_is_shown_in_the_snapshot(drive: type[Driver]) -> None:
-    d = drive(cost_baseline_events=1)
-    d.model_result(100)
-    d.model_result(250)
-    assert d.guard.snapshot()["runs"][0]["growth"] == {"agent": 2.5}

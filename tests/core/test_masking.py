@@ -7,8 +7,8 @@ import pytest
 
 from runguard.core import identity as masking
 from runguard.core.identity import AnswerBook, mask
+from tests.kit.examples import each_row
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
-from tests.kit.tables import each_row
 
 # ---- masking --------------------------------------------------------------------------------------------------------
 
@@ -134,12 +134,6 @@ def test_the_same_answer_to_the_same_call_is_no_news() -> None:
     assert (new, new_again) == (True, False)
 
 
-def test_the_order_of_fields_in_an_answer_does_not_matter() -> None:
-    book = AnswerBook()
-    first, _ = book.name(CALL, {"a": 1, "b": [2]})
-    assert book.name(CALL, {"b": [2], "a": 1}) == (first, False)
-
-
 def test_an_answer_that_is_changed_in_place_has_changed() -> None:
     book, answer = AnswerBook(), {"lines": ["one"]}
     first, _ = book.name(CALL, answer)
@@ -161,13 +155,6 @@ def test_a_changed_answer_is_news() -> None:
     second, new = book.name(CALL, "progress 16")
     assert new
     assert second != first
-
-
-def test_an_answer_that_differs_in_volatile_parts_alone_keeps_its_name() -> None:
-    book = AnswerBook()
-    names = [book.name(CALL, f"RUNNING at 2026-11-15T09:{minute}:00Z") for minute in range(10, 20)]
-    assert len({name for name, _ in names}) == 1
-    assert [new for _, new in names] == [True] + [False] * 9
 
 
 def test_what_one_agent_knows_is_news_to_another() -> None:
@@ -240,21 +227,6 @@ def test_the_book_is_bounded() -> None:
         sizes.append(len(kept(book)))
     assert sizes[1] < 1.1 * sizes[0]
     assert sizes[1] < 20 * AnswerBook.CALLS
-
-
-def test_the_book_keeps_few_answers() -> None:
-    book = AnswerBook()
-    for n in range(200):
-        book.name(b"long %d" % n, "z" * 50_000 + str(n))
-    assert sum(len(item) for item in kept(book) if isinstance(item, str | bytes)) <= 300_000
-    for n in range(200):
-        book.name(b"%d" % n, f"short {n}")
-    answers = [
-        item
-        for item in kept(book)
-        if isinstance(item, str | bytes) and (b"short" in item if isinstance(item, bytes) else "short" in item)
-    ]
-    assert len(answers) <= 16
 
 
 @each_row("period", [1, 2, 5, 40, 200])

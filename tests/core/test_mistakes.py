@@ -1,13 +1,12 @@
 """A wrong argument of a class of settings is a PolicyError that names it."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from runguard.core.errors import Checked, CheckedABC, PolicyError, nearest
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 class Plain(metaclass=Checked):
@@ -28,11 +27,6 @@ class Open(metaclass=Checked):
 class Many(metaclass=CheckedABC):
     def __init__(self, *parts: int, scale: int) -> None:
         self.total = sum(parts) * scale
-
-
-def test_right_arguments_make_the_object() -> None:
-    assert (Plain(3).limit, Plain(limit=4, window="1h").window) == (3, "1h")
-    assert Many(1, 2, scale=3).total == 9
 
 
 @each_row(
@@ -56,10 +50,6 @@ def test_a_wrong_argument_is_named(make: Callable[..., Any], message: str) -> No
 def test_an_error_inside_the_class_stays_what_it_is() -> None:
     with pytest.raises(TypeError, match="unsupported operand"):
         Open(a="text")  # type: ignore[arg-type]
-
-
-def test_help_shows_the_settings() -> None:
-    assert list(inspect.signature(Plain).parameters) == ["limit", "window"]
 
 
 @each_row(

@@ -2,14 +2,14 @@
 
 import decimal
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runguard.core.money import (
@@ -18,7 +18,6 @@ from runguard.core.money import (
     Per,
     Scope,
     Window,
-    amount_text,
     to_count,
     to_nano,
     to_usd,
@@ -26,8 +25,8 @@ from runguard.core.money import (
 )
 from runguard.errors import PolicyError
 from tests.kit.budgets import ABSURD_USD, NO_USD, SOMEONE, window
+from tests.kit.examples import each_row, examples
 from tests.kit.optional import present
-from tests.kit.tables import each_row
 
 HOUR, DAY = 3_600, 86_400
 
@@ -97,12 +96,6 @@ def test_dollars_are_shown_in_full_and_never_in_powers_of_ten(nano: int, text: s
     assert "E" not in str(to_usd(nano)) or nano == 1  # str() of a Decimal below a millionth is its own affair
 
 
-def test_amounts_carry_their_unit() -> None:
-    assert amount_text(0, 10**9) == "$1.00"
-    assert amount_text(1, 12_345) == "12,345 tokens"
-    assert amount_text(2, 3) == "3 calls"
-
-
 @each_row("value", [*ABSURD_USD, *NO_USD])
 def test_an_amount_of_dollars_that_cannot_be_meant_is_refused_by_name(value: Any) -> None:
     with pytest.raises(PolicyError) as error:
@@ -158,7 +151,7 @@ times = st.integers(int(moment(2005, 1, 1)), int(moment(2037, 1, 1)))
 @given(text=st.sampled_from(WINDOWS), tz=st.sampled_from(ZONES), at=times)
 @example(text="1d", tz="America/St_Johns", at=1_257_043_500)
 @example(text="1d", tz="Pacific/Apia", at=1_325_239_200)
-@settings(max_examples=400)
+@examples(400)
 def test_a_period_contains_its_moment_and_ends_where_the_next_begins(text: str, tz: str, at: int) -> None:
     w = window(text, tz)
     name, ends = w.period(at)
@@ -173,7 +166,7 @@ def test_a_period_contains_its_moment_and_ends_where_the_next_begins(text: str, 
 
 
 @given(text=st.sampled_from(WINDOWS), tz=st.sampled_from(ZONES), moments=st.lists(times, min_size=2, max_size=30))
-@settings(max_examples=200)
+@examples(200)
 def test_periods_follow_each_other_in_time_and_two_moments_share_one_or_none(
     text: str, tz: str, moments: list[int]
 ) -> None:
@@ -267,7 +260,7 @@ PARTS: dict[str, Callable[[Scope], tuple[Any, ...]]] = {
     one=Scope("", "", app="a", user="x+y", model="z"),
     other=Scope("", "", app="a", user="x", model="y+z"),
 )
-@settings(max_examples=500)
+@examples(500)
 def test_two_scopes_have_one_key_only_if_they_are_one(kinds: list[str], one: Scope, other: Scope) -> None:
     per = Per.parse("+".join(kinds))
     same = all(PARTS[kind](one) == PARTS[kind](other) for kind in kinds)
@@ -353,8 +346,3 @@ def test_a_status_tells_what_is_left_and_how_much_is_used() -> None:
     assert (status.remaining, status.utilization) == (Decimal("0.1"), 0.6)
     over = BudgetStatus("user:a/u", "calls", 12, 1, 10, 2, None, None, True)
     assert (over.remaining, over.utilization) == (0, 1.2)
-
-
-def test_the_moment_helper_means_what_it_says() -> None:
-    assert moment(1970, 1, 2) == DAY
-    assert datetime.fromtimestamp(moment(2026, 1, 1), UTC).year == 2026

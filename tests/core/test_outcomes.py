@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from runguard.core.events import FAILURES, Outcome
 from runguard.core.outcomes import classify, ending_class, failure_class, was_done, without_items
+from tests.kit.examples import each_row
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds
-from tests.kit.tables import each_row
 
 FAILED: list[Any] = [
     {"status": "error"},

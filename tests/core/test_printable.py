@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runguard.core.decision import printable, printable_lines
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 class Pair(NamedTuple):

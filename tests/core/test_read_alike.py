@@ -2,7 +2,7 @@
 
 from runguard.core.identity import read_as
 from tests.kit.driver import Driver
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 SPELLINGS = ["refund policy", "Refund Policy", "REFUND POLICY", "refund\u200b policy", "\uff52efund policy"]
 

@@ -15,7 +15,7 @@ from runguard.core.events import (
 from runguard.core.rules.repetition import Cycle, NoNewAnswers, SameCall
 from tests.kit.detectors import answer, only, page, results, word, words
 from tests.kit.driver import Driver
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 # of repetition, as it is by default
 LADDER = ["allow", "allow", "allow", "nudge", "allow", "allow", "allow", "block", "stop"]
@@ -112,12 +112,6 @@ def test_the_same_call_and_answer_is_a_stall_whatever_it_says(drive: type[Driver
     for says in ("fine", "Error: boom", "not found", {"status": "RUNNING"}, None):
         d = drive()
         assert words(d.tool(says=says) for _ in range(9))[-1] == "stop", says
-
-
-def test_parallel_equal_calls_collapse_into_one_observation(drive: type[Driver]) -> None:
-    d = drive()
-    assert words([d.batch([("look", None, "same")] * 10)]) == ["allow"]
-    assert words([d.batch([("look", None, "same")] * 10)]) == ["allow"]
 
 
 def test_a_batch_is_one_observation(drive: type[Driver]) -> None:

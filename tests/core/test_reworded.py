@@ -66,10 +66,6 @@ def test_another_call_a_short_answer_and_a_batch_end_the_row() -> None:
     assert found(*both) == []
 
 
-def test_samples_that_one_response_asks_for_are_one_answer() -> None:
-    assert found(*(event(said(n), batch="b") for n in range(12))) == []
-
-
 def test_values_that_are_not_texts_do_not_count() -> None:
     assert found(*(event({"a": said(n), "b": 1}) for n in range(12))) == []
     assert found(*(event([said(n)]) for n in range(12))) == []

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.identity import HEAD, AnswerBook, copy_of, restored, size_of, snapshot
+from tests.kit.examples import each_row
 from tests.kit.fingerprints import keys, scalars
-from tests.kit.tables import each_row
 
 LOTS = 10**9
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=30)

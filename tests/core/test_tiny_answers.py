@@ -3,7 +3,7 @@
 from typing import Any
 
 from runguard.core.identity import AnswerBook
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 @each_row("value", [[], {}, "", 0, 1, True, None, 0.5, "a"])

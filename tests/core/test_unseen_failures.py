@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runguard.core.events import Outcome
 from runguard.core.outcomes import classify, named_items, was_done
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 ERROR = {"success": False, "error": "quota exceeded"}
 

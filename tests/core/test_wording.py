@@ -1,7 +1,7 @@
 """Counts in the text of a trip agree with their noun."""
 
 from runguard.core.decision import _counted
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 @each_row(

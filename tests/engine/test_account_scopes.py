@@ -6,22 +6,12 @@ from typing import Any
 
 import pytest
 
-from runguard.core.events import ROOT_LANE
 from runguard.core.money import Budget
 from runguard.engine import money as reserving
 from tests.kit.accounts import CALL, Shop, soon, user_budget
-from tests.kit.optional import present
 from tests.kit.waiting import turns
 
 # ---- windows --------------------------------------------------------------------------------------------------------
-
-
-async def test_a_new_period_begins_with_nothing_spent() -> None:
-    shop = Shop(user_budget(1, window="1h"))
-    await shop.buy()
-    shop.now += 3_600
-    await shop.buy()
-    assert shop.stand() == (CALL, 0)
 
 
 async def test_a_call_is_booked_in_the_period_in_which_it_was_let_through() -> None:
@@ -67,21 +57,6 @@ async def test_each_window_of_a_scope_has_an_account_of_its_own() -> None:
 # ---- whose account --------------------------------------------------------------------------------------------------
 
 
-async def test_a_pattern_beside_the_plain_scope_both_hold_and_count_once() -> None:
-    for budgets in (
-        [Budget(usd=CALL, per="agent:re*"), Budget(usd=CALL * 3, per="agent")],
-        [Budget(usd=CALL * 3, per="agent"), Budget(usd=CALL, per="agent:re*")],
-    ):
-        shop = Shop(*budgets)
-        await shop.buy(agent="research")
-        assert sorted((s.limit, s.spent) for s in shop.accounts.budgets("agent:app/research")) == [
-            (CALL, CALL),
-            (CALL * 3, CALL),
-        ]
-        assert (await shop.ask(agent="writer", output=3_000)).leave
-        assert present((await shop.ask(agent="research")).decision.trip).limit == CALL
-
-
 async def test_a_name_that_looks_like_a_pattern_is_on_no_other_account() -> None:
     shop = Shop(Budget(calls=1, per="user:u*"), Budget(calls=2, per="user"))
     shop.open("one", user="u")
@@ -99,16 +74,6 @@ async def test_users_and_sessions_of_two_apps_do_not_share() -> None:
     for run in ("one", "two", "three"):
         await shop.buy(run=run)
     assert len(shop.accounts.budgets()) == 6
-
-
-async def test_a_combination_counts_each_pair_by_itself() -> None:
-    shop = Shop(Budget(calls=1, per="run+agent"))
-    shop.open("other")
-    for run in ("run", "other"):
-        for agent in ("a", "b"):
-            shop.guard.open_lane(shop.guard.runs[run], agent, ROOT_LANE, concurrent=True)
-            await shop.buy(run=run, agent=agent, lane=agent)
-    assert present((await shop.ask(agent="a", lane="a")).decision.trip).scope_id == "run+agent:run+app/a"
 
 
 async def test_labels_share_a_budget_across_users() -> None:

@@ -70,13 +70,6 @@ async def test_one_jump_over_several_thresholds_fires_them_all() -> None:
     assert [bell.after(shop) for bell in bells] == [1, 1, 1, 1]
 
 
-async def test_two_thresholds_at_one_share_both_fire() -> None:
-    bells = [Bell(), Bell()]
-    shop = Shop(user_budget(10, thresholds=[Threshold(0.5, bells[0]), Threshold(0.5, bells[1])]))
-    await shop.buy(6_000)
-    assert [bell.after(shop) for bell in bells] == [1, 1]
-
-
 async def test_a_recurring_threshold_fires_at_every_settle_at_or_above_it() -> None:
     bell = Bell()
     shop = Shop(user_budget(10, thresholds=[Threshold(0.3, bell, recurring=True)]))
@@ -170,17 +163,6 @@ async def test_an_extension_arms_what_is_above_the_new_level_again() -> None:
     await shop.buy(7_000)  # 80 % of the new cap
     assert [bell.after(shop) for bell in bells] == [1, 2]
     assert bells[1].rung[1].limit == CALL * 20
-
-
-async def test_an_extension_looks_at_the_thresholds_own_budget() -> None:
-    bell = Bell()
-    shop = Shop(
-        Budget(calls=2, per="user", thresholds=[]), Budget(usd=CALL * 10, per="user", thresholds=[Threshold(0.5, bell)])
-    )
-    await shop.buy(6_000)
-    shop.accounts.extend("user:app/ann", usd=CALL * 10)  # 30 % of the dollars, though half of the calls
-    await shop.buy(6_000)
-    assert bell.after(shop) == 2
 
 
 async def test_an_extension_in_the_middle_of_a_settle_loses_no_threshold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from runguard.core.events import RunInfo
 from runguard.engine.runs import LastRuns
 from tests.kit.driver import Driver
 
@@ -64,14 +63,6 @@ def test_a_person_among_automatic_messages_starts_anew() -> None:
     assert "stop" not in words
 
 
-def test_sessions_are_counted_apart() -> None:
-    d = Driver()
-    for n in range(12):
-        d.start(f"run {n}", app="app", user="u", session=f"s{n}", message=PROCEED)
-        assert d.tool("parse", says="Error: no", run=f"run {n}").word == "allow"
-        d.guard.end(f"run {n}")
-
-
 def test_new_work_under_an_automatic_user_is_left_alone() -> None:
     d = Driver()
     for n in range(30):
@@ -87,10 +78,3 @@ def test_of_a_persons_run_only_the_words_of_the_message_are_kept() -> None:
         last.note(d.guard.runs["run"])
     assert len(last._last) == 64
     assert all(one.book is None and not one.detectors for one in last._last.values())
-
-
-def test_a_run_without_a_session_is_not_remembered() -> None:
-    last, d = LastRuns(), Driver()
-    d.guard.runs["run"].info = RunInfo("run", message=PROCEED)
-    last.note(d.guard.runs["run"])
-    assert len(last._last) == 0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from runguard.core.money import Threshold
 from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy
+from tests.kit.examples import each_row
 from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
-from tests.kit.tables import each_row
 
 
 class Handlers:
@@ -25,22 +25,6 @@ class Handlers:
 
 
 # ---- policies -------------------------------------------------------------------------------------------------------
-
-
-def test_a_policy_is_a_value() -> None:
-    policy = BudgetPolicy(100, [Threshold(0.5, handler)])  # type: ignore[arg-type]
-    assert policy == BudgetPolicy(100, (Threshold(0.5, handler),))
-    assert hash(policy) == hash(BudgetPolicy(100, (Threshold(0.5, handler),)))
-    assert BudgetPolicy() == BudgetPolicy(200_000, ())
-    with pytest.raises(AttributeError):
-        policy.max_tokens = 3  # type: ignore[misc]
-
-
-def test_adding_a_threshold_makes_a_copy() -> None:
-    policy = BudgetPolicy(100)
-    more = policy.with_threshold(0.9, handler).with_threshold(0.5, recurring=True, action="nudge")
-    assert policy.thresholds == ()
-    assert more.thresholds == (Threshold(0.9, handler), Threshold(0.5, None, True, "nudge"))
 
 
 def test_each_monitor_of_a_policy_counts_for_itself() -> None:

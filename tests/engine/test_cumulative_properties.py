@@ -155,20 +155,6 @@ def test_under_threads_nothing_is_lost_and_each_threshold_fires_once() -> None:
     assert sorted(fired) == list(range(1, 101))
 
 
-def test_streams_in_threads_stay_apart() -> None:
-    monitor = BudgetMonitor()
-
-    def stream(_: object) -> None:
-        for _ in range(100):
-            call = SimpleNamespace()
-            for output in (1, 2, 3):
-                monitor.record_response(response(7, output, partial=True), call)
-            monitor.record_response(response(7, 3), call)
-
-    at_once(stream, 8)
-    assert (monitor.current_tokens, monitor.turn_count) == (8_000, 800)
-
-
 def test_everything_at_once_ends_and_breaks_nothing() -> None:
     monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.adjust(0)).on_threshold(0.9, action="stop")
     moves: list[Callable[[], object]] = [

@@ -46,14 +46,6 @@ def refusal(run: Run, event: ModelCall) -> Denied:
     return Denied(stop=Stop("all", "ops", "", 0.0))
 
 
-async def test_a_call_that_passes_leaves_the_gate_with_its_charge() -> None:
-    guard, event = begun()
-    gate = OneGate(guard, lambda run, event: None)
-    assert not await guard.reserve(event)
-    assert gate.left == [event.charge]
-    assert event.charge is not None
-
-
 async def test_a_gate_refuses_a_call_and_holds_nothing() -> None:
     guard, event = begun()
     gate = OneGate(guard, refusal)
@@ -96,18 +88,6 @@ async def test_a_gate_that_fails_leaves_nothing_behind() -> None:
         await guard.reserve(event)
     run = guard.runs["run"]
     assert (gate.left, run.slots.busy(), run.waiting, run.spend.model_calls) == ([None], 0, 0, 0)
-
-
-async def test_a_gate_without_work_is_passed_and_does_not_keep_calls_from_being_reserved_at_once() -> None:
-    guard, event = begun()
-    gate = OneGate(guard, lambda run, event: pytest.fail("entered"))
-    gate.busy = False
-    assert guard.reserve_now(event)
-    guard.release(event.charge)
-    assert not await guard.reserve(event)
-    assert gate.left == []
-    gate.busy = True
-    assert not guard.reserve_now(event)
 
 
 async def test_in_shadow_mode_a_refusal_of_a_gate_is_only_told() -> None:

@@ -16,7 +16,7 @@ from runguard.core.money import (
     sum_of,
     trend_of,
 )
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 LINEAR = [1_000 + 100 * n for n in range(20)]
 SAWTOOTH = [1_000 + 500 * (n % 8) for n in range(24)]  # cut three times, at 4,500 tokens
@@ -86,12 +86,6 @@ def test_a_day_is_used_up_at_the_pace_since_midnight() -> None:
     found = budget_forecast(40, 100, 50, 0, 6 * HOUR, DAY)
     assert found is not None
     assert (found.used_up_at, found.share_at_end) == (15 * HOUR, 1.6)
-
-
-def test_a_budget_that_lasts_says_how_much_of_it_will_be_used() -> None:
-    found = budget_forecast(10, 100, 50, 0, 12 * HOUR, DAY)
-    assert found is not None
-    assert (found.used_up_at, found.share_at_end) == (None, 0.2)
 
 
 def test_a_burst_counts_less_the_longer_it_is_over() -> None:

@@ -12,12 +12,12 @@ from runguard.core import errors
 from runguard.core.decision import Action, Decision, Finding, Trip, text_for_model, text_for_operator, text_for_user
 from runguard.policy.settings import RULES
 from tests.kit.driver import Driver
+from tests.kit.examples import each_row
 from tests.kit.guards import (
     LADDER,
     allow_stays_allow,  # noqa: F401 - an autouse fixture
     loop,
 )
-from tests.kit.tables import each_row
 
 # ---- callbacks ------------------------------------------------------------------------------------------------------
 

@@ -35,38 +35,6 @@ def test_exceptions_from_several_runs_open_the_breaker_for_all(drive: type[Drive
     assert d.tool("other").ran
 
 
-def test_exceptions_of_one_run_leave_it_closed(drive: type[Driver]) -> None:
-    d = drive(rules={"stall": False, "tool_failures": False, "no_news": False})
-    for n in range(30):
-        d.tool("flaky", {"n": n}, says="boom", outcome=Outcome.ERROR)
-    d.start("r2")
-    assert d.tool("flaky", run="r2").ran
-
-
-def test_soft_failures_stay_in_their_run(drive: type[Driver]) -> None:
-    d = drive()
-    for n in range(30):
-        d.start(f"r{n}")
-        d.tool("flaky", {"n": n}, says={"status": "error"}, run=f"r{n}")
-    assert d.tool("flaky").ran
-
-
-def test_max_tool_failures_is_the_number_across_runs_too(drive: type[Driver]) -> None:
-    d = drive(max_tool_failures=2, half_open_reset_seconds=10)
-    raise_in(d, "r1")
-    assert present(d.guard.breakers.get("flaky")).state(d.now).value == "closed"
-    raise_in(d, "r2")
-    assert present(d.guard.breakers.get("flaky")).state(d.now).value == "open"
-
-
-def test_one_probe_closes_it_again(drive: type[Driver]) -> None:
-    d = drive(max_tool_failures=2, half_open_reset_seconds=10)
-    raise_in(d, "r1", "r2")
-    d.now += 10
-    assert d.tool("flaky", says="back").ran
-    assert present(d.guard.breakers.get("flaky")).state(d.now).value == "closed"
-
-
 def test_while_a_probe_is_out_the_others_are_refused(drive: type[Driver]) -> None:
     d = drive(max_tool_failures=2, half_open_reset_seconds=10)
     raise_in(d, "r1", "r2")
@@ -197,11 +165,6 @@ def test_a_failing_function_of_the_user_harms_nothing(drive: type[Driver]) -> No
 
     d = drive(tools={"pay": ToolRule(failed=broken)}, tool_result_normalizer={"pay": broken})
     assert [d.tool("pay").word for _ in LADDER] == LADDER
-
-
-def test_a_normalizer_says_what_of_an_answer_counts(drive: type[Driver]) -> None:
-    d = drive(tool_result_normalizer={"ask": lambda answer: answer["fact"]})
-    assert [d.tool("ask", says={"fact": "same", "noise": n}).word for n in range(9)][-1] == "stop"
 
 
 def test_volatile_fields_of_an_answer_never_count(drive: type[Driver]) -> None:

@@ -113,14 +113,6 @@ async def test_a_task_that_holds_a_slot_goes_on_with_it() -> None:
     assert len(slots) == 1
 
 
-async def test_giving_back_what_one_does_not_hold_is_nothing() -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
-    slots.take(holder)
-    slots.give_back(me())
-    assert len(slots) == 1
-    await end(holder)
-
-
 # ---- tasks that end without a word ----------------------------------------------------------------------------------
 
 
@@ -243,29 +235,6 @@ async def test_the_order_holds_however_long_they_wait(monkeypatch: pytest.Monkey
     await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
     assert order == list(range(4))
     await end(holder)
-
-
-async def test_a_newcomer_does_not_jump_the_queue() -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
-    order: list[int] = []
-    slots.take(holder)
-    tasks = [asyncio.create_task(served(slots, order, n)) for n in range(3)]
-    await turns(3)
-    newcomer = asyncio.create_task(served(slots, order, 99))
-    slots.give_back(holder)  # the newcomer's first step comes before anybody who waits can wake
-    await asyncio.wait_for(asyncio.gather(*tasks, newcomer), PATIENCE_S)
-    assert order == [0, 1, 2, 99]
-    await end(holder)
-
-
-async def test_waiting_long_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "_SWEEP_S", 0.001)
-    slots, holder = Slots(1), asyncio.create_task(forever())
-    slots.take(holder)
-    waiting = [asyncio.create_task(waits_for(slots)) for _ in range(3)]
-    await asyncio.sleep(0.1)
-    assert len(slots._waiting) <= 6
-    await end(*waiting, holder)
 
 
 # ---- several event loops --------------------------------------------------------------------------------------------

@@ -49,20 +49,6 @@ def test_another_agents_hand_offs_are_its_own(drive: type[Driver]) -> None:
     assert {d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes} == {"allow"}
 
 
-def test_calls_one_after_the_other_start_anew(drive: type[Driver]) -> None:
-    d = drive()
-    for n in range(10):
-        lane = d.lane(f"/helper@{n}", concurrent=False, delegate="helper")
-        assert d.hand_off("helper", "lead", lane=lane).action.word == "allow"
-        d.guard.close_lane(d.guard.runs["run"], lane)
-
-
-def test_calls_beside_each_other_are_apart(drive: type[Driver]) -> None:
-    d = drive()
-    lanes = [d.lane(f"/helper@{n}", delegate="helper") for n in range(20)]
-    assert {d.hand_off("helper", "expert", lane=lane).action.word for lane in lanes} == {"allow"}
-
-
 def test_what_the_agent_has_seen_is_known_inside_of_itself(drive: type[Driver]) -> None:
     d = drive(rules=OFF)
     outer, inner = calls_inside_each_other(d, ["helper", "helper"])
@@ -113,12 +99,6 @@ def test_a_circle_of_hand_offs_stops_the_branch_in_which_it_began(drive: type[Dr
     assert d.model(lane=lanes[2]).action.word == "stop"
     assert d.model(lane=beside).action.word == "allow"
     assert d.guard.runs["run"].stopped is None
-
-
-def test_a_rule_is_told_once_however_deep_it_is_met_again(drive: type[Driver]) -> None:
-    d = drive(rules={"handoff": {"nudge": 2, "stop": 20}}, max_nudges=10)
-    lanes = calls_inside_each_other(d, ["helper"] * 8)
-    assert [d.hand_off("helper", "lead", lane=lane).action.word for lane in lanes].count("nudge") == 1
 
 
 # ---- tasks ----------------------------------------------------------------------------------------------------------

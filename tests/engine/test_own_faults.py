@@ -6,7 +6,7 @@ from runguard.core.events import RunInfo
 from runguard.engine.guard import Guard
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy import Policy
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 def guard_of(**policy: Any) -> Guard:

@@ -11,7 +11,7 @@ from runguard.core.events import RunInfo
 from runguard.engine.guard import Guard
 from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 from .soak import LIMITS, Look, Part, file_size, many_sessions, one_long_run, work
 

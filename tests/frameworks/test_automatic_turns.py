@@ -43,10 +43,6 @@ async def test_please_proceed_starts_no_count_anew(harness: Harness) -> None:
     assert await stops(harness, lambda n: "Please proceed to the next step.") == {"stall"}
 
 
-async def test_the_same_holds_for_streams(harness: Harness) -> None:
-    assert await stops(harness, lambda n: f"Continue with step {n}.", stream=True) == {"stall"}
-
-
 async def test_the_messages_of_a_person_do(harness: Harness) -> None:
     assert await stops(harness, lambda n: "any news?") == set()
 

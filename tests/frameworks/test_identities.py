@@ -99,22 +99,6 @@ async def test_in_shadow_mode_it_is_a_warning(run: Any, caplog: pytest.LogCaptur
     assert [line for line in caplog.messages if line.startswith("runguard.unnamed:")]
 
 
-@pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"budgets": [Budget(calls=5, per="user")], "user": "ann"},
-        {"budgets": [Budget(calls=5, per="app")]},
-        {"budgets": [Budget(calls=5, per="run")]},
-        {"budgets": [Budget(calls=5, per="user")], "mode": "off"},
-    ],
-)
-async def test_other_budgets_need_no_user(run: Any, given: dict[str, Any]) -> None:
-    made = [0]
-    await run(made, **given)
-    assert made == [1]
-
-
 async def test_a_thread_is_a_session() -> None:
     made = [0]
     config = {"configurable": {"thread_id": "t1"}}

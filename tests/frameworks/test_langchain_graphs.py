@@ -98,20 +98,3 @@ async def test_on_stop_raise_of_the_middleware_raises_the_typed_error() -> None:
     agent = create_agent(ScriptedChat(_stubborn, [0]), [parse], middleware=[guard])
     with pytest.raises(RunStoppedError):
         await agent.ainvoke({"messages": [HumanMessage("go")]}, {"recursion_limit": 500})
-
-
-def test_the_synchronous_way_stops_like_the_asynchronous_one() -> None:
-    counter = [0]
-    guard = RunGuardMiddleware()
-    agent = create_agent(ScriptedChat(_stubborn, counter), [parse], middleware=[guard])
-    result = agent.invoke({"messages": [HumanMessage("go")]}, {"recursion_limit": 500})
-    assert (counter[0], [trip.rule for trip in guard.trips]) == (9, ["repetition"])
-    assert result["messages"][-1].content == guard.guard.stop_text(guard.trips[0])
-
-
-async def test_off_leaves_the_agent_alone() -> None:
-    counter = [0]
-    guard = RunGuardMiddleware(mode="off")
-    agent = create_agent(ScriptedChat(_stubborn, counter), [parse], middleware=[guard])
-    result = await agent.ainvoke({"messages": [HumanMessage("go")]}, {"recursion_limit": 500})
-    assert (counter[0], result["messages"][-1].content) == (61, "gave up")

@@ -22,7 +22,7 @@ from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.langchain.messages import usage_of
 from runguard.testing.conformance import MODEL, Reply
 from tests.frameworks.langchain_harness import ScriptedChat
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 class _Whole(BaseChatModel):
@@ -82,12 +82,6 @@ async def test_it_streams_as_its_model_does(model: Any, with_tools: bool, texts:
         assert _texts([piece async for piece, _ in agent.astream(asked, stream_mode="messages")]) == texts
     assert guard.spend()["calls"] == 4
     assert not guard.guard.runs
-
-
-def test_it_shows_the_profile_of_its_model() -> None:
-    profile: Any = {"max_input_tokens": 4_096, "structured_output": True}
-    assert GuardedChatModel(_Whole(profile=profile)).profile == profile
-    assert GuardedChatModel(_Whole()).profile == _Whole().profile
 
 
 class _Table(BaseModel):

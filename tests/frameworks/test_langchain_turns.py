@@ -306,29 +306,6 @@ async def test_a_tool_that_waits_is_not_charged(is_async: bool) -> None:
 # ---- One turn of a graph of one's own.
 
 
-def _looping(model: Any, most: int = 42) -> Any:
-    """A graph that goes on whatever the model answers, without a human message."""
-
-    class State(TypedDict):
-        said: Annotated[list[str], operator.add]
-
-    graph = StateGraph(State)
-    graph.add_node("think", lambda state: {"said": [str(model.invoke(f"think {len(state['said'])}").content)]})
-    graph.add_edge(START, "think")
-    graph.add_conditional_edges("think", lambda state: "think" if len(state["said"]) < most else END)
-    return graph.compile()
-
-
-def test_calls_without_tools_and_without_a_human_message_are_one_run() -> None:
-    chat, made = talking()
-    guard = GuardedChatModel(chat, max_model_calls=5)
-    result = _looping(guard).invoke({"said": []}, {"recursion_limit": 500})
-    assert made == [5]
-    assert len(result["said"]) == 42
-    assert [trip.rule for trip in guard.trips] == ["model_calls"]
-    assert not guard.guard.runs
-
-
 def _fanned_out(model: Any) -> Any:
     class State(TypedDict):
         items: list[int]
@@ -345,16 +322,6 @@ def _fanned_out(model: Any) -> Any:
     graph.add_conditional_edges(START, lambda state: [Send("branch", {"item": n}) for n in state["items"]])
     graph.add_edge("branch", END)
     return graph.compile()
-
-
-@WAYS
-async def test_a_fan_out_is_one_run(is_async: bool) -> None:
-    chat, made = talking()
-    guard = GuardedChatModel(chat, max_model_calls=5)
-    await play(_fanned_out(guard), {"items": list(range(50)), "said": []}, {}, is_async)
-    assert made == [5]
-    assert len({trip.run_id for trip in guard.trips}) == 1
-    assert not guard.guard.runs
 
 
 @WAYS
@@ -634,18 +601,6 @@ def test_a_turn_that_is_resumed_twice_at_once_stays_one_run() -> None:
 # ---- Loops that are written by hand.
 
 
-def test_a_loop_by_hand_is_one_run_in_a_block() -> None:
-    chat, made = talking()
-    guard = GuardedChatModel(chat, max_model_calls=5)
-    with runguard.run() as block:
-        for _ in range(20):
-            guard.invoke("go")
-        assert guard.bill() is not None
-    assert made == [5]
-    assert block.calls == 5
-    assert not guard.guard.runs
-
-
 def test_a_loop_by_hand_without_a_block_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     chat, made = talking()
     guard = GuardedChatModel(chat, max_model_calls=5)
@@ -670,13 +625,6 @@ def test_a_loop_over_a_chain_is_warned_about_without_a_block(in_block: bool, cap
             messages += [read.invoke(asked) for asked in messages[-1].tool_calls]
     assert made == [5 if in_block else 10]
     assert caplog.text.count("runguard.no_turn") == (not in_block)
-
-
-def test_a_single_call_is_not_warned_about(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "runguard"):
-        GuardedChatModel(talking()[0], max_model_calls=5).invoke("go")
-        _looping(GuardedChatModel(talking()[0], max_model_calls=5), 3).invoke({"said": []})
-    assert not caplog.messages
 
 
 # ---- What stays as it was.

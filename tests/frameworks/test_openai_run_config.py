@@ -122,15 +122,6 @@ async def test_a_guarded_agent_below_one_without_a_guard_is_guarded() -> None:
     assert other.calls == [3], "one call of the lead, which has no guard, and two of the worker"
 
 
-async def test_shadow_mode_reports_and_books_only() -> None:
-    other = Priced(endless)
-    agent = guarded(worker(), max_model_calls=3, mode="shadow")
-    assert await play("run", agent, RunConfig(model=other)) == "gave up"
-    assert other.calls == [30]
-    assert "model_calls" in {trip.rule for trip in agent.runguard.trips}
-    assert float(agent.runguard.spend()["usd"]) > 0
-
-
 class Answers(Model):
     """Says hello, and keeps what it was asked with."""
 

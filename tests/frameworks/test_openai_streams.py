@@ -137,24 +137,6 @@ async def test_an_unfinished_last_answer_ends_the_run_with_its_stop() -> None:
     assert shown.endswith(said)
 
 
-async def test_a_stop_is_streamed_like_the_text_of_a_model() -> None:
-    model = ScriptedModel(AgentSpec(lambda n, _: Reply(calls=[("look", {})])), [0])
-    agent = guarded(Agent(name="worker", model=model), max_model_calls=1)
-    agent.runguard.stop("all", actor="test")
-    kinds, shown, said = await deltas(agent)
-    assert shown == said
-    assert kinds == [
-        "response.created",
-        "response.output_item.added",
-        "response.content_part.added",
-        "response.output_text.delta",
-        "response.output_text.done",
-        "response.content_part.done",
-        "response.output_item.done",
-        "response.completed",
-    ]
-
-
 def test_figures_that_are_no_counts_are_not_taken() -> None:
     for wrong in (float("nan"), float("inf"), -5, 2.5):
         report = Usage(1, input_tokens=5)

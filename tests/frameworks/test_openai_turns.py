@@ -375,25 +375,6 @@ def customer(context: RunContextWrapper[Customer]) -> str:
 
 
 @pytest.mark.parametrize("way", ["run", "run_streamed"])
-@pytest.mark.parametrize("told_by", ["function", "block"])
-async def test_one_guard_serves_many_users(told_by: str, way: str) -> None:
-    guard = AgentGuard(
-        app="shop", user=customer if told_by == "function" else "", budgets=[Budget(calls=3, per="user")]
-    )
-    made = {}
-    for name in ("ann", "bob"):
-        plain, model = looking()
-        if told_by == "function":
-            await play(guard.guarded(plain), way, context=Customer(name))
-        else:
-            with runguard.run(user=name):
-                await play(guard.guarded(plain), way)
-        made[name] = model.calls
-    assert made == {"ann": 3, "bob": 3}
-    assert {status.scope for status in guard.budgets()} == {"user:shop/ann", "user:shop/bob"}
-
-
-@pytest.mark.parametrize("way", ["run", "run_streamed"])
 async def test_a_budget_per_user_that_learns_no_user_calls_no_model(way: str) -> None:
     plain, model = looking()
     with pytest.raises(PolicyError, match="needs a user"):
@@ -468,11 +449,3 @@ async def test_a_runner_of_its_own_that_was_there_before_is_kept() -> None:
         assert isinstance(get_default_agent_runner(), Own)
     finally:
         set_default_agent_runner(before)
-
-
-async def test_turns_at_the_same_time_are_runs_of_their_own() -> None:
-    plain, model = looking()
-    agent = guarded(plain, max_model_calls=3)
-    await asyncio.gather(*(Runner.run(agent, "go", max_turns=99) for _ in range(4)))
-    assert model.calls == 12
-    assert len(agent.runguard.trips) == 4

@@ -25,7 +25,7 @@ from runguard.providers.usage import GrowingPrompts
 from runguard.pydantic_ai import RunGuard, _asked
 from runguard.testing.conformance import MODEL
 from tests.frameworks.langchain_harness import ScriptedChat
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 TEXTS = st.sampled_from(["", "a", "page", "größer", "x" * 90, "東京" * 40])
 ARGS = st.fixed_dictionaries({"page": st.integers(0, 9), "words": st.lists(TEXTS, max_size=3), "name": TEXTS})

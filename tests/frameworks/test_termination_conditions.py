@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 
 import runguard
@@ -27,7 +26,6 @@ from runguard import (
     TokenUsageTermination,
     termination_reason,
 )
-from runguard.core.decision import METADATA_KEY
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.termination import TerminatedError
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, begun
@@ -188,19 +186,6 @@ async def test_the_reason_can_be_read_from_what_is_stored() -> None:
     await session.turn("read")
     assert isinstance(session, PydanticAISession)
     assert termination_reason(session._history[-1]) == "Maximum of 4 events reached, current count: 4"
-
-
-def test_the_synchronous_way_ends_like_the_asynchronous_one() -> None:
-    def page(n: int) -> str:
-        """Read a page."""
-        return f"page {n}"
-
-    for condition, calls in ((MaxIterationsTermination(6), 3), (FunctionalTermination(enough), 3)):
-        counter = [0]
-        guard = RunGuardMiddleware(termination_condition=condition)
-        agent: Any = create_agent(ScriptedChat(paging().script, counter), [page], middleware=[guard])
-        last = agent.invoke({"messages": [HumanMessage("read")]})["messages"][-1]
-        assert (counter[0], METADATA_KEY in last.response_metadata) == (calls, True)
 
 
 async def test_a_guarded_chat_model_ends_with_its_condition() -> None:

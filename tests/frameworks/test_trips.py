@@ -15,7 +15,7 @@ from runguard.openai_agents import guarded
 from runguard.pydantic_ai import RunGuard
 from runguard.testing.conformance import AgentSpec, Reply
 from tests.frameworks.test_openai_tools import Steps, say
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 @pytest.mark.parametrize("way", ["run", "run_streamed"])

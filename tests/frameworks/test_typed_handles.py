@@ -3,11 +3,9 @@
 from typing import Any, assert_type
 
 import pytest
-from agents import Agent, RunConfig, Runner
-from agents.models.interface import Model, ModelProvider
+from agents import Agent, Runner
 
 from runguard import MaxIterationsTermination, PolicyError
-from runguard.calls.run import Spent
 from runguard.core.decision import Trip
 from runguard.langchain import RunGuardMiddleware
 from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
@@ -43,17 +41,6 @@ async def test_a_clone_keeps_the_guard() -> None:
     assert clone.handoffs == [agent.runguard.guarded(helper)]
     await Runner.run(clone, "go", context=Customer())
     assert clone.runguard.spend()["calls"] == 1
-
-
-async def test_a_model_provider_finds_models_by_their_name() -> None:
-    class Provider(ModelProvider):
-        def get_model(self, model_name: str | None) -> Model:
-            return ScriptedModel(AgentSpec(lambda n, _: Reply(f"from {model_name}")), [0])
-
-    agent = guarded(Agent(name="worker", model="house-model"))
-    result = await Runner.run(agent, "go", run_config=RunConfig(model_provider=Provider()))
-    assert_type(agent.runguard.spent(result), Spent)
-    assert result.final_output == "from house-model"
 
 
 def test_wrong_settings_are_rejected_by_type_checkers_and_at_run_time() -> None:

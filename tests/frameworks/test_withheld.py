@@ -95,19 +95,3 @@ async def test_a_notice_names_the_other_tool(harness: Harness, monkeypatch: pyte
     assert {tuple(names) for names in offered} == {("look", "parse")}
     assert newest[3].startswith("3 attempts have failed in the same way")
     assert "Use 'look', finish with what is known" in newest[3]
-
-
-async def test_the_only_tool_stays(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered, newest = await play(harness, monkeypatch, "parse", rules={"stall": {"withhold": 4}})
-    assert {tuple(names) for names in offered} == {("parse",)}
-    assert not any("not offered" in words for words in newest)
-
-
-async def test_in_shadow_mode_all_tools_stay(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered, _ = await play(harness, monkeypatch, "parse", "look", rules={"stall": {"withhold": 4}}, mode="shadow")
-    assert {tuple(names) for names in offered} == {("look", "parse")}
-
-
-async def test_the_next_turn_offers_it_again(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    offered, _ = await play(harness, monkeypatch, "parse", "look", turns=2, rules={"stall": {"withhold": 4}})
-    assert offered == ([["look", "parse"]] * 4 + [["look"]]) * 2

@@ -1,6 +1,6 @@
 """The interval of the cost per success: it finds planted rises, and equal samples seldom look like one."""
 
-from math import inf, log
+from math import inf
 from random import Random
 
 import pytest
@@ -64,17 +64,6 @@ def test_the_same_runs_need_fewer_of_them() -> None:
     assert found[False] <= 5
 
 
-def test_the_same_runs_with_noise_are_no_rise() -> None:
-    random = Random(8)
-    found = 0
-    for _ in range(300):
-        base = sample(random, 30)
-        now, before = ([(int(cost * random.lognormvariate(0, 0.3)), ok) for cost, ok in base] for _ in range(2))
-        named = [{str(n): cost for n, cost in enumerate(costs)} for costs in (now, before)]
-        found += change(sums_of(now), sums_of(before), pairs_of(*named)).is_rise()
-    assert found <= 6
-
-
 def test_the_allowed_rise_is_allowed() -> None:
     before = [(100_000, True)] * 30
     now = [(109_000, True)] * 30
@@ -99,17 +88,6 @@ def test_a_sample_does_not_differ_from_itself(costs: "list[Cost]") -> None:
     low, high = interval(sums)
     assert low <= sums.per_success * (1 + 1e-9)
     assert high >= sums.per_success * (1 - 1e-9)
-
-
-@given(COSTS, st.integers(2, 1000))
-def test_the_unit_does_not_matter(costs: "list[Cost]", times: int) -> None:
-    other = [(cost + 1, ok) for cost, ok in costs]
-    first = change(sums_of(costs), sums_of(other))
-    second = change(
-        sums_of([(cost * times, ok) for cost, ok in costs]), sums_of([(cost * times, ok) for cost, ok in other])
-    )
-    assert log(first.ratio) == pytest.approx(log(second.ratio), abs=1e-9)
-    assert log(first.low) == pytest.approx(log(second.low), rel=1e-3, abs=1e-6)
 
 
 def test_without_success_the_cost_is_infinite() -> None:

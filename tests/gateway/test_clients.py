@@ -7,6 +7,7 @@ import pytest
 
 from runguard.gateway.formats import without_hosts_words
 from tests.kit.anthropic_server import AnthropicServer
+from tests.kit.examples import each_row
 from tests.kit.gateways import (
     CALL_USD,
     FAILED,
@@ -23,7 +24,6 @@ from tests.kit.gateways import (
 from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text
 from tests.kit.openai_server import OpenAIServer
 from tests.kit.sse_server import Asked, Reply
-from tests.kit.tables import each_row
 
 CALLS = 6  # what a tool that fails in the same way may take
 HEALTHY = 5

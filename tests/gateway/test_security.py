@@ -20,8 +20,8 @@ from runguard.core.errors import PolicyError
 from runguard.gateway.access import Access, Upstreams
 from runguard.gateway.serving import BoundedProtocol
 from tests.kit.commands import PROGRAM
+from tests.kit.examples import each_row
 from tests.kit.gateways import MODEL, RawUpstream, a_gateway, chat_answer, chat_events, served
-from tests.kit.tables import each_row
 
 CHAT = "/v1/chat/completions"
 ASKED = {"model": MODEL, "max_tokens": 300, "messages": [{"role": "user", "content": "hi"}]}

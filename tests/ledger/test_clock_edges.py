@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runguard import Budget, PolicyError
@@ -24,6 +24,7 @@ from runguard.ledger.sqlite import SqliteStore
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.conformance import CALL, LONG_S, a_line, an_id
+from tests.kit.examples import examples
 from tests.kit.waiting import PATIENCE_S
 
 CAPS = {"1m": 2, "1h": 5, "1d": 9}
@@ -111,7 +112,7 @@ back_and_forth = [(0.0, 0, "call")] * 5 + [(HOUR, 0, "call"), (-HOUR, 0, "call")
 held_up = [(0.0, 0, "call")] * 5 + [(0.0, 0, "find"), (HOUR, 1, "call"), (0.0, 0, "go_on"), (-HOUR, 0, "find")]
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(plans, windows, st.tuples(steps, steps, steps))
 @example(back_and_forth, ("1h",), (0.0, 0.0, 0.0))
 @example(held_up, ("1h",), (0.0, 0.0, 0.0))
@@ -127,7 +128,7 @@ def test_workers_of_one_process_whose_clocks_step_and_differ(
     check(used)
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(plans, windows)
 @example(back_and_forth, ("1h",))
 @example(back_and_forth, ("1m", "1h", "1d"))

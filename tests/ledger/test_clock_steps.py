@@ -5,13 +5,13 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runguard import BudgetExceededError, guard, run
 from runguard.core.money import Window
 from runguard.ledger.memory import MemoryLedger
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row, examples
 
 CAP = 5
 HOUR = 3_600.0
@@ -79,7 +79,7 @@ def test_the_next_window_begins_when_the_clock_has_caught_up() -> None:
     assert counted.ask(7) == 2
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.tuples(st.integers(-4 * 3_600, 4 * 3_600), st.integers(1, 7)), max_size=20))
 @example([(0, 5), (3_600, 1), (-3_600, 7), (3_600, 7)])
 @example([(0, 5), (-7_200, 7), (7_200, 7)])
@@ -91,7 +91,7 @@ def test_however_the_clock_is_set_no_window_gets_more_than_its_cap(steps: list[t
     assert all(made <= CAP for made in counted.by_period.values()), counted.by_period
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.tuples(st.integers(0, 2 * 3_600), st.integers(1, 7)), max_size=20))
 def test_a_clock_that_only_goes_forward_gets_every_window_in_full(steps: list[tuple[int, int]]) -> None:
     counted, asked = Counted(), Counter[str]()

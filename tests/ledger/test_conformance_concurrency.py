@@ -1,6 +1,5 @@
 """Many sessions and processes on one store."""
 
-import contextlib
 import random
 import time
 from functools import partial
@@ -105,14 +104,6 @@ def test_an_expired_hold_that_many_find_at_once_is_charged_once(sessions: list[S
     assert (the(sessions[0]).spent, the(sessions[0]).expired, the(sessions[0]).held) == ((0, 0, 5), (0, 0, 5), NOTHING)
 
 
-def test_first_is_true_for_one_of_sixteen(sessions: list[StoreSession]) -> None:
-    for turn in range(5):
-        assert (
-            sum(at_once(partial(lambda mark, number: sessions[number].first("k#", mark, 0.5, NOTHING), f"m{turn}")))
-            == 1
-        )
-
-
 def test_put_loses_no_update(sessions: list[StoreSession]) -> None:
     def add(number: int) -> None:
         for _ in range(5):
@@ -155,31 +146,6 @@ WORKERS.set_forkserver_preload(
 
 
 # ---- other processes ------------------------------------------------------------------------------------------------
-
-
-RACER = """
-session = store.connect(20)
-say("ready")
-hear()
-won = []
-for turn in range(30):
-    for attempt in range(5):
-        lines = [line(f"{turn}#", (UNLIMITED, UNLIMITED, 5))]
-        if session.reserve(f"{os.getpid()}.{turn}.{attempt}", 300, lines, (0, 0, 1)).ok:
-            won.append(turn)
-say(won)
-"""
-
-
-def test_four_processes_on_a_budget_of_five_never_make_a_sixth_call(place: Any, session: StoreSession) -> None:
-    with contextlib.ExitStack() as at_the_end:
-        racers = [at_the_end.enter_context(Worker(place, RACER)) for _ in range(4)]
-        assert [racer.told() for racer in racers] == ["ready"] * 4
-        for racer in racers:
-            racer.tell("go")
-        won = [turn for racer in racers for turn in racer.told()]
-    assert {turn: won.count(turn) for turn in range(30)} == dict.fromkeys(range(30), 5)
-    assert [balance.held for balance in session.read()] == [(0, 0, 5)] * 30
 
 
 HOLDER = """

@@ -1,31 +1,18 @@
 """Every store keeps marks, documents, records and claims alike."""
 
 import contextlib
-import random
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runguard.core.money import NOTHING, UNLIMITED
+from runguard.core.money import NOTHING
 from runguard.ledger.ledger import Store, StoreOutage, StoreSession
 from tests.kit.conformance import CALL, LONG_S, SHORT_S, WORKERS, Connect, a_line, an_id, calls, past, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
 # ---- marks ----------------------------------------------------------------------------------------------------------
-
-
-def test_first_is_true_once_per_account_and_mark(session: StoreSession, connect: Connect) -> None:
-    assert session.first("a#", "0.8:warn", 0.8, (10, UNLIMITED, 0))
-    assert not session.first("a#", "0.8:warn", 0.8, (10, UNLIMITED, 0))
-    assert not connect().first("a#", "0.8:warn", 0.9, NOTHING)
-    assert session.first("a#", "0.9:warn", 0.9, NOTHING)
-    assert session.first("b#", "0.8:warn", 0.8, NOTHING)
-    assert session.marks("a#") == {"0.8:warn": (0.8, (10, UNLIMITED, 0)), "0.9:warn": (0.9, NOTHING)}
-    assert session.marks("b#") == {"0.8:warn": (0.8, NOTHING)}
-    assert session.marks("c#") == {}
-    assert all(isinstance(limit, tuple) for _, limit in session.marks("a#").values())
 
 
 def test_unmark_arms_what_it_names_and_nothing_else(session: StoreSession) -> None:
@@ -56,12 +43,6 @@ def test_a_document_is_replaced_only_by_who_has_seen_its_version(session: StoreS
     assert session.get("control") == (2, "two")
     assert session.put("control", 2, "")
     assert session.get("control") == (3, "")
-
-
-def test_a_long_document_comes_back_as_it_was(session: StoreSession) -> None:
-    text = "".join(random.Random(1).choices("añ日🦊\n\"'\\{}", k=200_000))
-    assert session.put("d", 0, text)
-    assert session.get("d") == (1, text)
 
 
 def test_every_answer_carries_the_version_of_the_control_document(session: StoreSession) -> None:

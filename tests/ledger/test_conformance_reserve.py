@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.ledger import Balance, StoreError, StoreSession
+from runguard.ledger.ledger import StoreError, StoreSession
 from tests.kit.conformance import (
     CALL,
-    FREE,
     LONG_S,
-    SCOPE,
     SHORT_S,
     WORKERS,
     Connect,
@@ -49,22 +47,6 @@ BAD_AMOUNTS = (
 # ---- reserve --------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_stands_beside_the_spend_and_never_on_it(session: StoreSession) -> None:
-    line = a_line(caps=(100, 200, 3))
-    reply = session.reserve("h", LONG_S, [line], (10, 20, 1))
-    assert reply.ok
-    assert not reply.stale
-    assert of(reply) == the(session) == Balance("k#", SCOPE, None, None, (100, 200, 3), held=(10, 20, 1))
-
-
-def test_an_account_is_told_as_its_line_names_it(session: StoreSession) -> None:
-    now = session.now()
-    line = a_line("user:app/ann@1d#7", (1, 2, 3), window="1d", begins=now - 100, ends=now + 1000.5)
-    balance = of(session.reserve("h", LONG_S, [line], NOTHING), line.key)
-    assert (balance.key, balance.scope, balance.window, balance.caps) == (line.key, SCOPE, "1d", (1, 2, 3))
-    assert balance.ends == pytest.approx(now + 1000.5, abs=1e-3)
-
-
 def amount(unit: int, number: int, others: int = 0) -> Amount:
     """This number of one unit: dollars, tokens or calls."""
     usd, tokens, calls = (number if at == unit else others for at in range(3))
@@ -96,16 +78,6 @@ def test_a_cap_of_0_holds_nothing_but_nothing(session: StoreSession, unit: int) 
     assert session.reserve("granted", LONG_S, [line], one).ok
 
 
-def test_spend_and_holds_count_together_against_the_cap(session: StoreSession) -> None:
-    line = a_line(caps=calls(3))
-    session.reserve("a", LONG_S, [line], CALL)
-    session.settle("a", [line], CALL)
-    session.reserve("b", LONG_S, [line], CALL)
-    assert not session.reserve("c", LONG_S, [line], (0, 0, 2)).ok
-    assert session.reserve("d", LONG_S, [line], CALL).ok
-    assert not session.reserve("e", LONG_S, [line], CALL).ok
-
-
 def test_a_refusal_holds_nothing_not_even_the_part_that_would_fit(session: StoreSession) -> None:
     line = a_line(caps=(100, UNLIMITED, UNLIMITED))
     session.reserve("a", LONG_S, [line], (60, 0, 1))
@@ -134,24 +106,6 @@ def test_when_one_of_several_lines_refuses_none_holds(session: StoreSession, tig
     assert all(balance.caps == calls(0 if balance.key == f"{tight}#" else 9) for balance in refused.balances)
     for i in range(3):  # the refused id holds nothing that a settle could find
         assert session.reserve(an_id(), LONG_S, [lines[i]], CALL).ok is (i != tight)
-
-
-def test_several_lines_hold_and_settle_together(session: StoreSession) -> None:
-    lines = [a_line(f"{i}#", (100, 100, 9)) for i in range(5)]
-    reply = session.reserve("h", LONG_S, lines, (7, 8, 1))
-    assert [balance.held for balance in reply.balances] == [(7, 8, 1)] * 5
-    settled = session.settle("h", lines, (5, 6, 1))
-    assert sorted(balance.key for balance in settled.balances) == [f"{i}#" for i in range(5)]
-    assert [(balance.spent, balance.held) for balance in session.read()] == [((5, 6, 1), NOTHING)] * 5
-
-
-def test_without_lines_everything_is_fine_and_nothing_is_kept(session: StoreSession) -> None:
-    assert session.reserve("h", LONG_S, [], (5, 5, 5)).ok
-    assert session.settle("h", [], (5, 5, 5)).ok
-    assert session.settle("other", [], (5, 5, 5)).ok
-    assert session.reserve("g", LONG_S, [], NOTHING).ok
-    assert session.release("g").ok
-    assert session.read() == []
 
 
 def test_a_known_id_changes_nothing_and_answers_as_before(session: StoreSession, connect: Connect) -> None:
@@ -201,19 +155,6 @@ def test_an_id_whose_hold_is_over_is_never_admitted_again(session: StoreSession,
     assert the(session) == before
 
 
-def test_the_caps_are_those_of_the_latest_reservation(session: StoreSession) -> None:
-    assert session.reserve("a", LONG_S, [a_line(caps=calls(1))], CALL).ok
-    assert not session.reserve("b", LONG_S, [a_line(caps=calls(1))], CALL).ok
-    raised = session.reserve("c", LONG_S, [a_line(caps=calls(2))], CALL)
-    assert raised.ok
-    assert of(raised).caps == calls(2)
-    lowered = session.reserve("d", LONG_S, [a_line(caps=calls(1))], CALL)
-    assert not lowered.ok
-    assert of(lowered).caps == calls(1)
-    assert of(lowered).held == (0, 0, 2)
-    assert not of(lowered).closed  # nobody billed beyond a hold: waiting helps
-
-
 def test_force_holds_whatever_the_caps_say(session: StoreSession) -> None:
     """A shadow looks on: it counts, and refuses nothing."""
     line = a_line(caps=calls(1))
@@ -243,13 +184,6 @@ def test_a_line_of_another_period_is_stale_and_nothing_is_held(session: StoreSes
     assert all(balance.held == NOTHING for balance in [*reply.balances, *session.read()])
     # the id is still free for the right period
     assert session.reserve("h", LONG_S, [a_line(begins=now - 60, ends=now + 60)], CALL).ok
-
-
-def test_a_line_inside_its_period_is_not_stale(session: StoreSession) -> None:
-    now = session.now()
-    for begins, ends in [(None, None), (now - 60, None), (None, now + 60), (now - 60, now + 60)]:
-        reply = session.reserve(an_id(), LONG_S, [a_line(begins=begins, ends=ends)], CALL)
-        assert (reply.ok, reply.stale) == (True, False)
 
 
 def test_a_known_id_asked_again_after_its_periods_end_still_answers_as_before(session: StoreSession) -> None:
@@ -327,17 +261,6 @@ def test_an_amount_has_three_parts(session: StoreSession, amount: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         session.extend(a_line(), amount)
     assert session.read() == []
-
-
-def test_unlimited_units_never_refuse_and_are_told_as_they_are(place: Any, session: StoreSession) -> None:
-    third = place.most // 3
-    for _ in range(2):
-        reply = session.reserve(an_id(), LONG_S, [a_line()], (third, third, third))
-        assert reply.ok
-        assert of(reply).caps == FREE
-    extended = session.extend(a_line(), (1, 1, 1))
-    assert (extended.caps, extended.granted) == (FREE, (1, 1, 1))
-    assert session.reserve(an_id(), LONG_S, [a_line()], (third, third, third)).ok
 
 
 @pytest.mark.parametrize("unit", range(3))
@@ -444,17 +367,6 @@ def test_names_with_odd_characters_are_names_like_any_other(session: StoreSessio
     assert [(run, worker, text) for run, worker, _, text in session.running(60)] == [(odd, odd, odd)]
     assert session.claim(odd, LONG_S) == "yes"
     assert session.claim(odd, LONG_S) == "pending"
-
-
-def test_names_that_only_begin_alike_are_different_accounts(session: StoreSession) -> None:
-    keys = ["k", "k#", "K#", "k# ", "k#1", "k%", "k_", "k*"]
-    for number, key in enumerate(keys, 1):
-        session.settle(an_id(), [a_line(key, scope=f"s:{key}")], (number, 0, 0))
-    assert {balance.key: balance.spent[0] for balance in session.read()} == {
-        key: number for number, key in enumerate(keys, 1)
-    }
-    for number, key in enumerate(keys, 1):
-        assert [balance.spent[0] for balance in session.read(f"s:{key}")] == [number]
 
 
 WORKERS.set_forkserver_preload(

@@ -15,32 +15,12 @@ from tests.kit.waiting import PATIENCE_S
 # ---- settle ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_settle_takes_the_hold_away_and_books_what_it_took(session: StoreSession) -> None:
-    line = a_line(caps=(100, 100, 5))
-    session.reserve("a", LONG_S, [line], (10, 20, 1))
-    session.reserve("b", LONG_S, [line], (1, 2, 1))
-    settled = session.settle("a", [line], (7, 8, 1))
-    assert settled.ok
-    assert (
-        of(settled) == the(session) == Balance("k#", SCOPE, None, None, (100, 100, 5), spent=(7, 8, 1), held=(1, 2, 1))
-    )
-
-
 def test_a_settle_told_twice_is_booked_once(session: StoreSession, connect: Connect) -> None:
     line = a_line(caps=calls(5))
     session.reserve("h", LONG_S, [line], CALL)
     for again in (session, session, connect()):
         assert of(again.settle("h", [line], CALL)).spent == CALL
     assert (the(session).spent, the(session).held) == (CALL, NOTHING)
-
-
-@pytest.mark.parametrize("second", [(3, 0, 1), (12, 50, 1), NOTHING])
-def test_a_settle_with_another_amount_replaces_the_earlier_one(session: StoreSession, second: Amount) -> None:
-    session.reserve("h", LONG_S, [a_line()], (10, 10, 1))
-    session.settle("h", [a_line()], (7, 20, 1))
-    assert of(session.settle("h", [a_line()], second)).spent == second
-    assert of(session.settle("h", [a_line()], (5, 5, 1))).spent == (5, 5, 1)
-    assert the(session).held == NOTHING
 
 
 def test_a_settle_of_an_unknown_hold_is_booked_once_too(session: StoreSession) -> None:
@@ -57,23 +37,6 @@ def test_a_settle_of_an_unknown_hold_is_booked_once_too(session: StoreSession) -
     session.settle("h", lines, (0, 0, 3))
     assert [balance.spent for balance in session.read()] == [(0, 0, 3)] * 2
     assert not session.reserve("h", LONG_S, lines, CALL).ok  # and its id is taken now
-
-
-def test_a_settle_after_a_release_is_booked(session: StoreSession) -> None:
-    """The caller thought that the call had not left; the bill says otherwise."""
-    session.reserve("h", LONG_S, [a_line()], CALL)
-    session.release("h")
-    assert of(session.settle("h", [a_line()], (5, 5, 1))).spent == (5, 5, 1)
-    session.settle("h", [a_line()], (5, 5, 1))
-    assert (the(session).spent, the(session).held) == ((5, 5, 1), NOTHING)
-
-
-def test_a_settle_is_never_refused_however_full_or_closed_the_account_is(session: StoreSession) -> None:
-    line = a_line(caps=calls(0))
-    for number in range(1, 4):
-        reply = session.settle(an_id(), [line], CALL)
-        assert reply.ok
-        assert of(reply).spent == (0, 0, number)
 
 
 @pytest.mark.parametrize("looked", [True, False], ids=["charged", "not yet charged"])
@@ -106,29 +69,6 @@ def test_an_overrun_closes_the_account_until_it_is_extended(session: StoreSessio
     assert not session.reserve("f", LONG_S, [line], (1, 0, 0)).ok
 
 
-def test_a_wider_cap_alone_does_not_open_a_closed_account(session: StoreSession) -> None:
-    session.settle("h", [a_line(caps=calls(1))], (0, 0, 2))
-    assert not session.reserve("g", LONG_S, [a_line(caps=calls(9))], CALL).ok
-    assert session.extend(a_line(caps=calls(9)), NOTHING).closed is False
-
-
-def test_billing_more_than_was_held_closes_nothing_while_the_cap_has_room(session: StoreSession) -> None:
-    line = a_line(caps=(100, UNLIMITED, UNLIMITED))
-    session.reserve("h", LONG_S, [line], (10, 0, 1))
-    settled = of(session.settle("h", [line], (100, 0, 1)))
-    assert (settled.closed, settled.overrun) == (False, NOTHING)
-
-
-def test_other_calls_holds_count_when_an_excess_is_measured(session: StoreSession) -> None:
-    line = a_line(caps=(100, UNLIMITED, UNLIMITED))
-    session.reserve("a", LONG_S, [line], (50, 0, 1))
-    session.reserve("b", LONG_S, [line], (50, 0, 1))
-    settled = of(session.settle("a", [line], (52, 0, 1)))
-    assert (settled.closed, settled.overrun) == (True, (2, 0, 0))
-    settled = of(session.settle("b", [line], (10, 0, 1)))
-    assert (settled.closed, settled.overrun, settled.spent) == (True, (2, 0, 0), (62, 0, 2))
-
-
 def test_only_the_account_whose_cap_broke_is_closed(session: StoreSession) -> None:
     lines = [a_line("narrow#", (10, UNLIMITED, UNLIMITED)), a_line("wide#", (1000, UNLIMITED, UNLIMITED))]
     session.reserve("h", LONG_S, lines, (10, 0, 1))
@@ -147,51 +87,6 @@ def test_a_lowered_cap_alone_closes_nothing(session: StoreSession) -> None:
 
 
 # ---- release --------------------------------------------------------------------------------------------------------
-
-
-def test_a_release_gives_everything_back(session: StoreSession) -> None:
-    lines = [a_line("a#", calls(1)), a_line("b#", calls(1))]
-    session.reserve("h", LONG_S, lines, CALL)
-    assert session.release("h").ok
-    assert [(balance.held, balance.spent) for balance in session.read()] == [(NOTHING, NOTHING)] * 2
-    assert session.reserve("g", LONG_S, lines, CALL).ok
-
-
-def test_a_second_release_gives_nothing_more(session: StoreSession) -> None:
-    session.reserve("h", LONG_S, [a_line()], CALL)
-    session.reserve("g", LONG_S, [a_line()], CALL)
-    session.release("h")
-    assert session.release("h").ok
-    assert the(session).held == CALL
-
-
-def test_many_calls_that_never_left_leave_no_trace_in_the_budget(session: StoreSession) -> None:
-    """Phantom spend comes in clean multiples of what was reserved."""
-    line = a_line(caps=(100, 100, 2))
-    for _ in range(20):
-        session.reserve(hold := an_id(), LONG_S, [line], (60, 60, 1))
-        refused = session.reserve(an_id(), LONG_S, [line], (60, 60, 1))
-        assert not refused.ok
-        session.release(hold)
-    assert the(session) == Balance("k#", SCOPE, None, None, (100, 100, 2))
-    assert session.reserve("h", LONG_S, [line], (100, 100, 2)).ok
-
-
-def test_of_a_settled_hold_a_release_takes_nothing_back(session: StoreSession) -> None:
-    session.reserve("h", LONG_S, [a_line()], CALL)
-    session.settle("h", [a_line()], (5, 5, 1))
-    assert session.release("h").ok
-    assert (the(session).spent, the(session).held) == ((5, 5, 1), NOTHING)
-
-
-@pytest.mark.parametrize("looked", [True, False], ids=["charged", "not yet charged"])
-def test_of_an_expired_hold_a_release_takes_nothing_back(session: StoreSession, looked: bool) -> None:
-    """Whether somebody looked in between must not decide what a call has cost."""
-    hold = past(session, a_line(), CALL)
-    if looked:
-        session.read()
-    assert session.release(hold).ok
-    assert (the(session).spent, the(session).held, the(session).expired) == (CALL, NOTHING, CALL)
 
 
 def test_a_release_of_an_unknown_hold_takes_nothing_from_others(session: StoreSession) -> None:
@@ -258,21 +153,6 @@ def test_an_expired_hold_makes_no_room_even_when_nobody_looked(session: StoreSes
     assert (of(refused).spent, of(refused).held, of(refused).expired) == (CALL, NOTHING, CALL)
 
 
-def test_a_hold_is_not_charged_before_its_time(session: StoreSession) -> None:
-    session.reserve("h", LONG_S, [a_line()], CALL)
-    past(session, a_line(), CALL)
-    assert (the(session).spent, the(session).held, the(session).expired) == (CALL, CALL, CALL)
-
-
-def test_a_settled_or_released_hold_does_not_expire(session: StoreSession) -> None:
-    session.reserve("h", 0.2, [a_line()], CALL)
-    session.settle("h", [a_line()], CALL)
-    session.reserve("g", 0.2, [a_line()], CALL)
-    session.release("g")
-    time.sleep(0.3)
-    assert (the(session).spent, the(session).held, the(session).expired) == (CALL, NOTHING, NOTHING)
-
-
 def test_an_expired_hold_is_charged_once_however_often_one_looks(session: StoreSession, connect: Connect) -> None:
     past(session, a_line(), CALL)
     for looking in (session, connect(), session):
@@ -303,34 +183,6 @@ def test_an_extension_moves_the_cap_and_stays_when_the_caps_are_told_again(sessi
     assert session.extend(line, (5, 6, 7)).granted == (5, 6, 8)
 
 
-def test_an_extension_makes_the_account_if_it_is_new(session: StoreSession) -> None:
-    ends = session.now() + 900
-    made = session.extend(a_line(caps=calls(3), window="15m", ends=ends), (1, 2, 3))
-    assert (made.caps, made.granted, made.window, made.spent, made.closed) == (
-        calls(3),
-        (1, 2, 3),
-        "15m",
-        NOTHING,
-        False,
-    )
-    assert session.reserve("h", LONG_S, [a_line(caps=calls(3))], (0, 0, 6)).ok
-
-
-def test_an_extension_of_one_account_leaves_the_others(session: StoreSession) -> None:
-    session.settle("x", [a_line("a#", calls(1)), a_line("b#", calls(1))], (0, 0, 2))
-    session.extend(a_line("a#", calls(1)), CALL)
-    assert {balance.key: (balance.closed, balance.granted) for balance in session.read()} == {
-        "a#": (False, CALL),
-        "b#": (True, NOTHING),
-    }
-
-
-def test_an_extension_does_not_close_what_was_open(session: StoreSession) -> None:
-    line = a_line(caps=calls(1))
-    session.reserve("a", LONG_S, [line], (0, 0, 5), force=True)
-    assert session.extend(line, CALL).closed is False
-
-
 def test_a_reader_sees_one_scope_or_all(session: StoreSession) -> None:
     for scope, key in [("user:a/x", "1"), ("user:a/x", "2"), ("user:a/xy", "3"), ("app:a", "4")]:
         session.reserve(an_id(), LONG_S, [a_line(key, scope=scope)], CALL)
@@ -338,15 +190,6 @@ def test_a_reader_sees_one_scope_or_all(session: StoreSession) -> None:
     assert [balance.key for balance in session.read("app:a")] == ["4"]
     assert session.read("user:a/") == session.read("user:%") == session.read("") == []
     assert sorted(balance.key for balance in session.read()) == ["1", "2", "3", "4"]
-
-
-def test_an_empty_store_has_nothing_to_tell(session: StoreSession) -> None:
-    assert session.read() == []
-    assert session.marks("k#") == {}
-    assert session.get("control") == (0, "")
-    assert session.tail("alert", 9) == []
-    assert session.running(60) == []
-    assert session.release("h").control == 0
 
 
 def test_what_one_connection_did_the_next_one_sees_at_once(session: StoreSession, connect: Connect) -> None:

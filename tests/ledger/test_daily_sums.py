@@ -15,8 +15,8 @@ from runguard.ledger import ledger as daily_sums
 from runguard.ledger.ledger import COUNTS, DaySums, Line, StoreOutage, StoreSession, read_sums, sum_up
 from runguard.ledger.remote import StoreLedger
 from tests.kit.conformance import LONG_S, Connect, a_line, an_id
+from tests.kit.examples import each_row
 from tests.kit.stores import Place
-from tests.kit.tables import each_row
 from tests.kit.waiting import PATIENCE_S
 
 SPAWN = multiprocessing.get_context("spawn")

@@ -346,19 +346,6 @@ async def test_what_was_settled_or_released_in_time_does_not_expire(desk: Desk) 
 # ---- forced and booked ----------------------------------------------------------------------------------------------
 
 
-async def test_forced_holds_are_counted_like_all_others(desk: Desk) -> None:
-    account = desk.account(caps=(10, 10, 1))
-    holds = [await desk.held([account], (20, 20, 1), force=True) for _ in range(3)]
-    assert desk.books() == (NOTHING, (60, 60, 3))
-    assert not desk.find().closed
-    await desk.refused([account], CALL)  # who is not forced is asked
-    desk.settle(holds[0], (5, 5, 1))
-    desk.release(holds[1])
-    assert desk.books() == ((5, 5, 1), (20, 20, 1))
-    desk.release(holds[2])
-    assert desk.books() == ((5, 5, 1), NOTHING)
-
-
 async def test_a_closed_account_can_be_forced(desk: Desk) -> None:
     desk.settle(await desk.held([desk.account()], (90, 0, 1)), (120, 0, 1))
     desk.settle(await desk.held([desk.account()], (10, 0, 1), force=True), (10, 0, 1))
@@ -388,21 +375,6 @@ async def test_a_booked_call_that_never_left_leaves_no_trace(desk: Desk) -> None
 
 
 # ---- extend ---------------------------------------------------------------------------------------------------------
-
-
-async def test_an_extension_moves_the_cap_and_leaves_the_spend(desk: Desk) -> None:
-    account = desk.account(caps=(100, UNLIMITED, 2))
-    await desk.spend([account], (100, 0, 1))
-    await desk.refused([account], (1, 0, 0))
-    desk.ledger.extend(account, (50, 7, 0))
-    desk.ledger.extend(desk.account(caps=(100, UNLIMITED, 2)), (1, 0, 0))
-    found = desk.find()
-    assert (found.spent, found.caps, found.granted) == ((100, 0, 1), (151, UNLIMITED, 2), (51, 7, 0))
-    await desk.held([desk.account(caps=(100, UNLIMITED, 2))], (51, 0, 1))
-    await desk.refused([desk.account(caps=(100, UNLIMITED, 2))], (1, 0, 0))
-    # the policy's cap may change, the grant stays on top
-    await desk.held([desk.account(caps=(120, UNLIMITED, 2))], (20, 0, 0))
-    assert desk.find().cap_usd == 171
 
 
 async def test_an_extension_of_one_account_leaves_the_others(desk: Desk) -> None:

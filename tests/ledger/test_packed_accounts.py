@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.core.events import RunInfo
@@ -20,6 +20,7 @@ from runguard.engine.spending import Spending
 from runguard.ledger import memory as memory_module
 from runguard.ledger.ledger import Account, Hold
 from runguard.ledger.memory import MemoryLedger
+from tests.kit.examples import examples
 
 CAPS = [(100, UNLIMITED, UNLIMITED), (100, 50, 4), (0, UNLIMITED, 3), (UNLIMITED, 50, UNLIMITED)]
 SCOPES = ["session:app/u/s1", "session:app/u/s2", "user:app/ü%2F"]
@@ -148,7 +149,7 @@ step = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(step, max_size=30))
 def test_a_ledger_that_packs_after_every_operation_equals_one_that_never_packs(steps: list[tuple[Any, ...]]) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -167,26 +167,6 @@ def test_periods_are_judged_by_the_servers_clock(session: PostgresSession) -> No
     assert session.reserve("h", 60.0, [line("a", begins=now - 1, ends=now + 600)], (1, 1, 1)).ok
 
 
-def test_texts_of_every_kind(session: PostgresSession) -> None:
-    odd = [
-        'with "quotes"',
-        "back\\slash",
-        "{brace,comma}",
-        "NULL",
-        "",
-        "naïve ☃ 𝄞",
-        "'; DROP TABLE accounts; --",
-        "%s %(x)s %%",
-        "new\nline",
-    ]
-    for text in odd:
-        assert session.reserve(f"1 {text}", 60.0, [line(text)], (1, 0, 0)).balances[0].key == text
-    assert [b.key for b in session.reserve("all", 60.0, [line(text) for text in odd], (1, 0, 0)).balances] == odd
-    assert [b.scope for b in session.settle("all", [line(text) for text in odd], (1, 0, 0)).balances] == [
-        f"user:{text}" for text in odd
-    ]
-
-
 def test_purge_goes_in_parts(session: PostgresSession) -> None:
     for number in range(30):
         session.settle(f"h{number}", [Line(f"run:{number}", f"run:{number}", None, None, None, NO_CAP)], (1, 1, 1))
@@ -225,36 +205,6 @@ def test_accounts_in_opposite_orders_do_not_deadlock(url: str) -> None:
     balances = sessions[0].read()
     assert all(b.held == (0, 0, 0) for b in balances)
     assert sum(b.spent[0] for b in balances) == 4 * sum(2 + turn % 4 for turn in range(60))
-    for made in sessions:
-        made.close()
-
-
-@pytest.mark.parametrize("several", [False, True])
-def test_a_small_budget_is_never_overdrawn(url: str, several: bool) -> None:
-    sessions = [PostgresStore(url).connect(10.0) for _ in range(12)]
-    for turn in range(5):
-        lines = [line(f"{turn}", UNLIMITED, UNLIMITED, 5)] + ([line("all")] if several else [])
-
-        def reserve(n: int, turn: int = turn, lines: list[Line] = lines) -> bool:
-            return sessions[n].reserve(f"{turn} {n}", 60.0, lines, (1, 1, 1)).ok
-
-        answers = together(12, reserve)
-        assert sum(answers) == 5
-    for made in sessions:
-        made.close()
-
-
-def test_twins_of_one_hold_count_once(url: str) -> None:
-    sessions = [PostgresStore(url).connect(10.0) for _ in range(6)]
-    for turn in range(5):
-        for lines in ([line(f"one {turn}")], [line(f"two {turn}"), line(f"three {turn}")]):
-            hold = f"{turn} {len(lines)}"
-
-            def reserve(n: int, hold: str = hold, lines: list[Line] = lines) -> bool:
-                return sessions[n].reserve(hold, 60.0, lines, (1, 1, 1)).ok
-
-            assert all(together(6, reserve))
-    assert {b.held for b in sessions[0].read()} == {(1, 1, 1)}
     for made in sessions:
         made.close()
 

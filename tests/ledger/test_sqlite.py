@@ -22,7 +22,7 @@ from runguard.ledger.ledger import SCHEMA_VERSION, StoreError, StoreOutage
 from runguard.ledger.sqlite import SqliteSession, SqliteStore
 from runguard.policy import Policy
 from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 from tests.kit.waiting import PATIENCE_S, at_once
 
 WORKERS.set_forkserver_preload(
@@ -95,13 +95,6 @@ def test_a_folder_in_the_place_of_the_file_is_named(tmp_path: Path) -> None:
         PolicyError, match=f"{tmp_path}: is a directory; name a file in it, such as sqlite:///{tmp_path}/"
     ):
         guard.check_store()
-
-
-def test_sqlite_reads_its_address_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert SqliteStore("sqlite:///a%20b/c.db").path == tmp_path / "a b" / "c.db"
-    assert SqliteStore("sqlite:////x/c.db").path == Path("/x/c.db")
-    assert SqliteStore("sqlite:///~/c.db").path == Path.home() / "c.db"
 
 
 def test_sqlite_waits_for_the_disk_unless_told_otherwise(path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from runguard.reporting import telemetry
+from tests.kit.examples import each_row
 from tests.kit.scripts import ROOT
-from tests.kit.tables import each_row
 
 FOLDER = ROOT / "examples" / "monitoring"
 RULES = yaml.safe_load((FOLDER / "runguard.rules.yml").read_text(encoding="utf-8"))["groups"][0]["rules"]

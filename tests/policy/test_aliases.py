@@ -13,7 +13,7 @@ from runguard.calls.function_settings import GuardSettings
 from runguard.calls.functions import _settings
 from runguard.policy import RULES, Policy
 from runguard.termination import AndTerminationCondition, MaxMessageTermination, OrTerminationCondition
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 DOCS = Path(runguard.__file__).parents[2] / "docs"
 PAGE = DOCS / "reference" / "aliases.md"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from runguard.policy.tools import Each, Fields, once_identity
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 PAY = Fields(
     {"invoice": None, "amount": int, "rate": float, "express": bool},

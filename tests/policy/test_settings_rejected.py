@@ -14,7 +14,7 @@ import runguard
 from runguard import Budget, BudgetMonitor, BudgetPolicy, ModelLimits, PolicyError, Price, Threshold, ToolRule, guard
 from runguard.policy import Policy
 from runguard.policy.settings import declared_rule
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 def fault(**keywords: Any) -> str:

@@ -10,7 +10,7 @@ import runguard
 from runguard import adk, policy, termination
 from runguard.errors import PolicyError
 from runguard.pricing import book as given
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 # Any: every call here is one that a type checker rejects.
 Budget: Any = runguard.Budget

@@ -4,8 +4,8 @@ from decimal import Decimal
 
 from runguard.pricing.book import Price, Pricing
 from runguard.pricing.rates import Unpriced, Usage, normalise
+from tests.kit.examples import each_row
 from tests.kit.prices import AT, MTOK, per_mtok, rates, unpriced, usd
-from tests.kit.tables import each_row
 
 
 @each_row(

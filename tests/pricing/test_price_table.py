@@ -31,7 +31,7 @@ from runguard.pricing.book import (
     updated_path,
 )
 from runguard.pricing.rates import Rates, Usage
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 ROOT = Path(__file__).parents[2]
 PREFIXES = {  # provider: how an id names it

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from runguard.core.money import NANO
 from runguard.pricing.book import Price, Pricing, Tier, current_table, entry_of
 from runguard.pricing.rates import UNLIMITED, Rates, Unpriced, Usage
+from tests.kit.examples import each_row
 from tests.kit.prices import AT, MTOK, rates, usd
-from tests.kit.tables import each_row
 
 
 def of(price: Price) -> Rates:

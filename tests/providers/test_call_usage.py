@@ -14,7 +14,7 @@ from runguard.pricing.rates import Usage
 from runguard.providers.usage import CallUsage, Counts, EventUsage, read_usage
 from runguard.replay.sources import run_of
 from runguard.replay.steps import Asked, Faults
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 NAMES = {
     "prompt": ("prompt_token_count", "promptTokenCount"),

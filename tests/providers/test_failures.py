@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from runguard.providers.errors import was_unbilled
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 REQUEST = httpx.Request("POST", "http://127.0.0.1/")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import runguard
 from runguard.providers.messages import is_framework_tool
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 SOURCE = Path(runguard.__file__).parent
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import runguard
 from runguard.providers import usage
 from runguard.providers.usage import GrowingPrompts, measure
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 contents = st.one_of(
     st.text(max_size=40),

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 import pytest
 
 from runguard.providers.messages import Request, read_request
+from tests.kit.examples import each_row
 from tests.kit.provider_answers import CHAT
-from tests.kit.tables import each_row
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runguard.providers.errors import retry_after
+from tests.kit.examples import each_row
 from tests.kit.gemini_server import refusal
-from tests.kit.tables import each_row
 
 
 class RefusedError(Exception):

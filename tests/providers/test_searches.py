@@ -10,7 +10,7 @@ from runguard.pricing.book import ModelLimits, Price, Pricing
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.messages import read
 from runguard.providers.usage import CallUsage
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 GEMINI_USAGE = {"prompt_token_count": 10, "candidates_token_count": 5, "total_token_count": 15}
 

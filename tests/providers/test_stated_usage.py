@@ -13,8 +13,8 @@ import pytest
 
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import Reading, read, read_request
+from tests.kit.examples import each_row
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, streamed
-from tests.kit.tables import each_row
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 

@@ -12,8 +12,8 @@ import pytest
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import Reading, read
 from runguard.providers.streams import StreamReading
+from tests.kit.examples import each_row
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, chat_chunk, streamed
-from tests.kit.tables import each_row
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
 

@@ -47,10 +47,6 @@ def test_the_table_shows_who_would_have_been_touched_and_the_totals(recorded: Pa
     assert "1 records could not be read and were skipped" in told
 
 
-def test_all_shows_the_others_too(recorded: Path) -> None:
-    assert "fine" in replay(recorded, "--all").output
-
-
 def test_json_is_one_document_with_every_run(recorded: Path) -> None:
     done = replay(recorded, "--json")
     told = json.loads(done.stdout)

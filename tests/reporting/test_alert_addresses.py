@@ -23,8 +23,8 @@ from tests.kit.alert_servers import (
     sent,
     short_pauses_and_no_leftovers,  # noqa: F401 - an autouse fixture
 )
+from tests.kit.examples import each_row
 from tests.kit.optional import present
-from tests.kit.tables import each_row
 
 # ---- where alerts do not go -----------------------------------------------------------------------------------------
 

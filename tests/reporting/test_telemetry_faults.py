@@ -134,31 +134,6 @@ def test_without_the_api_there_is_no_telemetry_and_no_word_about_it(missing: str
     assert said == "None\n"
 
 
-def test_without_the_logs_api_the_rest_works() -> None:
-    said = in_a_process("""
-        import sys
-        sys.modules["opentelemetry._logs"] = None
-        from runguard.engine.guard import Guard
-        from runguard.core.decision import Action, Decision, Finding
-        from runguard.core.events import RunInfo
-        from runguard.policy import Policy
-        from runguard.reporting.telemetry import Telemetry
-        told = Telemetry.of(Guard(Policy()))
-        told.decided(Decision(Action.STOP, Finding("stall", Action.STOP, 1, 1, "failures")), RunInfo("r"), "a", None)
-        print(told.flush())
-    """)
-    assert said == "True\n"
-
-
-def test_importing_the_module_does_not_import_opentelemetry() -> None:
-    said = in_a_process("""
-        import sys
-        import runguard.reporting.telemetry
-        print([name for name in sys.modules if name.startswith("opentelemetry")])
-    """)
-    assert said == "[]\n"
-
-
 def test_providers_may_be_set_after_the_guard_was_made() -> None:
     """The global way, as programs go it: the API's stand-ins connect when the providers come. And no SDK is needed
     before.

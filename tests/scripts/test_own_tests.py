@@ -68,7 +68,7 @@ def test_what_the_guard_breaks_is_found(tmp_path: Path) -> None:
         f"{begin}test_runner::test_fails_anyway": "failed",
         f"{begin}test_runner::test_is_skipped": "skipped",
     }
-    plain = own.results_of(Path(sys.executable), tmp_path, "adk", ["tests/unittests"], "noop")
+    plain = outcomes | {f"{begin}test_runner::test_has_no_plugins[1]": "passed"}
     assert own.only_guarded(plain, outcomes) == [f"{begin}test_runner::test_has_no_plugins[1]"]
 
 

@@ -9,7 +9,7 @@ import runguard
 from runguard.policy.settings import Policy
 from scripts import without_features
 from scripts.without_features import GUARD, ROOT, features_of, take_out
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 ENGINE = Path(runguard.__file__).parent / "engine"
 FEATURES = features_of((ROOT / "src" / GUARD).read_text(encoding="utf-8"))

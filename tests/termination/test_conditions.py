@@ -42,7 +42,7 @@ from tests.kit.conditions import (
     say,
     top_level_function,
 )
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 # ---- events ---------------------------------------------------------------------------------------------------------
 

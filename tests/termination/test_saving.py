@@ -34,7 +34,7 @@ from tests.kit.conditions import (
     say,
     top_level_function,
 )
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 def test_saved_conditions_are_plain_and_versioned() -> None:

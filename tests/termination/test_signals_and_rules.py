@@ -34,7 +34,7 @@ from tests.kit.conditions import (
     rounds,
     say,
 )
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 # ---- signals and functions ------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from runguard.termination import (
     TokenUsageTermination,
 )
 from tests.kit.conditions import PRICES, answer, fires_at, say, took
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 
 @each_row(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runguard.view.story import Call, build_story
-from tests.kit.tables import each_row
+from tests.kit.examples import each_row
 
 TRIP = {
     "id": "t",

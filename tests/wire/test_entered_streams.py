@@ -159,15 +159,6 @@ def test_text_that_is_read_past_the_guard_is_booked_from_what_the_stream_knows(s
 
 
 @pytest.mark.parametrize("kind", ["messages"])
-async def test_async_text_that_is_read_past_the_guard(setup: Setup) -> None:
-    setup.server.script(Reply("one two three"))
-    guarded = setup.guard_async()
-    async with guarded(**setup.request) as stream:
-        assert "".join([piece async for piece in stream.text_stream]) == "one two three"
-    assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
-
-
-@pytest.mark.parametrize("kind", ["messages"])
 def test_text_that_is_left_in_the_middle_is_an_estimate(setup: Setup) -> None:
     """The prompt was told; of the output, what was heard: two of four pieces of 100 letters."""
     setup.server.script(Reply("x" * 400))

@@ -150,12 +150,3 @@ async def test_by_its_model_alone(
     assert len(provider.requests) == requests
     spent = guarded.spend()
     assert (spent["usd"], spent["reserved_usd"]) == (CALL_USD * requests, 0)
-
-
-async def test_a_healthy_run_of_a_guarded_model_answers(example: ModuleType, provider: OpenAIServer) -> None:
-    provider.answer_by(research)
-    guarded = GuardedLlm(example.LiteLlm(model=MODEL, **at(provider)), max_usd=1, prices=PRICES)
-    result = await run(example.research_agent(guarded), "How far is the moon?")
-    assert result.texts[-1] == "It is 384,400 km away."
-    assert len(provider.requests) == 3
-    assert guarded.spend()["usd"] == CALL_USD * 3

@@ -33,20 +33,6 @@ def test_version() -> None:
     assert runguard("--version").output == f"runguard {__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["demo", "--help"], ["check", "--help"], ["--version"]], ids=" ".join
-)
-def test_help_loads_no_framework(arguments: list[str]) -> None:
-    ran = python(
-        f"import sys; from runguard.cli.main import main; main({arguments}, prog_name='runguard', "
-        "standalone_mode=False); "
-        "sys.exit(str([name for name in sys.modules if name.split('.')[0] in ('google', 'rich', 'pydantic', "
-        "'asyncio')]))"
-    )
-    assert ran.stderr.strip() == "[]"
-    assert "runguard" in ran.stdout
-
-
 WITHOUT = """
 import sys
 

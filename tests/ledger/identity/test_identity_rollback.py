@@ -173,17 +173,6 @@ async def test_a_valkey_that_lost_its_data_is_not_an_unspent_budget(
     assert sum([await each.calls(3) for each in crowd]) == CAP
 
 
-async def test_a_valkey_that_restarts_with_its_data_goes_on(own_valkey: Valkey) -> None:
-    crowd = [Worker(own_valkey.url) for _ in range(2)]
-    assert [await each.calls(2) for each in crowd] == [2, 2]
-    for each in crowd:
-        assert each.plugin.flush(10)
-    own_valkey.stop()
-    assert await crowd[0].calls(1) == 0
-    own_valkey.start()
-    assert sum([await each.calls(3) for each in crowd]) == 1
-
-
 async def test_a_valkey_restored_from_a_snapshot_goes_on_with_what_the_snapshot_knows(own_valkey: Valkey) -> None:
     """The id is in the snapshot. What was spent after it is lost: documented."""
     import redis

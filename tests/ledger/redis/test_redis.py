@@ -1,8 +1,6 @@
 """Redis: URLs, the data on the server, faults."""
 
 import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -16,8 +14,8 @@ from runguard.core.money import NOTHING
 from runguard.errors import PolicyError
 from runguard.ledger.ledger import StoreDeniedError, StoreError, StoreOutage, StoreReplacedError
 from runguard.ledger.redis import RedisSession, RedisStore
+from tests.kit.examples import each_row
 from tests.kit.redis_stores import CALL, a_line, key_of
-from tests.kit.tables import each_row
 from tests.kit.valkey_server import Valkey, valkey_process
 
 AOF = ("--appendonly", "yes", "--appendfsync", "always")
@@ -72,25 +70,6 @@ def test_a_url_that_cannot_be_meant_is_refused_without_its_password(url: str, to
     with pytest.raises(PolicyError, match=told.replace("(", r"\(")) as error:
         RedisStore(url)
     assert "s3cret" not in str(error.value)
-
-
-def test_without_the_package_the_error_says_what_to_install() -> None:
-    code = (
-        "import sys; sys.modules['redis'] = None\n"
-        "from runguard.ledger.redis import RedisStore\n"
-        "from runguard.errors import PolicyError\n"
-        "store = RedisStore('redis://:s3cret@localhost')\n"
-        "try:\n    store.connect(1)\nexcept PolicyError as error:\n    print(error)"
-    )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "pip install 'runguard-agents[redis]'" in told
-    assert "s3cret" not in told
-
-
-def test_importing_the_module_does_not_import_redis() -> None:
-    subprocess.run(
-        [sys.executable, "-c", "import sys, runguard.ledger.redis; assert 'redis' not in sys.modules"], check=True
-    )
 
 
 def test_a_unix_socket_works_too(own_server: Valkey) -> None:

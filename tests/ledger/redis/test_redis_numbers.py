@@ -193,14 +193,3 @@ def test_records_are_capped(session: RedisSession, raw: Any, monkeypatch: pytest
         session.append("k", str(n), "t")
     assert 100 <= raw.xlen(key_of(session, "r:k")) <= 250
     assert [ref for _, ref, _ in session.tail("k", 2)] == ["498", "499"]
-
-
-def test_accounts_can_be_read_by_hand(session: RedisSession, raw: Any) -> None:
-    session.settle("h", [a_line()], CALL)
-    found = raw.hgetall(key_of(session, "a:user:ann"))
-    assert (found["scope"], found["caps"], found["spent"], found["held"]) == (
-        "user:ann",
-        "1000 - -",
-        "100 10 1",
-        "0 0 0",
-    )

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
-from unittest import mock
 
 from google.adk.apps import App
 from google.adk.models.llm_request import LlmRequest
@@ -16,13 +15,10 @@ from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.genai import types
 
-from runguard import Budget
 from runguard.adk import RunGuardPlugin
-from runguard.ledger import remote
 from runguard.testing import ScriptedModel, assert_calls_answered, call, run, text
-from tests.kit.money import PRICES
 from tests.kit.processes import Process
-from tests.kit.shared_stores import ALICE, CALL, Make, _in_flight, balance, ledger, play, thousand
+from tests.kit.shared_stores import ALICE, CALL, Make, _in_flight, balance, ledger, play
 from tests.kit.shared_worker import agent, steps
 from tests.kit.stores import Place
 from tests.kit.tools import step
@@ -50,24 +46,6 @@ def test_a_fork_in_the_middle_leaves_two_workers_whose_calls_all_count(
     session = place.connect()
     assert session.running(60) == [], "the child does not keep its parent's runs alive"
     session.close()
-
-
-async def test_guards_with_one_url_share_one_ledger_and_its_cap(place: Place) -> None:
-    policy: dict[str, Any] = {
-        "prices": PRICES,
-        "tokens": thousand,
-        "store": place.url,
-        "store_timeout": 5.0,
-        "budgets": [Budget(usd="0.10", per="user")],
-    }
-    with mock.patch.dict(remote._open, clear=True):
-        one, two = RunGuardPlugin(**policy), RunGuardPlugin(**policy)
-        assert ledger(one) is ledger(two)
-    first, second = steps(4), steps(4)
-    await asyncio.gather(play(one, first, session="a"), play(two, second, session="b"))
-    assert first.calls + second.calls == 5
-    assert one.flush(10)
-    assert [(s.spent, s.reserved) for s in two.budgets(ALICE)] == [(Decimal("0.10"), 0)]
 
 
 def test_loops_in_two_threads_and_the_synchronous_runner_share_one_guard(place: Place, worker: Make) -> None:

@@ -1,13 +1,28 @@
-"""A table of examples as one test: cheaper than a case for each where a row takes no time and needs no fixture."""
+"""Tables of examples as one test, and how many examples a property is tried on."""
 
 import functools
 import inspect
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hypothesis import settings
+
+
+def examples(number: int, **more: Any) -> settings:
+    """Return the settings of a property that ``make faults`` tries on so many examples, ``make test`` on a quarter."""
+    return settings(
+        max_examples=number if os.environ.get("RUNGUARD_FAULTS") == "long" else max(20, number // 4),
+        deadline=None,
+        **more,
+    )
+
 
 def each_row(names: str | Sequence[str], table: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Play a test on every row, like ``parametrize``. What a row raises says which row it was."""
+    """Play a test on every row, like ``parametrize``, as one case: for rows that take no time and need no fixture.
+
+    What a row raises says which row it was.
+    """
     listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     single, kept = isinstance(names, str) and len(listed) == 1, list(table)
 
