@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import fields as dataclass_fields
 from decimal import Context, Decimal
+from functools import cache
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -276,51 +277,88 @@ _COUNTS: Final = _WRONG | {int}
 _ENTRIES: Final = 64  # of a list that are looked at
 NO_INPUT: Final = "usage: no input tokens reported"
 
-_SNAKE: Final = (
-    "prompt_token_count",
-    "candidates_token_count",
-    "total_token_count",
-    "tool_use_prompt_token_count",
-    "thoughts_token_count",
-    "response_token_count",
-    "cached_content_token_count",
-    "cache_creation_input_tokens",
-    "prompt_tokens_details",
-    "tool_use_prompt_tokens_details",
-    "cache_tokens_details",
-    "candidates_tokens_details",
-    "response_tokens_details",
-)
-_TELLING: Final = 7  # the first ones identify a report of Gemini or ADK; Anthropic uses the next name, too
+# A name in a report, and the figure of ``Counts`` that it gives; or the names inside of it.
+_Names = tuple[tuple[str, "str | _Names"], ...]
+
+
+class _Form(NamedTuple):
+    """The names that one kind of report uses. The first two of ``whole`` identify it."""
+
+    whole: _Names  # one of these that cannot be true spoils the report
+    parts: _Names = ()  # one of these that cannot be true leaves the rest as they are
+    leaves_out_caches: bool = False  # in its input
+
 
 _CACHE: Final = (("cache_read_input_tokens", "cached"), ("cache_creation_input_tokens", "cache_write"))
+_LIFETIMES: Final = (("ephemeral_1h_input_tokens", "cache_write_1h"),)
+_SERVER_TOOLS: Final = ("server_tool_use", (("web_search_requests", "searches"),))
 _OF_INPUT: Final = (
     ("cached_tokens", "cached"),
     ("audio_tokens", "audio"),
     ("cache_creation_tokens", "cache_write"),
     ("cache_write_tokens", "cache_write"),
     ("web_search_requests", "searches"),  # LiteLLM
+    ("cache_creation_token_details", _LIFETIMES),  # LiteLLM
 )
-_SERVER_TOOLS: Final = (("web_search_requests", "searches"),)
-_LIFETIMES: Final = (("ephemeral_1h_input_tokens", "cache_write_1h"),)
 _OF_OUTPUT: Final = (
     ("reasoning_tokens", "thinking"),
     ("thinking_tokens", "thinking"),
     ("audio_tokens", "audio_output"),
 )
+# OpenAI's chat completions, LiteLLM, and many with the same names; LiteLLM adds Anthropic's names
+_CHAT: Final = _Form(
+    (("prompt_tokens", "input"), ("completion_tokens", "answer"), ("total_tokens", "total")),
+    (*_CACHE, ("prompt_tokens_details", _OF_INPUT), _SERVER_TOOLS, ("completion_tokens_details", _OF_OUTPUT)),
+)
+_RESPONSES: Final = _Form(
+    (("input_tokens", "input"), ("output_tokens", "answer"), ("total_tokens", "total")),
+    (("input_tokens_details", _OF_INPUT), ("output_tokens_details", _OF_OUTPUT)),
+)
+_ANTHROPIC: Final = _Form(
+    (("input_tokens", "input"), ("output_tokens", "answer"), *_CACHE),
+    (("cache_creation", _LIFETIMES), _SERVER_TOOLS, ("output_tokens_details", _OF_OUTPUT)),
+    leaves_out_caches=True,
+)
+# Microsoft's Agent Framework. It passes on Anthropic's input, and says so in names of its own.
+_MICROSOFT: Final = _Form(
+    (("input_token_count", "input"), ("output_token_count", "answer")),
+    (
+        ("cache_read_input_token_count", "cached"),
+        ("cache_creation_input_token_count", "cache_write"),
+        ("reasoning_output_token_count", "thinking"),
+    ),
+)
+_FROM_ANTHROPIC: Final = ("anthropic.cache_read_input_tokens", "anthropic.cache_creation_input_tokens")
+_OWN: Final = _Form((("input", "input"), ("output", "answer")), (("cached", "cached"),))
+_OF_USAGE: Final = _Form(_OWN.whole, tuple((part.name, part.name) for part in dataclass_fields(Usage)[2:]))
+_FORMS: Final = (_CHAT, _ANTHROPIC, _MICROSOFT, _OWN)
+# Gemini, and ADK, which uses Gemini's names for every model. JSON has the same names in camel case.
+_GEMINI: Final = _Form(
+    (
+        ("prompt_token_count", "input"),
+        ("response_token_count", "answer"),  # of a live connection
+        ("candidates_token_count", "answer"),
+        ("total_token_count", "total"),
+        ("thoughts_token_count", "thinking"),
+        ("tool_use_prompt_token_count", "tools"),
+    ),
+    (("cached_content_token_count", "cached"), ("cache_creation_input_tokens", "cache_write")),
+)
+_GEMINI_NAMES: Final = (*(name for name, _ in _GEMINI.whole), "cached_content_token_count")  # any of them identifies it
+_GEMINI_KEYS: Final = frozenset(_GEMINI_NAMES)
+_GEMINI_AUDIO: Final = (  # lists with a count for each kind of content
+    ("prompt_tokens_details", "audio"),
+    ("tool_use_prompt_tokens_details", "audio"),
+    ("cache_tokens_details", "cached_audio"),
+    ("candidates_tokens_details", "audio_output"),
+    ("response_tokens_details", "audio_output"),
+)
 
-_CHAT_DETAILS: Final = frozenset(
-    {*dict(_CACHE), "prompt_tokens_details", "server_tool_use", "completion_tokens_details"}
-)  # of a chat completion's usage
 
-
+@cache
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(word.capitalize() for word in rest)
-
-
-_CAMEL: Final = tuple(_camel(name) for name in _SNAKE)
-_SNAKE_TELLING: Final = frozenset(_SNAKE[:_TELLING])
 
 
 @dataclass(slots=True)
@@ -350,6 +388,7 @@ class Counts:
     thinking: int = 0
     searches: int = 0
     cache_write_1h: int = 0
+    tools: int = 0  # of input: what tools have answered
 
     def add(self, later: "Counts") -> bool:
         """Take in another report of the same call. Return True when a figure has grown.
@@ -393,7 +432,6 @@ class Counts:
 
 
 _FIGURES: Final = tuple(field.name for field in dataclass_fields(Counts))
-_PARTS: Final = tuple(field.name for field in dataclass_fields(Usage))[2:]
 
 
 def read_usage(report: Any, problems: list[str]) -> Counts | None:
@@ -408,24 +446,19 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
         return total_of(report, problems)
     given = report if kind is dict else fields(report)
     get, before = given.get, len(problems)
-    if kind is Usage:
-        counts = _plain(get, problems, _PARTS)
-    elif (type(given) is not dict or not _SNAKE_TELLING.isdisjoint(given)) and _has_counts(get, _SNAKE):
-        counts = _gemini(get, _SNAKE, problems)
-    elif type(get("prompt_tokens")) in _NUMBERS or type(get("completion_tokens")) in _NUMBERS:
-        counts = _chat(given, problems)
-    elif type(get("input_tokens")) in _NUMBERS or type(get("output_tokens")) in _NUMBERS:
-        counts = _split(get, problems)
-    elif type(get("input_token_count")) in _NUMBERS or type(get("output_token_count")) in _NUMBERS:
-        counts = _microsoft(given, problems)
-    elif _has_counts(get, _CAMEL):
-        counts = _gemini(get, _CAMEL, problems)
-    elif type(get("input")) in _NUMBERS or type(get("output")) in _NUMBERS:
-        counts = _plain(get, problems)
-    elif type(get("total_tokens")) in _NUMBERS:
-        return total_of(get("total_tokens"), problems)
+    counts: Counts | None
+    if (type(given) is not dict or not _GEMINI_KEYS.isdisjoint(given)) and _is_gemini(get):
+        counts = _gemini(get, problems)
     else:
-        return None
+        for form in _FORMS:
+            if type(get(form.whole[0][0])) in _NUMBERS or type(get(form.whole[1][0])) in _NUMBERS:
+                counts = _read(_OF_USAGE if kind is Usage else form, get, problems)
+                break
+        else:
+            if not _is_gemini(in_camel := lambda name: get(_camel(name))):
+                total = get("total_tokens")
+                return total_of(total, problems) if type(total) in _NUMBERS else None
+            counts = _gemini(in_camel, problems)
     if counts is None:
         return None
     if not (counts.input or counts.answer or counts.beside or counts.total or counts.cached or counts.cache_write):
@@ -437,14 +470,11 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
 
 def total_of(tokens: Any, problems: list[str]) -> Counts | None:
     """Return counts with nothing but a total, for tokens of an unknown kind; None for zero or what is no count."""
-    total = _count({"tokens": tokens}.get, "tokens", problems)
+    total = _count("tokens", tokens, problems)
     return Counts(total=total) if total else None
 
 
-def _count(get: Any, name: str, problems: list[str]) -> int:
-    value = get(name)
-    if value is None:
-        return 0
+def _count(name: str, value: Any, problems: list[str]) -> int:
     if type(value) is int and 0 <= value <= MOST_TOKENS:
         return value
     if type(value) in _COUNTS:
@@ -452,107 +482,41 @@ def _count(get: Any, name: str, problems: list[str]) -> int:
     return 0
 
 
-def _parts(counts: Counts, report: Any, names: tuple[tuple[str, str], ...], problems: list[str]) -> None:
-    """Set the counts that are parts of others. A broken figure leaves the rest as they are.
-
-    ``names``: pairs of the report's name and the field of ``counts``.
-    """
-    get = fields(report).get
-    for name, part in names:
-        if count := _count(get, name, problems):
-            setattr(counts, part, count)
+def _is_gemini(get: Any) -> bool:
+    for name in _GEMINI_NAMES:  # noqa: SIM110 - a generator costs a call for each name
+        if type(get(name)) in _COUNTS:
+            return True
+    return False
 
 
-def _chat(given: Any, problems: list[str]) -> Counts | None:
-    """Read a report of OpenAI's chat completions, of LiteLLM, or with the same names.
-
-    The prompt includes cached tokens.
-    """
-    get = given.get
-    asked, answered, whole = get("prompt_tokens"), get("completion_tokens"), get("total_tokens")
-    if not (
-        type(asked) is type(answered) is type(whole) is int
-        and 0 <= asked <= MOST_TOKENS
-        and 0 < answered <= MOST_TOKENS
-        and 0 <= whole <= MOST_TOKENS
-    ):  # something is missing, zero or strange
-        before = len(problems)
-        asked, answered = _count(get, "prompt_tokens", problems), _count(get, "completion_tokens", problems)
-        whole = _count(get, "total_tokens", problems)
-        if len(problems) > before:
-            return None
-    counts = Counts(asked, answered, 0, whole)
-    if type(given) is dict and _CHAT_DETAILS.isdisjoint(given):
-        return counts
-    # LiteLLM, of Anthropic
-    if get("cache_read_input_tokens") is not None or get("cache_creation_input_tokens") is not None:
-        _parts(counts, {name: get(name) for name, _ in _CACHE}, _CACHE, problems)
-    if (details := get("prompt_tokens_details")) is not None:
-        _parts(counts, details, _OF_INPUT, problems)
-        if (writes := fields(details).get("cache_creation_token_details")) is not None:  # LiteLLM
-            _parts(counts, writes, _LIFETIMES, problems)
-    if (tools := get("server_tool_use")) is not None:
-        _parts(counts, tools, _SERVER_TOOLS, problems)
-    if (details := get("completion_tokens_details")) is not None:
-        _parts(counts, details, _OF_OUTPUT, problems)
-    return counts
-
-
-def _split(get: Any, problems: list[str]) -> Counts | None:
-    """Read a report that names ``input_tokens`` and ``output_tokens``.
-
-    With ``input_tokens_details`` it comes from OpenAI's responses, without them from Anthropic.
-    """
-    if (details := get("input_tokens_details")) is None:
-        return _anthropic(get, problems)
-    before = len(problems)
-    counts = Counts(
-        _count(get, "input_tokens", problems),
-        _count(get, "output_tokens", problems),
-        total=_count(get, "total_tokens", problems),
-    )
+def _read(form: _Form, get: Any, problems: list[str]) -> Counts | None:
+    if form is _ANTHROPIC:
+        if rounds := get("iterations"):
+            return _rounds(items(rounds), problems)
+        if get("input_tokens_details") is not None:
+            form = _RESPONSES
+    counts, before = Counts(), len(problems)
+    _take(counts, get, form.whole, problems)
     if len(problems) > before:
         return None
-    _parts(counts, details, _OF_INPUT, problems)
-    if (details := get("output_tokens_details")) is not None:
-        _parts(counts, details, _OF_OUTPUT, problems)
-    return counts
-
-
-def _microsoft(given: Any, problems: list[str]) -> Counts | None:
-    """Read a report of Microsoft's Agent Framework. It passes on Anthropic's input, which leaves out the caches."""
-    before, get = len(problems), given.get
-    counts = Counts(_count(get, "input_token_count", problems), _count(get, "output_token_count", problems))
-    if len(problems) > before:
-        return None
-    counts.cached = _count(get, "cache_read_input_token_count", problems)
-    counts.cache_write = _count(get, "cache_creation_input_token_count", problems)
-    counts.thinking = _count(get, "reasoning_output_token_count", problems)
-    if any(str(name).startswith("anthropic.") for name in given):
+    _take(counts, get, form.parts, problems)
+    if form.leaves_out_caches or (form is _MICROSOFT and any(get(name) is not None for name in _FROM_ANTHROPIC)):
         counts.input += counts.cached + counts.cache_write
     return counts
 
 
-def _anthropic(get: Any, problems: list[str]) -> Counts | None:
-    """Read a report of Anthropic, whose input leaves out tokens read from a cache or written to one."""
-    if rounds := get("iterations"):
-        return _rounds(items(rounds), problems)
-    before = len(problems)
-    tokens, output = _count(get, "input_tokens", problems), _count(get, "output_tokens", problems)
-    cached, write = (
-        _count(get, "cache_read_input_tokens", problems),
-        _count(get, "cache_creation_input_tokens", problems),
-    )
-    if len(problems) > before:
-        return None
-    counts = Counts(tokens + cached + write, output, cached=cached, cache_write=write)
-    if (writes := get("cache_creation")) is not None:
-        _parts(counts, writes, _LIFETIMES, problems)
-    if (tools := get("server_tool_use")) is not None:
-        _parts(counts, tools, _SERVER_TOOLS, problems)
-    if (details := get("output_tokens_details")) is not None:
-        _parts(counts, details, _OF_OUTPUT, problems)
-    return counts
+def _take(counts: Counts, get: Any, names: "_Names", problems: list[str]) -> None:
+    """Set the figures that a report gives. Zero and a figure that cannot be true change nothing."""
+    for name, figure in names:
+        value = get(name)
+        if value is None:
+            continue
+        if type(figure) is tuple:
+            _take(counts, fields(value).get, figure, problems)
+        elif type(value) is int and 0 < value <= MOST_TOKENS:  # a call of ``_count`` costs more than this line
+            setattr(counts, figure, value)
+        else:
+            _count(name, value, problems)
 
 
 def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
@@ -563,7 +527,7 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
     whole = Counts()
     for report in rounds[:_ENTRIES]:
         of = fields(report).get
-        counts = None if of("iterations") else _anthropic(of, problems)
+        counts = None if of("iterations") else _read(_ANTHROPIC, of, problems)
         if counts is None:
             return None
         for name in _FIGURES:
@@ -571,60 +535,13 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
     return whole
 
 
-def _has_counts(get: Any, names: tuple[str, ...]) -> bool:
-    """Return whether a report has one of Gemini's names. ``names``: ``_SNAKE`` or ``_CAMEL``."""
-    for name in names[:_TELLING]:  # noqa: SIM110 - a generator costs a call for each name
-        if type(get(name)) in _COUNTS:
-            return True
-    return False
-
-
-def _gemini(get: Any, names: tuple[str, ...], problems: list[str]) -> Counts | None:
-    """Read a report of Gemini, or of ADK, which uses Gemini's names for every model."""
-    (
-        prompt,
-        answer,
-        total,
-        tool,
-        thoughts,
-        live,
-        cached,
-        write,
-        audio,
-        tool_audio,
-        cached_audio,
-        audio_output,
-        live_audio_output,
-    ) = names
-    before = len(problems)
-    # most reports leave most figures out, and a call of ``_count`` costs more than this lookup
-    thinking = _count(get, thoughts, problems) if get(thoughts) is not None else 0
-    tools = _count(get, tool, problems) if get(tool) is not None else 0
-    asked, answered, whole = get(prompt), get(answer), get(total)
-    if not (
-        type(asked) is type(answered) is type(whole) is int
-        and 0 <= asked <= MOST_TOKENS
-        and 0 < answered <= MOST_TOKENS
-        and 0 <= whole <= MOST_TOKENS
-    ):
-        # something is missing, zero or strange
-        asked, answered = _count(get, prompt, problems), _count(get, answer, problems) or _count(get, live, problems)
-        whole = _count(get, total, problems)
-    counts = Counts(asked + tools, answered, thinking, whole, thinking=thinking)
-    if len(problems) > before:
-        return None
-    if get(cached) is not None:
-        counts.cached = _count(get, cached, problems)
-    if get(write) is not None:
-        counts.cache_write = _count(get, write, problems)
-    if details := get(audio):
-        counts.audio = _audio(details, problems)
-    if details := get(tool_audio):
-        counts.audio += _audio(details, problems)
-    if details := get(cached_audio):
-        counts.cached_audio = _audio(details, problems)
-    if details := get(audio_output) or get(live_audio_output):
-        counts.audio_output = _audio(details, problems)
+def _gemini(get: Any, problems: list[str]) -> Counts | None:
+    counts = _read(_GEMINI, get, problems)
+    if counts is not None:
+        counts.input, counts.beside = counts.input + counts.tools, counts.thinking
+        for name, figure in _GEMINI_AUDIO:
+            if details := get(name):
+                setattr(counts, figure, getattr(counts, figure) + _audio(details, problems))
     return counts
 
 
@@ -634,19 +551,9 @@ def _audio(details: Any, problems: list[str]) -> int:
         of = fields(detail).get
         modality = of("modality")
         if isinstance(modality, str) and str.upper(modality) == "AUDIO":
-            audio += _count(of, "token_count", problems) or _count(of, "tokenCount", problems)
+            count = of("token_count")
+            audio += _count("token_count", of("tokenCount") if count is None else count, problems)
     return audio
-
-
-def _plain(get: Any, problems: list[str], parts: tuple[str, ...] = ("cached",)) -> Counts | None:
-    """Read a report in RunGuard's own names. ``parts``: which fields to read beside input and output."""
-    before = len(problems)
-    counts = Counts(_count(get, "input", problems), _count(get, "output", problems))
-    if len(problems) > before:
-        return None
-    for name in parts:
-        setattr(counts, name, _count(get, name, problems))
-    return counts
 
 
 def checked_usage(usage: Usage | None) -> Usage | None:
