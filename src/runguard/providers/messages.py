@@ -240,26 +240,11 @@ def newest_results(args: tuple[object, ...], kwargs: Mapping[str, object]) -> li
     They are recognised by their shapes: OpenAI (chat completions and responses), Anthropic, google-genai and LiteLLM,
     as objects or as plain JSON.
     """
-    found: list[tuple[object, ToolResult]] = []
-    names: dict[object, str] = {}
-    for message in reversed(items(_messages(args, kwargs, 0))[-MAX_PARTS:]):
-        of = fields(message).get
-        kind, role = of("type"), of("role")
-        if role in _MODEL_ROLES or (type(kind) is str and kind.endswith("_call")):
-            _learn_names(of, names)
-            if len(found) == len(names) or role in _MODEL_ROLES:
-                break
-        elif role is None and type(kind) is str and kind.endswith("_call_output"):
-            found.append((of("call_id"), ToolResult("", _plain(of("output")))))
-        elif names:
-            break  # this message comes before the calls of the responses API
-        elif role in ("tool", "function") and of("content") is not None:
-            found.append((of("tool_call_id"), ToolResult(_text(of("name")), _plain(of("content")))))
-        else:
-            found += reversed(_blocks(of))
-        if len(found) >= MAX_CALLS:
-            break
-    return [result if result.tool else result._replace(tool=names.get(key, "")) for key, result in reversed(found)]
+    newest = next(rounds_of_turn(items(_messages(args, kwargs, 0))[-MAX_PARTS:]), None)
+    if newest is None:
+        return []
+    names = {id_: tool for id_, tool, _ in newest.calls}
+    return [result if result.tool else result._replace(tool=names.get(id_, "")) for id_, result in newest.results]
 
 
 class Round(NamedTuple):
@@ -270,11 +255,12 @@ class Round(NamedTuple):
     results: tuple[tuple[str, ToolResult], ...]  # id of the call, with its result
 
 
-def rounds_of_turn(messages: object, clean: Callable[[str], str]) -> Iterator[Round]:
+def rounds_of_turn(messages: object, clean: Callable[[str], str] | None = None) -> Iterator[Round]:
     """Yield the answers with tool calls since the last word of the user, the newest first.
 
     A conversation that ends with the user's word has none. ``clean`` takes the host program's own words out of a text:
-    a message of which it leaves nothing is no word of the user.
+    a message of which it leaves nothing is no word of the user. None: only the newest answer is of interest, and what
+    the user says beside its results does not matter.
     """
     given, at = items(messages), 0
     calls: list[tuple[str, str, object]] = []
@@ -289,26 +275,36 @@ def rounds_of_turn(messages: object, clean: Callable[[str], str]) -> Iterator[Ro
             at = index
         elif results and (asked := _calls_in(given[index], of)):
             calls += reversed(asked)
+        elif clean is None:
+            if calls or of("role") in _MODEL_ROLES or (not results and _text(of("type")).endswith("_call")):
+                break
         elif of("role") == "user" and clean(_said(of)):
             break
     if results:
         yield Round(at, tuple(reversed(calls)), tuple(reversed(results)))
 
 
-def _results_in(of: Any, clean: Callable[[str], str]) -> list[tuple[str, ToolResult]]:
-    kind, role = of("type"), of("role")
-    if type(kind) is str and kind.endswith("_call_output"):
-        found: list[tuple[object, ToolResult]] = [(of("call_id"), ToolResult("", of("output")))]
-    elif role in ("tool", "function") and of("content") is not None:
+def _results_in(of: Any, clean: Callable[[str], str] | None) -> list[tuple[str, ToolResult]]:
+    """Return the results in one message, each with the id of its call."""
+    found: list[tuple[object, ToolResult]] = []
+    if _text(of("type")).endswith("_call_output"):
+        found = [(of("call_id"), ToolResult("", of("output")))]
+    elif of("role") in ("tool", "function") and of("content") is not None:
         found = [(of("tool_call_id"), ToolResult(_text(of("name")), of("content")))]
     else:
-        found = _blocks(of)
+        parts = items(of("parts")) or items(of("content"))
+        for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:  # or it is such a part itself
+            if (response := get("function_response") or get("functionResponse")) is not None:
+                held = fields(response).get
+                found.append((held("id"), ToolResult(_text(held("name")), held("response"))))
+            elif get("type") == "tool_result":
+                found.append((get("tool_use_id"), ToolResult("", get("content"), get("is_error") is True)))
     return [(_text(key), result._replace(value=_plain(result.value, clean))) for key, result in found[:MAX_CALLS]]
 
 
 def _calls_in(message: Any, of: Any) -> list[tuple[str, str, object]]:
     parts = Reading()
-    if type(kind := of("type")) is str and kind in _ACTIONS:
+    if _text(of("type")) in _ACTIONS:
         responses_item(of, parts)
     elif of("role") in _MODEL_ROLES:
         for call in items(of("tool_calls"))[:MAX_CALLS]:
@@ -345,36 +341,7 @@ def _messages(args: tuple[object, ...], kwargs: Mapping[str, object], depth: int
     return ()
 
 
-def _blocks(of: Any) -> list[tuple[object, ToolResult]]:
-    """Return the results inside one message, each with the id of its call.
-
-    They are parts of Gemini or blocks of Anthropic; or the message is such a part itself.
-    """
-    found: list[tuple[object, ToolResult]] = []
-    parts = items(of("parts")) or items(of("content"))
-    for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:
-        if (response := get("function_response") or get("functionResponse")) is not None:
-            held = fields(response).get
-            found.append((held("id"), ToolResult(_text(held("name")), held("response"))))
-        elif get("type") == "tool_result":
-            found.append((get("tool_use_id"), ToolResult("", _plain(get("content")), get("is_error") is True)))
-    return found
-
-
-def _learn_names(of: Any, names: dict[object, str]) -> None:
-    """Add to ``names`` which tool each call of the model's answer named, by the id of the call."""
-    if (call_id := of("call_id")) is not None:
-        names[call_id] = _text(of("name")) or _text(of("type")).removesuffix("_call")
-    for call in items(of("tool_calls"))[:MAX_CALLS]:
-        get = fields(call).get
-        names[get("id")] = _text(fields(get("function") or get("custom")).get("name"))
-    for block in items(of("content"))[:MAX_PARTS]:
-        get = fields(block).get
-        if get("type") == "tool_use":
-            names[get("id")] = _text(get("name"))
-
-
-def _plain(content: Any, clean: Callable[[str], str] | None = None) -> object:
+def _plain(content: Any, clean: Callable[[str], str] | None) -> object:
     """Return a result as data, with the texts in blocks joined and JSON parsed."""
     texts = [fields(block).get("text") for block in items(content)[:MAX_PARTS]]
     if texts and all(type(text) is str for text in texts):
