@@ -141,29 +141,25 @@ class ModelLimits(SettingsModel):
         return SearchPrice(nanos(self.search_price, up=True), self.max_searches, self.search_billing == "call")
 
 
+_FACTS: Final = {
+    # a price of the user, and what it is called in the price list
+    "input": "input_mtok",
+    "output": "output_mtok",
+    "cached": "cache_read_mtok",
+    "cache_write": "cache_write_mtok",
+    "audio": "input_audio_mtok",
+    "cached_audio": "cache_audio_read_mtok",
+    "audio_output": "output_audio_mtok",
+}
+
+
 def rates_of(price: Price, source: str, *, estimated: bool = False) -> Rates:
     """Return a user's price as rates. ``source`` says where the price was given."""
-    return Rates(
-        [_given_band(-1, price), *(_given_band(tier.above, tier) for tier in price.tiers)], source, estimated=estimated
-    )
-
-
-def _given_band(above: int, price: _TokenPrices) -> Band:
-    plain, out = nanos(price.input, up=True), nanos(price.output, up=True)
-    cached = plain if price.cached is None else nanos(price.cached, up=True)
-    audio = plain if price.audio is None else nanos(price.audio, up=True)
-    # a discount on cached text says nothing about audio once audio has its own price
-    cached_audio = cached if price.audio is None else max(audio, cached)
-    return Band(
-        above=above,
-        input=plain,
-        output=out,
-        cached=cached,
-        cache_write=plain if price.cache_write is None else nanos(price.cache_write, up=True),
-        audio=audio,
-        cached_audio=cached_audio if price.cached_audio is None else nanos(price.cached_audio, up=True),
-        audio_output=out if price.audio_output is None else nanos(price.audio_output, up=True),
-    )
+    bands = []
+    for above, given in ((-1, price), *((tier.above, tier) for tier in price.tiers)):
+        stated = {fact: usd for name, fact in _FACTS.items() if (usd := getattr(given, name)) is not None}
+        bands.append(_band(above, {fact: nanos(usd, up=True) for fact, usd in stated.items()})[0])
+    return Rates(bands, source, estimated=estimated)
 
 
 # ---- The price table: one text file with the price facts of genai-prices.
@@ -651,42 +647,6 @@ def listed_models(source: PricesSource = "table") -> list[str]:
     ]
 
 
-class ListedPrice:
-    """The prices of one model in the price list. Each is converted to rates once."""
-
-    __slots__ = ("_entry", "_estimated", "_model", "_rates", "_source")
-
-    def __init__(self, model: str, table: PriceTable | None) -> None:
-        found = entry_of(table, model) if table is not None else None
-        self._model = model
-        self._source = table.source if table is not None else ""
-        self._entry: PricedModel | None = found[0] if found is not None else None
-        self._estimated = found is not None and not found[1]
-        self._rates: dict[int, Rates | Unpriced] = {}
-
-    @property
-    def window(self) -> int | None:
-        """How many input tokens fit into the model."""
-        return None if self._entry is None else self._entry.window
-
-    @property
-    def moments(self) -> tuple[set[float], set[float]]:
-        """When a new price begins, in unix seconds; and when the price changes every day, in seconds of the UTC day."""
-        prices = () if self._entry is None else self._entry.prices
-        return {price.begins for price in prices}, {second for price in prices for second in price.daily or ()}
-
-    def rates(self, at: float) -> Rates | Unpriced:
-        if self._entry is None:
-            reason = f"{self._source} does not know it" if self._source else MISSING
-            return Unpriced(self._model, reason)
-        number = self._entry.in_force(at)
-        known = self._rates.get(number)
-        if known is None:
-            facts = self._entry.prices[number].facts
-            known = self._rates[number] = _rates_from(facts, self._model, self._source, estimated=self._estimated)
-        return known
-
-
 def _is_missing(package: str) -> bool:
     try:
         return off_loop(lambda: find_spec(package)) is None
@@ -759,9 +719,9 @@ def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:
 # ---- Rates and limits per model id: what a user gave comes first, then the lists.
 
 _CACHE_SIZE: Final = 1024
+_LONGEST_SHOWN: Final = 80  # characters of a name without a price
 _LONGEST_ID: Final = 512  # no model has a longer name; such names must not fill the cache
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999; a clock beyond it is broken, not a reason to fail
-_NEVER_ASKED: Final = Unpriced("", "a price of the user is always in force")
 _T = TypeVar("_T")
 DatedRates = tuple[float, float, Rates | Unpriced]  # from when until when they hold (unix seconds), and the rates
 
@@ -837,15 +797,16 @@ class Pricing:
 
     def _schedule(self, model: str) -> "_Schedule":
         if not model.strip() or len(model) > _LONGEST_ID:
-            reason = "that is not a model id" if model.strip() else "the call names no model"
-            return _Schedule((), Unpriced(model[:80], reason))
+            return _Schedule(model, (), None, "that is not a model id" if model.strip() else "the call names no model")
         given = tuple(self._prices.matches(model))
         if given and given[0][-1][0] == -math.inf:
-            return _Schedule(given, _NEVER_ASKED)
+            return _Schedule(model, given, None, "")  # a price of the user is always in force
         if is_tuned(model):
-            reason = "it is a tuned model or endpoint, whose id does not tell the base model"
-            return _Schedule(given, Unpriced(model, reason))
-        return _Schedule(given, ListedPrice(model, price_list(self._source)))
+            return _Schedule(
+                model, given, None, "it is a tuned model or endpoint, whose id does not tell the base model"
+            )
+        table = price_list(self._source)
+        return _Schedule(model, given, table, MISSING if table is None else f"{table.source} does not know it")
 
     def _resolve_limits(self, model: str) -> tuple[int | None, int | None]:
         if not model.strip() or len(model) > _LONGEST_ID:
@@ -857,8 +818,9 @@ class Pricing:
         table = limits_of(normalise(model))
         window = table[0] if window is None else window
         output = table[1] if output is None else output
-        if window is None and not is_tuned(model):
-            window = ListedPrice(model, price_list(self._source)).window
+        listed = price_list(self._source) if window is None and not is_tuned(model) else None
+        if listed is not None and (found := entry_of(listed, model)) is not None:
+            window = found[0].window
         return window, output
 
 
@@ -912,22 +874,31 @@ def _dated(model: str, given: Price | Sequence[Price]) -> _Dated:
 class _Schedule:
     """The prices of one model over time: the user's prices that have begun, else those of the list."""
 
-    __slots__ = ("_daily", "_given", "_listed", "_moments")
+    __slots__ = ("_daily", "_entry", "_given", "_is_sellers", "_model", "_moments", "_otherwise", "_source")
 
-    def __init__(self, given: Sequence[_Dated], listed: ListedPrice | Unpriced) -> None:
-        self._given = given
-        self._listed = listed
-        moments, daily = listed.moments if isinstance(listed, ListedPrice) else (set(), set())
+    def __init__(self, model: str, given: Sequence[_Dated], listed: PriceTable | None, otherwise: str) -> None:
+        """``otherwise``: why the model has no price where neither ``given`` nor ``listed`` has one."""
+        self._model, self._given, self._otherwise = model, given, otherwise
+        found = entry_of(listed, model) if listed is not None else None
+        self._source = listed.source if listed is not None else ""
+        self._entry, self._is_sellers = found or (None, False)
+        prices = found[0].prices if found is not None else ()
         # unix seconds at which a price begins
-        self._moments = sorted(moments.union(begins for dated in given for begins, _ in dated))
-        self._daily = sorted(daily)  # seconds of the UTC day at which the price changes every day
+        self._moments = sorted(
+            {price.begins for price in prices}.union(begins for dated in given for begins, _ in dated)
+        )
+        # seconds of the UTC day at which the price changes every day
+        self._daily = sorted({second for price in prices for second in price.daily or ()})
 
     def rates(self, at: float) -> Rates | Unpriced:
         for dated in self._given:
             for begins, rates in dated:
                 if begins <= at:
                     return rates
-        return self._listed if isinstance(self._listed, Unpriced) else self._listed.rates(at)
+        if self._entry is None:
+            return Unpriced(self._model[:_LONGEST_SHOWN], self._otherwise)
+        facts = self._entry.prices[self._entry.in_force(at)].facts
+        return _rates_from(facts, self._model, self._source, estimated=not self._is_sellers)
 
     def span(self, at: float) -> tuple[float, float]:
         """Return from when until when (unix seconds) the price of this moment holds."""
