@@ -18,7 +18,7 @@ from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
 # Members bound once: looking one up on its enum costs as much as the rest of a line.
 _OK, _EMPTY, _FAILED, _UNKNOWN_TOOL = Outcome.OK, Outcome.EMPTY, Outcome.FAILED, Outcome.UNKNOWN_TOOL
 _WRAPPED: Final = 32  # levels of {"result": …} to open; real answers have one or two
-_WRAPPINGS: Final = 4  # of them around the only text of an answer
+_AROUND_TEXT: Final = 4  # of them around the only text of an answer
 _FEW_CHARS: Final = 40
 
 # What a tool did, not what it found: "rejected" or "denied" may be the verdict that was asked for.
@@ -76,6 +76,8 @@ _WRAPPERS: Final = (
     *("items", "content", "matches", "documents", "rows"),
 )
 _BODIES: Final = frozenset({*_WRAPPERS, "hits", "records", "entries", "files", "organic_results", "search_results"})
+_WRAPPINGS: Final = _BODIES - _SAYING  # alone in a dict they hold the answer
+_CARRIED: Final = frozenset({str, list, dict})
 # What an error is wrapped in. Whatever else a dict says, it says about a thing.
 _ENVELOPE: Final = frozenset(
     {
@@ -111,9 +113,14 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
     and asks to try again. EMPTY with the class MISSING: the tool reported "nothing there" as an error. ``depth``: how
     many levels of wrapping to open.
     """
+    kind = type(answer)
+    while kind is dict and len(answer) == 1:  # frameworks carry a bare string, None or list as ``{"result": "..."}``
+        ((key, value),) = answer.items()
+        if type(key) is not str or key not in _WRAPPINGS or (value is not None and type(value) not in _CARRIED):
+            break
+        answer, kind, depth = value, type(value), depth - 1
     if depth <= 0:
         return _OK, ""
-    kind = type(answer)
     if kind is dict:
         return _of_dict(answer, depth)
     if kind is str:
@@ -127,7 +134,7 @@ def classify(answer: Any, depth: int = _WRAPPED) -> tuple[Outcome, str]:
 
 def only_text(answer: object) -> str:
     """Return the text of an answer that is one text, bare or as frameworks and MCP wrap it; else an empty one."""
-    for _ in range(_WRAPPINGS):
+    for _ in range(_AROUND_TEXT):
         if type(answer) is dict and len(answer) == 1:
             (answer,) = answer.values()
         elif type(answer) is dict and _MCP_KEYS.issuperset(answer):
@@ -155,19 +162,21 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
     if "<" in text[:44] or ">" in text[-44:]:
         text = bare(text)
     head = text[:HEAD]
-    if not head.strip():
+    said = head.strip()
+    if not said:
         return _EMPTY, ""
     if len(text) <= HEAD and _is_nothing(head):
         return (_UNKNOWN_TOOL, failure_class(text)) if _NO_SUCH_TOOL.search(head) else (_EMPTY, "")
-    if (inside := embedded_json(text)) is not None:
+    if said[0] in "{[" and (inside := embedded_json(text)) is not None:
         return classify(inside, depth - 1)
-    code = _exit_code(head)
-    if code is not None and code != 1:
+    exit_code = _EXIT.match(head)
+    code = int(exit_code[1]) if exit_code is not None else 0
+    if code not in (0, 1):
         return _failed(text)
-    if code == 1 and len(text) <= HEAD and not _has_output(text):
+    if exit_code is not None and code == 1 and len(text) <= HEAD and not _TAGS.sub("", text[exit_code.end() :]):
         return _EMPTY, ""  # grep and diff end with 1 when nothing was found
     if reports_failure(text):
-        late = is_list_of_errors(text) or (_TRACEBACK in head and not head.lstrip().startswith(_TRACEBACK))
+        late = is_list_of_errors(text) or (_TRACEBACK in head and not said.startswith(_TRACEBACK))
         return _failed(text, late=late)
     if "{" in head and (around := failing_json(text)) is not None:
         found = classify(around, depth - 1)
@@ -177,7 +186,7 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
     if (
         MAY_END_BADLY.match(end, end.rfind("\n") + 1) is not None
         and ends_in_failure(text)
-        and (code is not None or _ZERO.match(head) is None)
+        and (code or _ZERO.match(head) is None)
     ):
         return _failed(text, late=True)
     return _OK, failure_class(text) if len(text) <= HEAD and _says_try_again(text) else ""
@@ -277,13 +286,10 @@ def _of_exit(code: int, answer: dict[str, object], depth: int) -> tuple[Outcome,
 
 
 def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
-    """Return the outcome of an answer without telling fields, from what it wraps.
-
-    Frameworks carry a bare string, None or list as ``{"result": "..."}``.
-    """
+    """Return the outcome of an answer without telling fields, from what it wraps."""
     if len(answer) == 1:
-        (key, value), *_ = answer.items()
-        if key in _BODIES and (value is None or type(value) in (str, list, dict)):
+        ((key, value),) = answer.items()
+        if key in _BODIES and (value is None or type(value) in _CARRIED):
             return classify(value, depth - 1)
         if key in _MESSAGES and type(value) is str and reports_failure(value):
             return _of_text(value, depth)
@@ -305,14 +311,10 @@ def _of_body(answer: dict[str, object], depth: int) -> tuple[Outcome, str]:
         ):
             return classify(content, depth - 1)
     elif _BODY_KEYS.issuperset(answer):
-        has_body = False
-        for key, body in answer.items():
-            if key not in _BODIES:
-                continue
-            if body is not None and (type(body) not in (str, list, dict) or body):
-                return _OK, ""
-            has_body = True
-        if has_body:
+        bodies = [body for key, body in answer.items() if key in _BODIES]
+        if any(body is not None and (type(body) not in _CARRIED or body) for body in bodies):
+            return _OK, ""
+        if bodies:
             return _EMPTY, ""
     if _SENTENCE.issuperset(answer):
         for key in _SENTENCE_KEYS:
@@ -585,18 +587,6 @@ _EXIT: Final = re.compile(
 _TAGS: Final = re.compile(r"</?\w{1,20}>|\b(?:std)?(?:out(?:put)?|err)\s*:|\(?no output\)?|\W", re.IGNORECASE)
 
 
-def _exit_code(text: str) -> int | None:
-    """Return the exit code that a text begins with, unless it is 0."""
-    found = _EXIT.match(text)
-    return (int(found[1]) or None) if found is not None else None
-
-
-def _has_output(text: str) -> bool:
-    """Return whether anything is left of a text beside the exit code that it begins with."""
-    found = _EXIT.match(text)
-    return found is None or bool(_TAGS.sub("", text[found.end() :]))
-
-
 # ---- Short answers that say "this did not work, try again" although they look like success.
 
 # ``{"status": "retry later"}`` and "Service is busy, please try again" are no results: the next call will probably be
@@ -639,13 +629,7 @@ _VERDICT: Final = re.compile(
 
 def _may_ask(text: str) -> bool:
     """Return False for most answers that ask for nothing. Every text that asks for another attempt passes."""
-    if len(text) > _SHORT_ANSWER:
-        return False
-    lower = text.lower()
-    for words in _IN_ASKS:  # noqa: SIM110  a generator costs as much as the whole loop
-        if words in lower:
-            return True
-    return False
+    return len(text) <= _SHORT_ANSWER and any(map(text.lower().__contains__, _IN_ASKS))
 
 
 def _is_try_again(status: str) -> bool:
@@ -1035,7 +1019,9 @@ def reports_failure(text: str) -> bool:
         return True
     if "<" in head[:80] and _ERROR_PAGE.search(head):
         return True
-    return (len(text) <= HEAD and _SERVER_ERROR.match(head) is not None) or _is_complaint(text)
+    if len(text) <= HEAD and _SERVER_ERROR.match(head) is not None:
+        return True
+    return ": " in head[:80] and _is_complaint(text)
 
 
 def says_error(text: str) -> bool:
@@ -1109,12 +1095,10 @@ def _is_complaint(text: str) -> bool:
 
     A text that is longer than ``_MOST_CHARS`` must consist of one complaint, again and again.
     """
-    if ": " not in text[:80]:
-        return False
     if len(text) > HEAD:
         first = text[:HEAD].lstrip().partition("\n")[0]
         said = first.lower()
-        if not any(word in said for word in _COMPLAINING) or _COMPLAINT.match(first) is None:
+        if not any(map(said.__contains__, _COMPLAINING)) or _COMPLAINT.match(first) is None:
             return False
         text = text.strip()
     if len(text) > _MOST_CHARS:
@@ -1161,23 +1145,16 @@ def bare(text: str) -> str:
     """Return a text without a reminder that a harness has put before or after it."""
     if text[:44].lstrip()[:1] == "<" and (found := _REMINDER.match(text)) is not None:
         text = text[found.end() :]
-    if text[-44:].rstrip()[-1:] == ">":
-        at = max(text.rfind(f"<{name}", -_MOST_OF_A_REMINDER) for name in _REMINDERS)
-        if at >= 0 and (found := _REMINDER.match(text, at)) is not None and found.end() == len(text):
-            text = text[:at].rstrip()
+    if text[-44:].rstrip().endswith(_REMINDER_ENDS):
+        begins = [tag.start() for tag in _REMINDER_BEGINS.finditer(text, max(len(text) - _MOST_OF_A_REMINDER, 0))]
+        if begins and (found := _REMINDER.match(text, begins[-1])) is not None and found.end() == len(text):
+            text = text[: begins[-1]].rstrip()
     return text
 
 
 _MOST_OF_A_REMINDER: Final = 4_200  # characters, with its tags
-_REMINDERS: Final = (
-    "system-reminder",
-    "system_reminder",
-    "reminder",
-    "system-note",
-    "note",
-    "system-warning",
-    "warning",
-)
+_REMINDER_BEGINS: Final = re.compile(r"<(?:system[_-])?(?:reminder|note|warning)>")
+_REMINDER_ENDS: Final = ("reminder>", "note>", "warning>")
 
 
 def embedded_json(text: str) -> Any:

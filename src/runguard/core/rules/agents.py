@@ -45,7 +45,7 @@ class HandOffCycle(Rule):
     _answers = 0  # of tools since a hand-off was made
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._patient = patient
         # how often each edge was used, and how many answers there were when it was used last
         self.record: dict[tuple[str, str], tuple[int, int]] = {}
@@ -82,7 +82,7 @@ class HandOffRounds(Rule):
     sees = (HandOff, ToolResults)
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._rounds = Rounds(max_len)
 
     def observe(self, event: HandOff | ToolResults) -> Finding | None:
@@ -118,7 +118,7 @@ class ReEntry(Rule):
     _count = 0
 
     def __init__(self, limit: int) -> None:
-        super().__init__(Rungs(stop=limit))
+        self.rungs = Rungs(stop=limit)
         self._chain: dict[str, None] = {}
 
     def go_on_from(self, caller: "ReEntry", *, is_call: bool) -> None:
@@ -284,7 +284,7 @@ class RepeatedDelegation(Rule):
     _due: tuple[str, str, int] | None = None  # worker, lane, rounds: what the supervisor should read
 
     def __init__(self, rungs: Rungs) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._workers: dict[str, _Worker] = {}
         self.record: list[str] = []  # the first agent that was set to work for the second time
         # agent, call and answer -> the activation that saw it last
@@ -476,7 +476,7 @@ class RepeatedReports(Rule):
     rests = (ToolResults,)
 
     def __init__(self, rungs: Rungs) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self.record = self._workers = dict[str, _Reporter]()  # by the tool that calls it
 
     def observe(self, event: AgentEntered | ToolResults) -> Finding | None:
@@ -558,7 +558,7 @@ class TextOnly(Rule):
     _longest = 0  # of them
 
     def __init__(self, rungs: Rungs, *, patient: bool = False, after_work: Rungs | None = None) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._patient, self._after_work = patient, after_work or Rungs()
         self.record: dict[str, None] = {_WATCH: None}  # agents that have spoken since something was done
         self._changes: dict[int, None] = {}  # values that were stored: an old one is not a step

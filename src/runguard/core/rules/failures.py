@@ -84,7 +84,7 @@ class Stall(Rule):
     rests = sees
 
     def __init__(self, rungs: Rungs, free_retries: int = 0) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._free = free_retries
         self.record: _Streaks = {}
 
@@ -171,7 +171,7 @@ class LastingFailures(Rule):
     _successes = 0  # responses in which some tool achieved something
 
     def __init__(self, of_call: Rungs, of_tool: Rungs) -> None:
-        super().__init__(of_call)
+        self.rungs = of_call
         self._of_tool = of_tool
         self._kept: _Streaks = {}  # by call, and by tool
 
@@ -221,7 +221,7 @@ class EqualAnswers(Rule):
     sees = (ToolResults,)
 
     def __init__(self, limit: int, *, counts_failures: bool = True) -> None:
-        super().__init__(Rungs(stop=limit))
+        self.rungs = Rungs(stop=limit)
         self._counts_failures = counts_failures
         self._streaks: _Streaks = {}
 
@@ -301,7 +301,7 @@ class EmptyAnswers(Rule):
     rests = sees
 
     def __init__(self, rungs: Rungs) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self.record: _Streaks = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
@@ -371,8 +371,7 @@ class RetryRequests(Rule):
     rests = sees
 
     def __init__(self, rungs: Rungs) -> None:
-        super().__init__(rungs)
-        self._nudges, self._stops = Rungs(nudge=rungs.nudge), Rungs(stop=rungs.stop)
+        self.rungs = rungs
         self.record: dict[str, _Row] = {}
 
     def observe(self, event: ToolResults) -> Finding | None:
@@ -386,11 +385,8 @@ class RetryRequests(Rule):
             row = keep(self.record, a.tool, self.record.get(a.tool) or _Row(), _STREAKS_KEPT)
             if row.add(a.failure, a.call, event.batch):
                 about = (TRY_AGAIN, event, a.tool, f"{TRY_AGAIN}: {a.tool}", "")
-                found = (
-                    self.found(row.in_a_row, *about, self._stops)
-                    or found
-                    or self.found(row.count, *about, self._nudges)
-                )
+                stop = self.found(row.in_a_row, *about, Rungs(stop=self.rungs.stop))
+                found = stop or found or self.found(row.count, *about, Rungs(nudge=self.rungs.nudge))
         return found
 
     def _relax(self) -> None:
@@ -437,9 +433,9 @@ class TruncatedCalls(Rule):
     name = "stall"
     sees = (ModelResult, ToolResults)
     rests = sees
+    rungs = Rungs(nudge=2)
 
     def __init__(self) -> None:
-        super().__init__(Rungs(nudge=2))
         # by tool, since its last call that was not rejected; and under _CUT, if the last response hit its output limit
         self.record: dict[str, int] = {}
 

@@ -230,7 +230,7 @@ class Growth(Rule):
     sees = (ModelResult, ModelCall)
 
     def __init__(self, rungs: Rungs, events: int = 5, known: Sizes | None = None, place: str = "") -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self.events, self._place = events, place
         self._sizes: Sizes = LruDict(AGENTS_KEPT) if known is None else known
 
@@ -242,7 +242,7 @@ class Growth(Rule):
             if sizes is None:
                 return None
             sizes.asked = event.request_bytes
-            found = self._judge(event.agent, sizes, stops=True)
+            found = self._judge(event.agent, sizes.ratio, stops=True) if sizes.ratio is not None else None
             if found is not None and sizes.was_cut(event.request_bytes, float(found.limit)):
                 sizes.start_over()
                 return None
@@ -251,16 +251,14 @@ class Growth(Rule):
             return None
         sizes = self._sizes[key] = sizes or PromptSizes(self.events)
         sizes.add(event.prompt_tokens)
-        return self._judge(event.agent, sizes, stops=False)
+        return self._judge(event.agent, sizes.ratio, stops=False) if sizes.ratio is not None else None
 
-    def _judge(self, agent: str, sizes: PromptSizes, *, stops: bool) -> Finding | None:
-        if sizes.ratio is None or sizes.ratio < self.rungs.lowest:
+    def _judge(self, agent: str, ratio: float, *, stops: bool) -> Finding | None:
+        reached = self.rungs.at(ratio)
+        if reached is None or (reached[0] is Action.STOP) is not stops:
             return None
-        found = self.found(sizes.ratio, "times the first prompts", None, "", agent, f"agent {agent}")
-        if found is None or (found.action is Action.STOP) is not stops:
-            return None
-        found.observed = round(sizes.ratio, 2)
-        return found
+        about = ("times the first prompts", "lane", "", agent, f"agent {agent}")
+        return Finding(self.name, reached[0], round(ratio, 2), reached[1], *about)
 
     def ratios(self) -> dict[str, float]:
         """Return the ratio of recent to first prompts, for every agent with enough calls."""

@@ -67,6 +67,9 @@ class Repetition(Rule):
     _unanswered = _NONE_OPEN  # agent, response and calls that have no answer yet
     _silent = 0  # responses in a row that made the same unanswered call
 
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
+
     def observe(self, event: AgentEntered | ToolCall | ToolResults) -> Finding | None:
         if isinstance(event, ToolCall):
             found = self._attempt(event) if event.call in self._calls else None
@@ -152,7 +155,7 @@ class SameCall(Rule):
         wants to know early. ``wandering``: limits for answers that differ in their numbers alone; its rung ``block``
         stops a call with a long argument.
         """
-        super().__init__(rungs)
+        self.rungs = rungs
         self._matters_from = rungs.lowest / 2
         self._look_from = look_from or self._matters_from
         self._wandering = wandering
@@ -196,7 +199,7 @@ class SameCall(Rule):
         if not event.is_understood:
             said = self._said[event.calls] = self._said[event.calls] or _Said()
             event.wanders = said.compare(_text_of(event, _LISTENED))
-            if event.wanders == WANDERS and any(_has_long_argument(a) for a in event.answers):
+            if event.wanders == WANDERS and any(map(_has_long_argument, event.answers)):
                 event.wanders = WANDERS_LONG
         if event.wanders == MOVES:
             return None
@@ -234,7 +237,7 @@ class _Said:
         WANDERS: the words are equal and no number moves one way. MOVES: a number does, or nothing differs. "": it says
         something else.
         """
-        words = frozenset(word for word in WORD.findall(text) if not word[0].isdigit())
+        words = frozenset([word for word in WORD.findall(text) if not word[0].isdigit()])
         numbers = [float(number) for number in _NUMBER.findall(text)[:_NUMBERS_KEPT]]
         is_same = words == self._words and len(numbers) == len(self._numbers)
         before, self._numbers, self._words = self._numbers, numbers, words
@@ -306,7 +309,7 @@ class Cycle(Rule):
     sees = (ToolResults,)
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._rounds = Rounds(max_len)
         self.clear = self._rounds.clear
 
@@ -343,9 +346,7 @@ class NearEqualCalls(Rule):
     _count = 0
     _others: frozenset[tuple[str, object]] = frozenset()  # the short arguments of the last call
     _words: frozenset[str] = frozenset()  # of the long argument of the last call
-
-    def __init__(self) -> None:
-        super().__init__(_NEAR_EQUAL)
+    rungs = Rungs(nudge=6)
 
     def observe(self, event: ToolResults) -> Finding | None:
         answer: Answer | None = None
@@ -366,7 +367,7 @@ class NearEqualCalls(Rule):
                     long = given
             answer.is_near = len(long) >= _LONG and self._is_near(answer.tool, args, long)
         self._count = self._count + 1 if answer.is_near else 1
-        if self._count < _NEAR_EQUAL.lowest:
+        if self._count < self.rungs.lowest:
             return None
         return self.found(self._count, NEAR_EQUAL, event, answer.tool, f"{NEAR_EQUAL}: {answer.tool}")
 
@@ -417,6 +418,9 @@ class Reworded(Rule):
     _text = ""  # the first answer of the row, until its words are needed
     _last: AbstractSet[str] = frozenset()  # words of the last answer
     _known: AbstractSet[str] = frozenset()  # words of all answers in the row
+
+    def __init__(self, rungs: Rungs) -> None:
+        self.rungs = rungs
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.calls or (event.batch and event.batch == self._batch):
@@ -480,7 +484,7 @@ class SameLongAnswer(Rule):
     _read: set[Pair] | None = None  # answers given since the last compaction; None: there was none
 
     def __init__(self, rungs: Rungs) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._sizes: dict[str, int] = {}  # agent -> size of its last request
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
@@ -515,12 +519,9 @@ class SameLongAnswer(Rule):
 # ---- Loops behind noise: the calls differ, or other calls come between.
 
 # Most of these nudge and never stop, because healthy work can look the same.
-_NEAR_EQUAL: Final = Rungs(nudge=6)
-_SAME_ANSWERS: Final = Rungs(nudge=8)
+_ANSWERS_KEPT: Final = 256
 _SAME_PAIRS: Final = Rungs(nudge=12)
 _ALIKE: Final = Rungs(nudge=4, stop=20)
-_NOTES: Final = Rungs(nudge=12)
-_ANSWERS_KEPT: Final = 256
 
 
 class SameAnswers(Rule):
@@ -537,9 +538,9 @@ class SameAnswers(Rule):
     _count = 0
     _last: tuple[str, int, bytes, object] = ("", 0, b"", None)  # tool, answer, call and arguments of the last answer
     _alike = 1  # calls in a row that a reader cannot tell apart
+    rungs = Rungs(nudge=8)
 
     def __init__(self) -> None:
-        super().__init__(_SAME_ANSWERS)
         self._known: dict[tuple[str, int], None] = {}  # tools and their long answers
         self._counts: dict[Pair, int] = {}  # long answers of one call
 
@@ -572,7 +573,7 @@ class SameAnswers(Rule):
             self._count = max(self._count - _NEWS_WORTH, 0)
         elif known is not None:
             self._count += 1
-            return found or self._again(self._count, SAME_ANSWER, event, known, _SAME_ANSWERS)
+            return found or self._again(self._count, SAME_ANSWER, event, known, self.rungs)
         return found
 
     def _look_alike(self, event: ToolResults, a: Answer, args: object) -> Finding | None:
@@ -595,9 +596,7 @@ class OnlyNotes(Rule):
     name = "no_news"
     sees = (ToolResults,)
     _count = 0
-
-    def __init__(self) -> None:
-        super().__init__(_NOTES)
+    rungs = Rungs(nudge=12)
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.answers:
@@ -638,7 +637,7 @@ class NoNewAnswers(Rule):
     _is_report = False  # a tool has answered since the last words, so the next ones may report on it
 
     def __init__(self, rungs: Rungs, *, patient: bool = False) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self._patient = patient
         self._said: dict[int, None] = {}
         self._asked: dict[int, None] = {}
@@ -654,7 +653,8 @@ class NoNewAnswers(Rule):
                 self._hear(event.text_id)
             return None
         if event.news:
-            self._start_anew()
+            if self._count or self._by_words or self._times:
+                self._start_anew()
             return None
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
@@ -704,9 +704,8 @@ class NoNewAnswers(Rule):
         return known
 
     def _start_anew(self) -> None:
-        if self._count or self._by_words or self._times:
-            self._count, self._by_words = 0, False
-            self._times.clear()
+        self._count, self._by_words = 0, False
+        self._times.clear()
 
 
 def _is_known(names: dict[int, None], name: int) -> bool:
@@ -731,7 +730,7 @@ class Polling(Rule):
     record = ()  # a plain event has no answer of a polling tool
 
     def __init__(self, rungs: Rungs, is_polling: Callable[[str], bool]) -> None:
-        super().__init__(rungs)
+        self.rungs = rungs
         self.is_polling = is_polling
         self._since: dict[bytes, tuple[int, float]] = {}
 

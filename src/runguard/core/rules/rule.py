@@ -28,9 +28,7 @@ class Rule:
     sees: ClassVar[tuple[type, ...]]
     rests: ClassVar[tuple[type, ...]] = ()
     record: Sized
-
-    def __init__(self, rungs: Rungs) -> None:
-        self.rungs = rungs
+    rungs: Rungs
 
     def observe(self, event: Any, /) -> Finding | None:
         raise NotImplementedError
