@@ -104,27 +104,6 @@ def test_all_records_about_one_thing_come_oldest_first(session: StoreSession, co
     assert session.about("call", "run:3") == session.about("none", "run:1") == session.about("call", "R" * 4_999) == []
 
 
-def test_a_store_from_before_there_was_an_index_is_opened_and_gets_one(place: Any, connect: Connect) -> None:
-    old = connect()
-    old.append("call", "run:1", "text")
-    if place.kind == "sqlite":
-        old._db.execute("DROP INDEX records_about")  # type: ignore[attr-defined]
-    elif place.kind == "postgres":
-        old._db.execute(f'DROP INDEX "{old._schema}".records_about')  # type: ignore[attr-defined]
-    else:  # a record that is in no index is in no answer, and goes with the others
-        old._client.xadd(f"{old._prefix}r:call", {"at": "1.0", "ref": "run:1", "text": "older"})  # type: ignore[attr-defined]
-    old.close()
-    new = connect()
-    assert [text for _, text in new.about("call", "run:1")] == ["text"]
-    if place.kind == "sqlite":
-        assert new._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'records_about'").fetchone()  # type: ignore[attr-defined]
-    elif place.kind == "postgres":
-        assert new._call("SELECT to_regclass(%s::text)", (f'"{new._schema}".records_about',))[0][0]  # type: ignore[attr-defined]
-    time.sleep(0.002)
-    new.purge(0)
-    assert (new.tail("call", 9), new.about("call", "run:1")) == ([], [])
-
-
 def test_what_is_purged_is_not_told_about_any_more(session: StoreSession) -> None:
     session.append("call", "run:1", "old")
     session.append("call", "run:2", "old")

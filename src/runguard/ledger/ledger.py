@@ -59,7 +59,7 @@ class Line:
     caps: Amount  # the budget's, without extensions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Balance:
     """An account as the store has it."""
 
@@ -76,7 +76,7 @@ class Balance:
     closed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoreReply:
     """The answer to a reservation or a settlement, with what the caller should know of the world."""
 
@@ -683,19 +683,33 @@ MOST: Final = MOST_USD * NANO  # of one amount
 
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
     """Refuse invalid amounts before anything is written. Raise ValueError for them."""
-    if len(amounts) != 3 or any(len(line.caps) != 3 for line in lines):
+    _check_three(amounts, MOST, "an amount: a whole number from 0 to")
+    for line in lines:
+        _check_three(line.caps, UNLIMITED, "a limit: a whole number from 0 to")
+
+
+def _check_three(numbers: Amount, most: int, meaning: str) -> None:
+    if len(numbers) != 3:
         raise ValueError("three amounts belong together: nano-USD, tokens, calls")
-    for amount in amounts:
-        if type(amount) is not int or not 0 <= amount <= MOST:
-            raise ValueError(f"{amount!r} is not an amount: a whole number from 0 to {MOST}")
-    for cap in (cap for line in lines for cap in line.caps):
-        if type(cap) is not int or not 0 <= cap <= UNLIMITED:
-            raise ValueError(f"{cap!r} is not a limit: a whole number, not negative")
+    for number in numbers:
+        if type(number) is not int or not 0 <= number <= most:
+            raise ValueError(f"{number!r} is not {meaning} {most}")
 
 
 def check_ttl(ttl: float) -> None:
     if not 0 <= ttl <= 10**9:
         raise ValueError(f"{ttl!r} is not a time to live: seconds, not negative")
+
+
+def check_version(name: str, version: int, foreign: str) -> None:
+    """Raise StoreError for another version of the schema than ours. ``foreign``: the text for one that is not newer."""
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{name}: its schema is version {version}, made by a newer RunGuard; this one knows version "
+            f"{SCHEMA_VERSION}. Upgrade runguard-agents"
+        )
+    if version != SCHEMA_VERSION:
+        raise StoreError(f"{name}: {foreign}")
 
 
 def fits(balance: Balance, want: Amount) -> bool:

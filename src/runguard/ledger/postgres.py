@@ -37,6 +37,7 @@ from runguard.ledger.ledger import (
     StoreReply,
     check_amounts,
     check_ttl,
+    check_version,
     new_id,
 )
 
@@ -344,7 +345,7 @@ def _with_amounts(
 
 # ---- The schema of a Postgres store: creating it, checking its version, and the identity of the store in it.
 
-MIGRATION_S: Final = 5.0  # creating the schema happens once; it may take longer than a call
+CREATION_S: Final = 5.0  # creating the schema happens once; it may take longer than a call
 
 
 class PostgresSchema:
@@ -359,7 +360,7 @@ class PostgresSchema:
 
         expected = self._seen.text
         if not expected:
-            self._migrate(connection)
+            self._create(connection)
         select = f'SELECT text FROM "{self._schema}".documents WHERE name = %s'
         try:
             rows = connection.execute(select, (IDENTITY,)).fetchall()
@@ -367,7 +368,7 @@ class PostgresSchema:
                 self._check(connection.execute(f'SELECT version FROM "{self._schema}".runguard_schema').fetchall())
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             rows = []
-        if not rows and not expected:  # a new store, or one from a version without ids
+        if not rows and not expected:  # a new store, or one that was emptied
             connection.execute(
                 f'INSERT INTO "{self._schema}".documents VALUES (%s, 1, %s) ON CONFLICT (name) DO NOTHING',
                 (IDENTITY, new_id()),
@@ -375,27 +376,19 @@ class PostgresSchema:
             rows = connection.execute(select, (IDENTITY,)).fetchall()
         self._seen.meet(expected, rows[0][0] if rows else "")
 
-    def _migrate(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
+    def _create(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
         import psycopg
 
-        known = (
-            f"SELECT version, to_regclass('\"{self._schema}\".records_about') IS NOT NULL FROM "
-            f'"{self._schema}".runguard_schema'
-        )
+        known = f'SELECT version FROM "{self._schema}".runguard_schema'
         with contextlib.suppress(
             psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn
         ):
-            rows = connection.execute(known).fetchall()
-            self._check(rows)
-            if not rows[0][1]:
-                self._add_index(connection)
+            self._check(connection.execute(known).fetchall())
             return
-        connection.end = max(connection.end, time.monotonic() + MIGRATION_S)  # type: ignore[attr-defined]
+        connection.end = max(connection.end, time.monotonic() + CREATION_S)  # type: ignore[attr-defined]
         with connection.transaction():
-            connection.execute(
-                f"SET LOCAL statement_timeout = {round(MIGRATION_S * 1000)}; SET LOCAL lock_timeout = "
-                f"{round(MIGRATION_S * 1000)}"
-            )
+            limit = round(CREATION_S * 1000)
+            connection.execute(f"SET LOCAL statement_timeout = {limit}; SET LOCAL lock_timeout = {limit}")
             # one process at a time
             connection.execute(
                 "SELECT pg_advisory_xact_lock(hashtextextended('runguard:' || %s::text, 0))", (self._schema,)
@@ -417,34 +410,10 @@ class PostgresSchema:
             connection.execute(in_schema(script, self._schema).encode())
             connection.execute(f'INSERT INTO "{self._schema}".runguard_schema VALUES ({SCHEMA_VERSION})')
 
-    def _add_index(self, connection: "psycopg.Connection[tuple[Any, ...]]") -> None:
-        """Add an index that a schema of an older version lacks.
-
-        A user without the right to do so, or one that finds the table busy, works without it, more slowly.
-        """
-        import psycopg
-
-        with contextlib.suppress(
-            psycopg.errors.InsufficientPrivilege, psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable
-        ):
-            connection.execute(
-                f'CREATE INDEX IF NOT EXISTS records_about ON "{self._schema}".records (hashtextextended(ref, '
-                "0), kind, seq)"
-            )
-
     def _check(self, rows: Sequence[Sequence[Any]]) -> None:
-        version = rows[0][0] if len(rows) == 1 else None
-        if version == SCHEMA_VERSION:
-            return
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows "
-                f"version {SCHEMA_VERSION}. Upgrade runguard-agents"
-            )
-        raise StoreError(
-            f"{self._name}: the schema {self._schema!r} belongs to something else (schema version {version or 0}); "
-            "choose another one with ?schema=name"
-        )
+        version = rows[0][0] if len(rows) == 1 and isinstance(rows[0][0], int) else 0
+        foreign = f"the schema {self._schema!r} belongs to something else (schema version {version}); choose another "
+        check_version(self._name, version, f"{foreign}one with ?schema=name")
 
 
 # ---- Connecting to a Postgres server, and waiting for it, within a deadline.
@@ -541,7 +510,7 @@ def server_settings(timeout: float, more: object) -> str:
         "statement_timeout": _milliseconds(timeout * 0.9),
         "lock_timeout": _milliseconds(timeout * 0.8),
         # ends the transaction of a worker that vanished while it created the schema
-        "idle_in_transaction_session_timeout": _milliseconds(max(timeout, MIGRATION_S) * 2),
+        "idle_in_transaction_session_timeout": _milliseconds(max(timeout, CREATION_S) * 2),
         "synchronous_commit": "on",
         # each statement sees what was committed while it waited for a lock
         "default_transaction_isolation": "read\\ committed",

@@ -33,6 +33,7 @@ from runguard.ledger.ledger import (
     StoreReply,
     check_amounts,
     check_ttl,
+    check_version,
     new_id,
 )
 
@@ -236,7 +237,7 @@ class RedisConnection:
         self._used, self._asked = 0.0, 0
         try:
             self._check_eviction()
-            self._meet() if seen.text else self._migrate()
+            self._meet() if seen.text else self._open_store()
         except BaseException:
             self.close()
             raise
@@ -301,23 +302,15 @@ class RedisConnection:
         self._seen.meet(expected, identity or "")
         self._check(version or "")
 
-    def _migrate(self) -> None:
+    def _open_store(self) -> None:
         version, identity = self._run("open", new_id())
         self._check(version)
         self._seen.meet(self._seen.text, identity)
 
     def _check(self, version: str) -> None:
-        if version == str(SCHEMA_VERSION):
-            return
-        if version.isdecimal() and int(version) > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self._name}: its schema is version {version}, made by a newer RunGuard; this one knows "
-                f"version {SCHEMA_VERSION}. Upgrade runguard-agents"
-            )
         found = f"schema version {version}" if version else "it holds data and no schema version"
-        raise StoreError(
-            f"{self._name}: this namespace belongs to something else ({found}); choose another with ?namespace=name"
-        )
+        foreign = f"this namespace belongs to something else ({found}); choose another with ?namespace=name"
+        check_version(self._name, int(version) if version.isdecimal() else 0, foreign)
 
     # ---- scripts ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -36,6 +36,7 @@ from runguard.ledger.ledger import (
     StoreReply,
     check_amounts,
     check_ttl,
+    check_version,
     fits,
     new_id,
     overrun_of,
@@ -107,9 +108,6 @@ UPDATE accounts SET held_usd = held_usd - ?, held_tokens = held_tokens - ?, held
   spent_usd = spent_usd + ?, spent_tokens = spent_tokens + ?, spent_calls = spent_calls + ?, updated = ?
 WHERE key = ? RETURNING {BALANCE}, (SELECT version FROM documents WHERE name = '{CONTROL}')
 """
-IS_CURRENT: Final = (
-    "SELECT 1 FROM sqlite_master, documents AS d WHERE sqlite_master.name = 'records_about' AND d.name = ?"
-)
 COUNT_CHANGE: Final = "UPDATE documents SET version = version + 1 WHERE name = ? RETURNING version, text"
 # The number of a record grows for ever, also after a purge that left none: it is at least the time in microseconds.
 APPEND: Final = """
@@ -298,8 +296,8 @@ class SqliteConnection:
     def __init__(self, path: Path, synchronous: str, timeout: float, seen: Seen) -> None:
         self._path, self._timeout, self._place, self._seen = path, timeout, str(path), seen
         self._queue: WriterQueue | None = None
-        self._wal = self._generation = 0
-        self._now: float | None = None  # of the step whose parts are under way
+        self._wal = 0
+        self._now: float | None = None  # of the transaction under way
         with mapped_errors(path):
             if seen.text:  # create nothing: neither the file nor its tables
                 self._db = self._reopened()
@@ -323,7 +321,7 @@ class SqliteConnection:
                 if synchronous == "full":
                     self._db.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
                 if not seen.text:
-                    self._migrate()
+                    self._create()
                 self._meet()
                 self._wal = _inode(f"{path}-wal")
                 seen.files = (self._inode, self._wal)
@@ -389,87 +387,64 @@ class SqliteConnection:
         """Return whether the schema exists. Raise StoreError when the file has another owner or another version."""
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         owner = self._db.execute("PRAGMA application_id").fetchone()[0]
-        if owner == _APPLICATION and version == SCHEMA_VERSION:
-            return True
-        if owner == _APPLICATION and version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{self._path}: its schema is version {version}, made by a newer RunGuard; this one knows "
-                f"version {SCHEMA_VERSION}. Upgrade runguard-agents"
-            )
-        if owner or version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise StoreError(
-                f"{self._path}: this database belongs to something else (schema version {version}); choose another file"
-            )
-        return False
+        is_empty = not (owner or version or self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        if not is_empty:
+            foreign = f"this database belongs to something else (schema version {version}); choose another file"
+            check_version(str(self._path), version if owner == _APPLICATION else 0, foreign)
+        return not is_empty
 
-    def _migrate(self) -> None:
-        if self._is_ours_now() and self._db.execute(IS_CURRENT, (IDENTITY,)).fetchone():
+    def _create(self) -> None:
+        """Make the schema where there is none, and give an id to a store that was emptied."""
+        if self._is_ours_now() and self._db.execute(READ_DOCUMENT, (IDENTITY,)).fetchone():
             return
-        with self._transaction():
-            if self._is_ours():
-                # a file from an older version has no such index and no identity
-                self._db.execute("CREATE INDEX IF NOT EXISTS records_about ON records (kind, ref)")
-                self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))
-                return
-            for statement in SCHEMA.split(";\n"):
-                if statement.strip():
-                    self._db.execute(statement)
-            self._db.execute("INSERT INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))
-            self._db.execute(f"PRAGMA application_id={_APPLICATION}")
-            self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        with self._write():
+            if not self._is_ours():  # another process may have been faster
+                for statement in SCHEMA.split(";\n"):
+                    if statement.strip():
+                        self._db.execute(statement)
+                self._db.execute(f"PRAGMA application_id={_APPLICATION}")
+                self._db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, 1, ?)", (IDENTITY, new_id()))
 
     # ---- transactions -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _write(self, *, count: bool = True) -> Iterator[float]:
-        """Run a transaction that changes the store this process has seen, and no other store.
+        """Run a transaction, and yield the store's clock. Within another transaction it is a part of that one.
 
-        Records are not counted: losing some of them loses no money. Within ``_step`` it is a part of that transaction.
+        It changes the store that this process has seen, and no other store. Records are not counted: losing some of
+        them loses no money. The writers of all processes queue first, because SQLite's own waiting is unfair.
         """
         if self._now is not None:
             yield self._now
             return
-        seen = self._seen
-        with self._transaction(self._committed) as now:
-            yield now
-            rows = self._db.execute(COUNT_CHANGE if count else READ_DOCUMENT, (IDENTITY,)).fetchall()
-            self._generation, found = rows[0] if rows else (0, "")
-            seen.meet(seen.text, found, self._generation, seen.generation + count)
-
-    @contextlib.contextmanager
-    def _step(self) -> Iterator[None]:
-        """Run several operations in one transaction: all of them are written, or none."""
-        with self._write() as self._now:
-            try:
-                yield
-            finally:
-                self._now = None
-
-    def _committed(self) -> None:
-        self._seen.changed(self._generation)
-
-    @contextlib.contextmanager
-    def _transaction(self, committed: Callable[[], None] = lambda: None) -> Iterator[float]:
-        """Run a transaction that yields the store's clock. ``committed``: called before the next writer's turn.
-
-        The writers of all processes queue first, because SQLite's own waiting is unfair.
-        """
+        seen, generation = self._seen, 0
         try:
             self._enter()
             try:
                 self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield time.time()  # noqa: TID251 - one machine, one clock: it is the store's
-                    self._db.execute("COMMIT")
-                    committed()  # before the next writer's turn
-                except BaseException:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
+                self._now = time.time()  # noqa: TID251 - one machine, one clock: it is the store's
+                yield self._now
+                if seen.text:  # otherwise this makes the store
+                    rows = self._db.execute(COUNT_CHANGE if count else READ_DOCUMENT, (IDENTITY,)).fetchall()
+                    generation, found = rows[0] if rows else (0, "")
+                    seen.meet(seen.text, found, generation, seen.generation + count)
+                self._db.execute("COMMIT")
+                seen.changed(generation)  # before the next writer's turn
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
             finally:
+                self._now = None
                 self._leave()
         except (sqlite3.Error, OSError) as error:
             raise store_error_of(self._path, error) from error
+
+    def _rows(self, sql: str, facts: Sequence[Any] = ()) -> list[Any]:
+        """Return what a query finds. It takes no lock: reading must not block writers."""
+        with mapped_errors(self._path):
+            return self._db.execute(sql, facts).fetchall()
 
     def _enter(self) -> None:
         if self._queue is None:
@@ -611,7 +586,7 @@ class SqliteHolds(SqliteConnection):
     def settle_and_reserve(
         self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
     ) -> tuple[StoreReply, StoreReply]:
-        with self._step():
+        with self._write():
             settled = self.settle(bill.hold, bill.lines, bill.actual, bill.record)
             return settled, self.reserve(hold, ttl, lines, want, force=force)
 
@@ -658,11 +633,7 @@ class SqliteHolds(SqliteConnection):
         with self._write() as now:
             self._expire(now, everything=True)
         where, facts = ("WHERE scope = ?", (scope,)) if scope is not None else ("", ())
-        with mapped_errors(self._path):  # without the lock: reading must not block writers
-            return [
-                balance_of(row)
-                for row in self._db.execute(f"SELECT {BALANCE} FROM accounts {where} ORDER BY key", facts)
-            ]
+        return [balance_of(row) for row in self._rows(f"SELECT {BALANCE} FROM accounts {where} ORDER BY key", facts)]
 
     def _latest_period(self, lines: Sequence[Line]) -> float:
         """Return when the latest period began that was ever used; minus infinity where no line has a period.
@@ -775,8 +746,7 @@ class SqliteSession(SqliteHolds):
             )
 
     def marks(self, key: str) -> dict[str, tuple[float, Amount]]:
-        with mapped_errors(self._path):
-            rows = self._db.execute("SELECT mark, percent, amounts FROM marks WHERE key = ?", (key,)).fetchall()
+        rows = self._rows("SELECT mark, percent, amounts FROM marks WHERE key = ?", (key,))
         return {mark: (percent, tuple(json.loads(amounts))) for mark, percent, amounts in rows}
 
     def unmark(self, key: str, marks: Sequence[str]) -> None:
@@ -815,21 +785,16 @@ class SqliteSession(SqliteHolds):
             self._append((kind, ref, text), now)
 
     def page(self, kind: str, after: str, count: int) -> list[tuple[str, float, str, str]]:
-        with mapped_errors(self._path):
-            sql = "SELECT CAST(seq AS TEXT), at, ref, text FROM records WHERE kind = ? AND seq > ? ORDER BY seq LIMIT ?"
-            return self._db.execute(sql, (kind, int(after or 0), count)).fetchall()
+        sql = "SELECT CAST(seq AS TEXT), at, ref, text FROM records WHERE kind = ? AND seq > ? ORDER BY seq LIMIT ?"
+        return self._rows(sql, (kind, int(after or 0), count))
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
-        with mapped_errors(self._path):
-            rows = self._db.execute(
-                "SELECT at, ref, text FROM records WHERE kind = ? ORDER BY seq DESC LIMIT ?", (kind, count)
-            ).fetchall()
-        return rows[::-1]
+        sql = "SELECT at, ref, text FROM records WHERE kind = ? ORDER BY seq DESC LIMIT ?"
+        return self._rows(sql, (kind, count))[::-1]
 
     def about(self, kind: str, ref: str, *, last: int | None = None) -> list[tuple[float, str]]:
-        with mapped_errors(self._path):
-            sql = "SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq DESC LIMIT ?"
-            return self._db.execute(sql, (kind, ref, -1 if last is None else last)).fetchall()[::-1]
+        sql = "SELECT at, text FROM records WHERE kind = ? AND ref = ? ORDER BY seq DESC LIMIT ?"
+        return self._rows(sql, (kind, ref, -1 if last is None else last))[::-1]
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
         with self._write(count=False) as now:
@@ -842,11 +807,8 @@ class SqliteSession(SqliteHolds):
             return self._control()
 
     def running(self, within: float) -> list[tuple[str, str, float, str]]:
-        with mapped_errors(self._path):
-            since = self.now() - within
-            return self._db.execute(
-                "SELECT id, worker, beat, text FROM runs WHERE ended = 0 AND beat >= ? ORDER BY beat", (since,)
-            ).fetchall()
+        sql = "SELECT id, worker, beat, text FROM runs WHERE ended = 0 AND beat >= ? ORDER BY beat"
+        return self._rows(sql, (self.now() - within,))
 
     def claim(self, key: str, ttl: float) -> str:
         with self._write() as now:
@@ -886,14 +848,12 @@ class SqliteSession(SqliteHolds):
         while free:  # return free pages to the file system
             with self._write():
                 self._db.execute(f"PRAGMA incremental_vacuum({_PURGE_AT_ONCE})").fetchall()
-            with mapped_errors(self._path):
-                before, free = free, self._db.execute("PRAGMA freelist_count").fetchone()[0]
-            if free == before:  # a file from an older version cannot shrink
+            before, free = free, self._rows("PRAGMA freelist_count")[0][0]
+            if free == before:  # it cannot shrink
                 return
 
     def _purge_table(self, table: str, key: str, condition: str, old: float) -> None:
-        with mapped_errors(self._path):
-            last: Any = self._db.execute(f"SELECT min({key}) FROM {table}").fetchone()[0]
+        last: Any = self._rows(f"SELECT min({key}) FROM {table}")[0][0]
         since = ">="
         while last is not None:
             with self._write(count=False):
