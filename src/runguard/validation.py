@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from runguard.core.errors import PolicyError, nearest, too_many
+from runguard.core.errors import PolicyError, did_you_mean, too_many
 from runguard.core.money import shown as shown_value
 
 _OTHER_SHAPES: Final = frozenset({"list_type", "tuple_type", "model_type", "dict_type", "literal_error"})
@@ -103,7 +103,9 @@ def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
     if fault["type"] in _UNKNOWN:
         fields = model.parts.get(str(place[0]), model).model_fields if len(place) > 1 else model.model_fields
         meant = model.meant.get(path) if fields is model.model_fields else None
-        return f"{path}: no such setting; {f'use {meant}' if meant is not None else nearest(str(place[-1]), fields)}"
+        return (
+            f"{path}: no such setting; {f'use {meant}' if meant is not None else did_you_mean(str(place[-1]), fields)}"
+        )
     if fault["type"] == "value_error":
         message = fault["msg"].removeprefix("Value error, ")
         named = (

@@ -10,12 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from runguard.core.breaker import Breaker, BreakerState, Permit
 
-CLOSED, OPEN, HALF_OPEN, FORCED_OPEN = (
-    BreakerState.CLOSED,
-    BreakerState.OPEN,
-    BreakerState.HALF_OPEN,
-    BreakerState.FORCED_OPEN,
-)
+CLOSED, OPEN, HALF_OPEN = BreakerState.CLOSED, BreakerState.OPEN, BreakerState.HALF_OPEN
 
 
 class BreakerAgainstItsModel(RuleBasedStateMachine):
@@ -89,16 +84,6 @@ class BreakerAgainstItsModel(RuleBasedStateMachine):
         if self.probe is not None and self.probe[0] == id(permit):
             self.probe, self.current = None, set()
 
-    @rule()
-    def force_open(self) -> None:
-        self.breaker.force_open(self.now)
-        self.change(FORCED_OPEN)
-
-    @rule()
-    def reset(self) -> None:
-        self.breaker.reset(self.now)
-        self.change(CLOSED)
-
     @invariant()
     def the_state_is_the_models(self) -> None:
         if hasattr(self, "breaker"):
@@ -108,7 +93,6 @@ class BreakerAgainstItsModel(RuleBasedStateMachine):
     def the_wait_is_told(self) -> None:
         if hasattr(self, "breaker"):
             wait = self.breaker.retry_after(self.now)
-            assert (wait is None) == (self.state is FORCED_OPEN)
             if self.expected_state() is OPEN:
                 assert wait == pytest.approx(self.opened_at + self.reset_after - self.now)
             elif self.state is CLOSED:
@@ -191,16 +175,6 @@ def test_a_call_admitted_before_the_opening_cannot_close_it() -> None:
         breaker.report(admitted(breaker, 0.0), False, 0.0, run)
     breaker.report(early, True, 1.0, "r0")
     assert breaker.state(1.0) is OPEN
-
-
-def test_only_a_reset_leaves_forced_open() -> None:
-    breaker = Breaker()
-    breaker.force_open(0.0)
-    assert breaker.admit(1e9) is None
-    assert breaker.state(1e9) is FORCED_OPEN
-    assert breaker.retry_after(1e9) is None
-    breaker.reset(1e9)
-    assert breaker.admit(1e9) is not None
 
 
 @pytest.mark.parametrize("zero", [-1e9, 0.0, 1.7e9])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from runguard.core.errors import Checked, CheckedABC, PolicyError, nearest
+from runguard.core.errors import Checked, CheckedABC, PolicyError, did_you_mean
 from tests.kit.examples import each_row
 
 
@@ -57,5 +57,5 @@ def test_an_error_inside_the_class_stays_what_it_is() -> None:
     [(None, "known: aa, bb, cc"), (2, "known: aa, bb and 1 more"), (3, "known: aa, bb, cc"), (0, "")],
 )
 def test_without_a_near_name_the_known_ones_are_listed(shown: int | None, hint: str) -> None:
-    assert nearest("zzzz", ["aa", "bb", "cc"], shown=shown) == hint
-    assert nearest("zzzz", []) == "known: none"
+    assert did_you_mean("zzzz", ["aa", "bb", "cc"], shown=shown) == hint
+    assert did_you_mean("zzzz", []) == "known: none"

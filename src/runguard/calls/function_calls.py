@@ -627,7 +627,7 @@ async def _admit(caller: Caller, state: RunState) -> Permit | None:
     if permit is not None:
         return permit
     wait, limit = breaker.retry_after(now), breaker.threshold
-    evidence = ({"retry_after": f"{wait if wait is not None else float('inf'):.3f}"},)
+    evidence = ({"retry_after": f"{wait:.3f}"},)
     finding = Finding("breaker", Action.BLOCK, limit, limit, "failures in a row", "call", name, name, "", evidence)
     event = ModelCall(state.run.info.run, ROOT_LANE, name, now)
     with state.lock:

@@ -21,7 +21,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.decision import Finding, Rungs
-from runguard.core.errors import PolicyError, nearest
+from runguard.core.errors import PolicyError, did_you_mean
 from runguard.core.events import FAILURES, ROOT_LANE, Answer, Outcome, ToolResults
 from runguard.core.identity import answer_text, call_fingerprint, digest, mask
 from runguard.core.money import Budget, shown, stated_nano
@@ -227,7 +227,7 @@ def _read(where: str, given: object, known: Iterable[str]) -> dict[str, Any]:
     for key, value in given.items():
         name = _CAMEL.sub("_", key).lower() if isinstance(key, str) else key
         if name not in names:
-            raise PolicyError(f"{where}.{key}: no such setting; {nearest(str(name), names)}")
+            raise PolicyError(f"{where}.{key}: no such setting; {did_you_mean(str(name), names)}")
         if name in values:
             raise PolicyError(f"{where}.{key}: given twice")
         values[name] = value

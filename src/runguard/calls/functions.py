@@ -34,7 +34,7 @@ from runguard.calls.run import check_whom
 from runguard.calls.streams import WHOLE, AsyncGuardedStream, Pending, in_pieces
 from runguard.calls.surroundings import SURROUNDINGS, RunContext, carry
 from runguard.core.decision import Trip
-from runguard.core.errors import PolicyError, RunStoppedError, nearest
+from runguard.core.errors import PolicyError, RunStoppedError, did_you_mean
 from runguard.core.money import BudgetStatus, shown
 from runguard.engine.charges import OWNERS
 from runguard.ledger.ledger import Stop
@@ -162,7 +162,7 @@ def _check_names(keywords: dict[str, Any], also: tuple[str, ...] = ()) -> None:
     known = (*_OWN, "name", *also, *Policy.model_fields)
     for name in keywords:
         if name not in known:
-            raise PolicyError(f"{name}: no such setting; {nearest(name, known)}")
+            raise PolicyError(f"{name}: no such setting; {did_you_mean(name, known)}")
 
 
 def _settings(keywords: dict[str, Any]) -> GuardSettings:

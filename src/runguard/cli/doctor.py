@@ -34,7 +34,7 @@ from runguard.cli.screens import (
     price_of,
     seen_models,
 )
-from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError, nearest
+from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError, did_you_mean
 from runguard.ledger.ledger import StoreDeniedError
 from runguard.ledger.memory import check_store, in_memory
 from runguard.ledger.sqlite import SqliteStore
@@ -575,7 +575,7 @@ def _tool_lines(policy: Policy, tools: list[str]) -> list[CheckResult]:
     """Warn about rules for tools whose names look mistyped: such a rule has no effect."""
     found = []
     for name in policy.tools:
-        hint = nearest(name, tools, cutoff=0.8, shown=0)
+        hint = did_you_mean(name, tools, cutoff=0.8, shown=0)
         if hint and not any(fnmatchcase(tool, name) for tool in tools):
             text = f"tools.{name}: the app has no such tool; {hint}"
             found.append(CheckResult("tools", "warning", text, "correct the name: this rule has no effect"))

@@ -111,9 +111,9 @@ class LazyGroup(click.Group):
         """Suggest the nearest command; click could only search loaded commands, and none is loaded yet."""
         name, known = args[0], self.list_commands(ctx)
         if not (name in known or name.startswith("-") or ctx.resilient_parsing):
-            from runguard.core.errors import nearest
+            from runguard.core.errors import did_you_mean
 
-            ctx.fail(f"No such command {name!r}; {nearest(name, known)}")
+            ctx.fail(f"No such command {name!r}; {did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -28,7 +28,7 @@ from rich.text import Text
 from runguard.cli.main import CommandError
 from runguard.console import amount, console, heading, moment, print_table, span, table, usd
 from runguard.core.decision import printable
-from runguard.core.errors import PolicyError, RunGuardError, nearest
+from runguard.core.errors import PolicyError, RunGuardError, did_you_mean
 from runguard.core.events import RunInfo
 from runguard.core.money import nanos, to_usd, usd_text
 from runguard.engine.charges import scopes_of
@@ -165,7 +165,7 @@ def near(scope: str, known: list[str]) -> str:
     """Return a hint for an unknown scope: the nearest one, or the first ones of the store."""
     if not known:
         return "this store has no scope yet"
-    return nearest(scope, printable(known), cutoff=0.8, shown=_SHOWN)
+    return did_you_mean(scope, printable(known), cutoff=0.8, shown=_SHOWN)
 
 
 def _scopes(row: RunningRow) -> tuple[str, ...]:
@@ -715,7 +715,7 @@ def price_of(policy: Policy, model: str) -> dict[str, Any]:
         line["usd_per_call"] = str(to_usd(found.nano_per_call)) if found.nano_per_call else None
         line["unpriced"] = line["add"] = None
     else:
-        near = nearest(normalise(model), _known_models(policy), cutoff=0.8, shown=0)
+        near = did_you_mean(normalise(model), _known_models(policy), cutoff=0.8, shown=0)
         reason = found.reason + (f"; {near}" if near else "")
         line |= {
             "usd_per_call": None,

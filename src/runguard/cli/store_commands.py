@@ -79,13 +79,13 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
     cannot be read.
     """
     from runguard.cli.screens import look_at, print_status
-    from runguard.core.errors import nearest
+    from runguard.core.errors import did_you_mean
     from runguard.core.money import KINDS
     from runguard.view.story import plain
 
     kind = scope.partition(":")[0].partition("+")[0]
     if not any(known.startswith(kind) for known in KINDS):
-        raise CommandError(f"--scope {scope}: no such scope; {nearest(kind, KINDS)}")
+        raise CommandError(f"--scope {scope}: no such scope; {did_you_mean(kind, KINDS)}")
     view, policy = look_at(store)
     state = _gather(view, scope, by, since)
     limits = _rate_limits(policy)

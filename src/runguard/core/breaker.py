@@ -12,7 +12,6 @@ and closing starts a new generation, and a report from an older one is ignored: 
        ▲                                          ▲                               │
        └───────────── probe succeeded ────────────┼───────────────────────────────┤
                                                   └──────── probe failed ─────────┘
-    FORCED_OPEN: an operator's word; only ``reset`` leaves it.
 """
 
 import threading
@@ -26,7 +25,7 @@ class BreakerState(StrEnum):
     CLOSED = "closed"
     OPEN = "open"
     HALF_OPEN = "half_open"
-    FORCED_OPEN = "forced_open"
+    FORCED_OPEN = "forced_open"  # a public name for matches over all states; nothing opens a breaker by hand
 
 
 @dataclass(slots=True)  # not frozen: one is handed out per tool call, and freezing quadruples its cost
@@ -88,10 +87,7 @@ class Breaker:
             if permit.generation != self._generation:
                 return
             if permit.probe:
-                if ok:
-                    self._set_locked(BreakerState.CLOSED, now)
-                else:
-                    self._set_locked(BreakerState.OPEN, now)
+                self._set_locked(BreakerState.CLOSED if ok else BreakerState.OPEN, now)
             elif self._state is BreakerState.CLOSED:
                 if ok:
                     self._failures = 0
@@ -109,11 +105,9 @@ class Breaker:
             if permit.probe and permit.generation == self._generation:
                 self._probe_at = None
 
-    def retry_after(self, now: float) -> float | None:
-        """Return the seconds until a probe may be tried; None when forced open."""
+    def retry_after(self, now: float) -> float:
+        """Return the seconds until a probe may be tried."""
         with self._lock:
-            if self._state is BreakerState.FORCED_OPEN:
-                return None
             if self._state is BreakerState.CLOSED:
                 return 0.0
             since = self._opened_at if self._probe_at is None else self._probe_at  # an unreported probe expires as well
@@ -154,14 +148,6 @@ class Breaker:
         with self._lock:  # only after all of it was read, so that a damaged state changes nothing
             self._state, self._generation, self._failures, self._runs = name, generation, failures, runs
             self._opened_at, self._probe_at = opened_at, probe_at
-
-    def force_open(self, now: float) -> None:
-        with self._lock:
-            self._set_locked(BreakerState.FORCED_OPEN, now)
-
-    def reset(self, now: float) -> None:
-        with self._lock:
-            self._set_locked(BreakerState.CLOSED, now)
 
     def _state_locked(self, now: float) -> BreakerState:
         if self._state is BreakerState.OPEN and now - self._opened_at >= self.reset_after_s:

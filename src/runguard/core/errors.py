@@ -180,7 +180,7 @@ _BY_RULE: dict[str, type[RunStoppedError]] = {
 # ---- Mistakes in settings: the known name that is nearest to a wrong one, and one kind of error for all of them.
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6, shown: int | None = None) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, shown: int | None = None) -> str:
     """Return the hint after an unknown name: the nearest known name, or the first ``shown`` names (None: all)."""
     known = list(known)
     longer = [one for one in known if one.startswith(name)]
@@ -224,7 +224,7 @@ def _explain(cls: type, args: tuple[Any, ...], keywords: dict[str, Any]) -> None
     names = [name for name, one in known.items() if one.kind is not inspect.Parameter.VAR_POSITIONAL]
     for name in keywords:
         if name not in names:
-            raise PolicyError(f"{cls.__name__}.{name}: no such setting; {nearest(name, names)}") from None
+            raise PolicyError(f"{cls.__name__}.{name}: no such setting; {did_you_mean(name, names)}") from None
     positional = [name for name in names if known[name].kind is not inspect.Parameter.KEYWORD_ONLY]
     if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
         raise PolicyError(too_many(cls, len(positional), names)) from None

@@ -49,7 +49,8 @@ def call_fingerprint(
     arguments that count, ``volatile`` those that never do. ``exact``: every argument counts, also those in ``ASIDE``.
     """
     if type(args) is dict:
-        names = [key for key in args if type(key) is str]  # runs no code of other keys
+        # no code of other keys runs
+        names = args if _STR.issuperset(map(type, args)) else [key for key in args if type(key) is str]
         dropped: Iterable[str] = ()
         if identity is not None or volatile:
             dropped = {*names} - {*(names if identity is None else identity)} | {*volatile}

@@ -18,7 +18,7 @@ from math import isqrt
 from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 from runguard.core.decision import dollars_text
-from runguard.core.errors import Checked, InvalidValueError, PolicyError, nearest
+from runguard.core.errors import Checked, InvalidValueError, PolicyError, did_you_mean
 
 # ---- Amounts: dollars, tokens and calls, their arithmetic and their texts.
 
@@ -229,7 +229,7 @@ class Per:
         for part in text.split("+"):
             kind, colon, name = part.partition(":")
             if kind not in KINDS:
-                raise PolicyError(f"per = {text!r}: no scope '{kind}'; {nearest(kind, KINDS)}")
+                raise PolicyError(f"per = {text!r}: no scope '{kind}'; {did_you_mean(kind, KINDS)}")
             if kind == "label" and not name:
                 raise PolicyError("per = 'label': which one? Write per='label:team'")
             if colon and not name:
@@ -474,7 +474,7 @@ class Threshold(metaclass=Checked):
         known = {field.name for field in fields(cls)}
         if unknown := sorted(str(key) for key in data if key not in known):
             raise InvalidValueError(
-                f"{unknown[0]}: no such setting of a threshold; {nearest(unknown[0], sorted(known))}"
+                f"{unknown[0]}: no such setting of a threshold; {did_you_mean(unknown[0], sorted(known))}"
             )
         if "percent" not in data:
             raise InvalidValueError("a threshold needs 'percent'")
@@ -610,7 +610,7 @@ class Budget(metaclass=Checked):
         for name in entry:
             if name not in cls.__dataclass_fields__:
                 raise PolicyError(
-                    f"{name}: no such setting of a budget; {nearest(str(name), cls.__dataclass_fields__)}"
+                    f"{name}: no such setting of a budget; {did_you_mean(str(name), cls.__dataclass_fields__)}"
                 )
         return cls(**entry)
 

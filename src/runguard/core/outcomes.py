@@ -1015,7 +1015,12 @@ _CLOSING: Final = re.compile(r"</?[\w-]{1,30}>|`{3,}|\W*")  # a line that says n
 def reports_failure(text: str) -> bool:
     """Return whether a text starts like an error. A word inside a page of search results is not a failure."""
     head = text[:HEAD]
-    if _TRACE[0] in head or (_may_be_bad(head) and _BAD_TEXT.match(head) and not _LOOK_ALIKE.match(head)):
+    if _TRACE[0] in head:
+        return True
+    # most texts that are fine are told by their first words; the regular expression decides about the others
+    start = head[:80].lower().lstrip(_LEADING)
+    may_be_bad = start.startswith(_BAD_STARTS) or "error" in start or "exception" in start or " is not " in start
+    if may_be_bad and _BAD_TEXT.match(head) and not _LOOK_ALIKE.match(head):
         return True
     if "<" in head[:80] and _ERROR_PAGE.search(head):
         return True
@@ -1027,15 +1032,6 @@ def reports_failure(text: str) -> bool:
 def says_error(text: str) -> bool:
     """Return whether a text begins with "ValueError:" or the like."""
     return _SAYS_ERROR.match(text) is not None
-
-
-def _may_be_bad(head: str) -> bool:
-    """Return False for most texts that are fine, judged by their first words.
-
-    The regular expression decides about the others.
-    """
-    start = head[:80].lower().lstrip(_LEADING)
-    return start.startswith(_BAD_STARTS) or "error" in start or "exception" in start or " is not " in start
 
 
 def ends_in_failure(text: str) -> bool:

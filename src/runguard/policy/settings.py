@@ -33,7 +33,7 @@ from pydantic import (
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
 from runguard.background import off_loop
 from runguard.core.decision import STOPPING_RULES, Rungs, Trip
-from runguard.core.errors import PolicyError, nearest
+from runguard.core.errors import PolicyError, did_you_mean
 from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
 from runguard.ledger.memory import check_store
 from runguard.pricing.book import ModelLimits, Price, PricesSource, Pricing, missing_source
@@ -513,7 +513,7 @@ class PolicyFile(SettingsModel):
             )
         names = (*STOPPING_RULES, "default")
         if isinstance(given, Mapping) and (unknown := [str(name) for name in given if name not in names]):
-            raise ValueError(f"no such rule: '{unknown[0]}'; {nearest(unknown[0], names)}")
+            raise ValueError(f"no such rule: '{unknown[0]}'; {did_you_mean(unknown[0], names)}")
         return given
 
     @field_validator("prices_source")
@@ -778,7 +778,7 @@ _LEAST: Final = {
 def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
     """Raise ValueError when a rule or one of its rungs does not exist, or a rung can never fire."""
     if rule not in RULES:
-        raise ValueError(f"rules.{rule}: no such rule; {nearest(rule, RULES)}")
+        raise ValueError(f"rules.{rule}: no such rule; {did_you_mean(rule, RULES)}")
     if rungs is True:
         raise ValueError(
             f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}"
@@ -789,7 +789,7 @@ def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
     previous: tuple[str, float] | None = None
     for name, number in rungs.items():
         if name not in _LADDER:
-            raise ValueError(f"rules.{rule}.{name}: no such rung; {nearest(name, _LADDER)}")
+            raise ValueError(f"rules.{rule}.{name}: no such rung; {did_you_mean(name, _LADDER)}")
         if name not in allowed:
             raise ValueError(
                 f"rules.{rule}.{name}: this rule has no such rung; it can "

@@ -17,7 +17,7 @@ from socket import getaddrinfo
 from typing import Any, Final, Literal, Self, get_args
 from urllib.parse import urlsplit
 
-from runguard.core.errors import PolicyError, nearest
+from runguard.core.errors import PolicyError, did_you_mean
 
 # ---- An alert, and the masked form in which it is sent.
 
@@ -705,4 +705,4 @@ def _known(table: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None
         if key in known:
             continue
         name = mask(key, 40) if isinstance(key, str) else type(key).__name__
-        raise PolicyError(f"{where}.{name}: no such setting; {nearest(name, known)}")
+        raise PolicyError(f"{where}.{name}: no such setting; {did_you_mean(name, known)}")

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from runguard import termination
 from runguard.core.decision import METADATA_KEY
-from runguard.core.errors import CheckedABC, PolicyError, RunGuardError, nearest
+from runguard.core.errors import CheckedABC, PolicyError, RunGuardError, did_you_mean
 from runguard.core.events import ROOT_LANE
 from runguard.core.identity import LruDict
 from runguard.core.money import to_count
@@ -771,7 +771,7 @@ def _load(data: Any, path: str, depth: int) -> TerminationCondition:
     required, known = _keys_of(kind)
     for key in given:
         if key not in known:
-            raise PolicyError(f"{path}{key}: no such setting of {kind.__name__}; {nearest(str(key), known)}")
+            raise PolicyError(f"{path}{key}: no such setting of {kind.__name__}; {did_you_mean(str(key), known)}")
     for key in required:
         if key not in given:
             raise PolicyError(f"{path}{key}: missing")
@@ -801,7 +801,7 @@ def _class_of(name: Any, path: str) -> type[TerminationCondition]:
             return kind
         raise PolicyError(f"{path}type = {name!r}: is not a termination condition")
     if not isinstance(name, str) or name not in known:
-        raise PolicyError(f"{path}type = {name!r}: no such condition; {nearest(str(name), known)}")
+        raise PolicyError(f"{path}type = {name!r}: no such condition; {did_you_mean(str(name), known)}")
     return known[name]
 
 

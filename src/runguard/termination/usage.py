@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, ClassVar, Final
 
 from runguard.core.decision import Action, Decision, Finding, against_limit
-from runguard.core.errors import PolicyError, nearest
+from runguard.core.errors import PolicyError, did_you_mean
 from runguard.core.events import Answer, HandOff, ModelResult, RunInfo, ToolResults
 from runguard.core.identity import words_name
 from runguard.core.money import to_count, to_nano, to_usd, usd_text
@@ -299,7 +299,9 @@ class RuleTermination(_Rules):
 
     def __init__(self, rule: str, **rungs: float) -> None:
         if rule not in _SEEN_IN_EVENTS:
-            raise PolicyError(f"rule = {rule!r}: no rule that events can show; {nearest(str(rule), _SEEN_IN_EVENTS)}")
+            raise PolicyError(
+                f"rule = {rule!r}: no rule that events can show; {did_you_mean(str(rule), _SEEN_IN_EVENTS)}"
+            )
         for name, number in rungs.items():
             if isinstance(number, bool):
                 raise PolicyError(f"{name} = {number!r}: give a number")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, unquote
 
-from runguard.core.errors import PolicyError, nearest
+from runguard.core.errors import PolicyError, did_you_mean
 from runguard.core.money import UNITS, UNLIMITED, begin_of, budget_forecast, edge, scope_part, to_usd
 from runguard.ledger.ledger import (
     COUNTS,
@@ -631,7 +631,7 @@ def check_groups(by: Sequence[str]) -> tuple[str, ...]:
     """Return the groups, each once; raise ``PolicyError`` for an unknown one."""
     for name in by:
         if name not in GROUPS and not (name.startswith("label:") and name != "label:"):
-            raise PolicyError(f"cannot group by {name!r}; {nearest(name, (*GROUPS, 'label:NAME'))}")
+            raise PolicyError(f"cannot group by {name!r}; {did_you_mean(name, (*GROUPS, 'label:NAME'))}")
     return tuple(dict.fromkeys(by))
 
 

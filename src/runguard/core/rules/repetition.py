@@ -493,7 +493,9 @@ class SameLongAnswer(Rule):
             size = event.request_bytes or event.input_tokens
             if event.after_answer or size < _SHRUNK * self._sizes.get(event.agent, 0):
                 self._count, self._read = 0, set()
-            keep(self._sizes, event.agent, size, _AGENTS_KEPT)
+            if len(self._sizes) >= _AGENTS_KEPT and event.agent not in self._sizes:
+                self._sizes.clear()  # so many agents of one lane do not work at once
+            self._sizes[event.agent] = size
         elif isinstance(event, ModelResult):
             if event.new_subject:
                 self._count = 0  # one agent writes something else while another reads what it always reads
