@@ -24,11 +24,11 @@ from runguard.core.decision import Trip
 from runguard.core.identity import LruDict, digest
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import PAYERS_KEY_CHARS, agent_named
-from runguard.gateway.conversations import IDLE_S, Asked, Conversations, Payer, Strand
+from runguard.gateway.conversations import IDLE_S, Asked, Call, Conversations, Payer
 from runguard.gateway.formats import AnswerReader, Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
-from runguard.providers.messages import Reading, read
+from runguard.providers.messages import read
 from runguard.termination.conditions import Ended
 
 __all__ = ["RunGuardGateway"]
@@ -54,14 +54,10 @@ _LOST_AT_ONCE: Final = 16  # the oldest come first
 _log: Final = logging.getLogger("runguard")
 
 
-class _Call:
+class _Call(Call):
     """One model call of the proxy, with all its retries, until its answer is complete."""
 
-    __slots__ = ("begun_at", "is_over", "permission", "strand", "wire")
-
-    def __init__(self, wire: WireFormat, strand: Strand, permission: Permission) -> None:
-        self.wire, self.strand, self.permission, self.is_over = wire, strand, permission, False
-        self.begun_at = time.monotonic()
+    begun_at = 0.0
 
 
 class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
@@ -93,15 +89,10 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
             self._note_unguarded(call_type)
             return data
         body: Body = {name: value for name, value in data.items() if name in _SENT and value is not None}
-        strand = await self._conversations.take(_asked(wire, body, data, user_api_key_dict))
-        try:
-            reply = await strand.run.ask(lambda: wire.request(body, ""))
-        except BaseException:
-            self._conversations.give_back(strand, [])
-            raise
+        asked = _asked(wire, body, data, user_api_key_dict)
+        strand, reply = await self._conversations.ask(asked, lambda: wire.request(body, ""))
         if not isinstance(reply, Permission):
             strand.has_answered = True
-            self._conversations.give_back(strand, [])
             raise self._stop(reply, wire, body, data)
         changed = reply.changed(wire.changed, body)
         if changed is not body:
@@ -109,8 +100,9 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
             for name in body.keys() - changed.keys():
                 data.pop(name)
         if (before := self._calls.get(_id_of(data))) is not None:  # a client may choose the id
-            self._fail(before, None)
-        self._calls[_id_of(data)] = _Call(wire, strand, reply)
+            before.fail(None)
+        self._calls[_id_of(data)] = call = _Call(self._conversations, strand, reply, wire)
+        call.begun_at = time.monotonic()
         return data
 
     def _note_unguarded(self, call_type: str) -> None:
@@ -122,7 +114,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         """Book calls of which the proxy has told nothing for too long: a client may have left before the answer."""
         latest = time.monotonic() - self._conversations.idle_s
         for name in [name for name, call in islice(self._calls.items(), _LOST_AT_ONCE) if call.begun_at < latest]:
-            self._fail(self._calls.pop(name), None)
+            self._calls.pop(name).fail(None)
 
     def _stop(self, end: Trip | Ended, wire: WireFormat, body: Body, data: dict[str, Any]) -> Exception:
         text = self.guard.stop_text(end) if isinstance(end, Trip) else end.reason
@@ -140,7 +132,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         call = self._calls.get(_id_of(data))
         if call is not None:
             reading = read(response)
-            self._settle(call, reading, reading.size)
+            call.settle(reading, reading.size)
         return response
 
     async def async_post_call_streaming_iterator_hook(
@@ -160,12 +152,12 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
                 reader.take(chunk)
                 before = chunk
             is_whole = True
-            self._settle(call, reader.reading, reader.said)
+            call.settle(reader.reading, reader.said)
             if before is not None:  # the last piece leaves when everything is booked
                 yield before
         finally:
             if not is_whole:
-                self._fail(call, None, reader)
+                call.fail(None, reader)
 
     async def async_log_success_event(
         self, kwargs: dict[str, Any], response_obj: Any, start_time: Any, end_time: Any
@@ -178,7 +170,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         if call.is_over and reading.usage is not None:
             call.permission.correct(reading.usage, model=reading.model)
         elif not call.is_over:
-            self._settle(call, reading, reading.size)
+            call.settle(reading, reading.size)
 
     async def async_post_call_failure_hook(
         self, request_data: dict[str, Any], original_exception: Exception, user_api_key_dict: Any, *_: Any, **__: Any
@@ -186,25 +178,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
         """Close a request that has failed for good. A failure that the proxy tries again is only in its log."""
         call = self._calls.pop(_id_of(request_data), None)
         if call is not None:
-            self._fail(call, original_exception)
-
-    def _settle(self, call: _Call, reading: Reading, size: int) -> None:
-        if call.is_over:
-            return
-        call.is_over = True
-        calls: list[str] = []
-        try:
-            calls = call.strand.settle(call.permission, reading, size)
-        except Exception as error:  # a fault of the guard: an estimate is booked, and the answer passes
-            call.strand.run.fault(error)
-            call.permission.fail(None)
-        self._conversations.give_back(call.strand, calls)
-
-    def _fail(self, call: _Call, error: BaseException | None, reader: AnswerReader | None = None) -> None:
-        if not call.is_over:
-            call.is_over = True
-            call.strand.fail(call.permission, error, reader)
-            self._conversations.give_back(call.strand, [])
+            call.fail(original_exception)
 
 
 def _id_of(data: dict[str, Any]) -> str:

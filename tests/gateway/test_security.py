@@ -214,8 +214,7 @@ def test_the_names_of_this_machine() -> None:
 
 
 def test_a_body_beyond_the_limit_is_refused_before_it_is_read(fine: RawUpstream) -> None:
-    gateway = a_gateway(fine.url)
-    gateway.max_body = 10_000
+    gateway = a_gateway(fine.url, access=Access(max_body=10_000))
     with served(gateway) as url:
         assert httpx.post(f"{url}{CHAT}", content=b"x" * 10_001).status_code == 413
 

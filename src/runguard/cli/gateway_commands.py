@@ -337,9 +337,10 @@ def gateway_command(
             user_header=user_header.lower(),
             token=token,
             hosts=frozenset() if is_open else Access.loopback(number, host.strip("[]")),
+            max_body=max_body,
         )
         conversations = Conversations(guard, idle_seconds=idle)
-        gateway = Gateway(guard, access=access, upstreams=upstreams, conversations=conversations, max_body=max_body)
+        gateway = Gateway(guard, access=access, upstreams=upstreams, conversations=conversations)
         shown = f"[{host}]" if ":" in host else host
         base = f"http://{shown}:{number}"
         if as_json:

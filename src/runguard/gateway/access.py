@@ -106,7 +106,7 @@ class Access:
     ``token``: a secret in the header ``x-runguard-token``, or in the path: ``/token/SECRET/v1``. "" admits every
     program that reaches the port. ``hosts``: the names under which the gateway is asked for; a page in a browser cannot
     use another name that resolves to this machine. Empty: any. A request with two keys of providers is refused where
-    the key says who pays: the provider may use the other one.
+    the key says who pays: the provider may use the other one. ``max_body``: bytes of a request to a model.
     """
 
     app: str = "gateway"
@@ -115,6 +115,7 @@ class Access:
     user_header: str = ""  # a header that only trusted programs in front of the gateway can set
     token: str = ""
     hosts: frozenset[str] = frozenset()
+    max_body: int = 64_000_000
 
     @staticmethod
     def loopback(port: int, host: str = "127.0.0.1") -> frozenset[str]:

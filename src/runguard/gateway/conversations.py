@@ -22,7 +22,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
-from runguard.calls.model_calls import Permission
+from runguard.calls.model_calls import ModelRequest, Permission, Reply
 from runguard.calls.run import AgentRun, asked_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.events import Outcome, RunInfo
@@ -152,27 +152,52 @@ class Strand:
             else:
                 self.run.replay(_paired(one, {id_: ToolUse(id_, tool, args) for id_, tool, args in _named(one.calls)}))
 
-    def settle(self, permission: Permission, reading: Reading, size: int, *, estimated: bool = False) -> list[str]:
-        """Book what a call took. Return the ids of the tool calls that the answer asks for."""
-        asked = _calls_of(reading)
-        uses = [ToolUse(id_, tool, args) for id_, tool, args in _named(asked)]
-        permission.settle(
-            reading.usage, model=reading.model, calls=uses, text=reading.text, size=size, estimated=estimated
-        )
-        self.waiting = {use.id: use for use in uses}
-        self.has_answered = True
-        return _ids_of(reading.ids, asked)
 
-    def fail(self, permission: Permission, error: BaseException | None, reader: AnswerReader | None = None) -> None:
-        """Book a call that failed, or whose stream was cut: what ``reader`` has seen of it.
+class Call:
+    """One model call of a program, which is closed exactly once."""
+
+    def __init__(
+        self, conversations: "Conversations", strand: Strand, permission: Permission, wire: WireFormat
+    ) -> None:
+        self._conversations, self.strand, self.permission, self.wire = conversations, strand, permission, wire
+        self.is_over = False
+
+    def settle(self, reading: Reading, size: int, *, estimated: bool = False) -> None:
+        """Book the call: its answer is complete. ``size``: of the answer in bytes."""
+        if self.is_over:
+            return
+        ids: list[str] = []
+        try:
+            asked = _calls_of(reading)
+            uses = [ToolUse(id_, tool, args) for id_, tool, args in _named(asked)]
+            self.permission.settle(
+                reading.usage, model=reading.model, calls=uses, text=reading.text, size=size, estimated=estimated
+            )
+            self.strand.waiting, self.strand.has_answered = {use.id: use for use in uses}, True
+            ids = _ids_of(reading.ids, asked)
+        except Exception as error:  # a fault of the guard: an estimate is booked, and the answer passes
+            self.strand.run.fault(error)
+            self.permission.fail(None, size, streaming=True)
+        self._close(ids)
+
+    def fail(self, error: BaseException | None, reader: AnswerReader | None = None) -> None:
+        """Close a call that failed, or whose stream was cut: book what ``reader`` has seen of its answer.
 
         The first bytes of an answer that is no stream come when the model has said everything.
         """
+        if self.is_over:
+            return
         if reader is None or not reader.is_stream:
-            permission.fail(error)
+            self.permission.fail(error)
         else:
             reading = reader.reading
-            permission.fail(error, reader.said, streaming=True, usage=reading.usage, model=reading.model)
+            self.permission.fail(error, reader.said, streaming=True, usage=reading.usage, model=reading.model)
+        self._close([])
+
+    def _close(self, ids: list[str]) -> None:
+        """End the call. ``ids``: of the tool calls that its answer asks for."""
+        self.is_over = True
+        self._conversations.give_back(self.strand, ids)
 
 
 class Conversations:
@@ -195,6 +220,16 @@ class Conversations:
 
     def __len__(self) -> int:
         return len(self._open)
+
+    async def ask(self, asked: Asked, read: Callable[[], ModelRequest]) -> tuple[Strand, Reply]:
+        """Ask the run of a request for permission. ``read`` describes the request."""
+        strand, reply = await self.take(asked), None
+        try:
+            reply = await strand.run.ask(read)
+            return strand, reply
+        finally:
+            if not isinstance(reply, Permission):
+                self.give_back(strand, [])
 
     async def take(self, asked: Asked) -> Strand:
         """Return the strand that a request goes on with, marked as in flight, with all answers so far reported."""

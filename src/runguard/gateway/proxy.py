@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import httpx
@@ -30,12 +31,11 @@ from runguard.core.decision import Trip, printable
 from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls, Guard
 from runguard.gateway.access import Access, Refused, Target, Upstreams, agent_of, session_of
-from runguard.gateway.conversations import Asked, Conversations, Strand
+from runguard.gateway.conversations import Asked, Call, Conversations, Strand
 from runguard.gateway.formats import AnswerReader, Body, Inflater, WireFormat, format_of
 from runguard.termination.conditions import Ended
 
 _log: Final = logging.getLogger("runguard")
-MAX_BODY: Final = 64_000_000  # bytes of a request to a model
 _BUFFERED: Final = 32_000_000  # bytes of a whole answer that is held back until it is settled
 _CONNECT_S: Final = 30.0
 _STORED_KEPT: Final = 10_000
@@ -80,20 +80,16 @@ class Gateway(Controls):
         upstreams: Upstreams | None = None,
         conversations: Conversations | None = None,
         tells_reason: bool = False,
-        max_body: int = MAX_BODY,
-        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """``tells_reason``: a stop says which limit it met, for programs whose user is the developer."""
         self.guard, self.access, self.upstreams = guard, access or Access(), upstreams or Upstreams()
         self.conversations = conversations or Conversations(guard)
-        self.tally, self.tells_reason, self.max_body = Tally(), tells_reason, max_body
+        self.tally, self.tells_reason = Tally(), tells_reason
         self.stored = LruDict[str, int](_STORED_KEPT)  # tokens of what the provider keeps, by its name
         self._sweeper: asyncio.Task[None] | None = None
         self._warned = LruDict[str, None](_PATHS_KEPT)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
-        self.client = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=_CONNECT_S), limits=limits, transport=transport, verify=True
-        )
+        self.client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=_CONNECT_S), limits=limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -175,7 +171,7 @@ class Exchange:
         except (_ClientLeftError, _CutError):
             return
         except _TooLargeError:
-            text = f"the request is larger than {self._gateway.max_body:,} bytes"
+            text = f"the request is larger than {self._gateway.access.max_body:,} bytes"
             await self._json(413, {"error": {"message": f"RunGuard: {text}", "type": "request_too_large"}})
 
     # ---- requests to a model ----------------------------------------------------------------------------------------
@@ -192,16 +188,24 @@ class Exchange:
             await self._unreadable(wire, raw, encoding)
             return
         watcher = asyncio.create_task(self._watch(asyncio.current_task()))
-        call = GuardedCall(self._gateway, wire, body, self._target.path)
         try:
-            reply = await call.ask(asked)
+            read = partial(self._described, wire, body)
+            strand, reply = await self._gateway.conversations.ask(asked, read)
             if isinstance(reply, Permission):
-                await self._forward(call, raw)
+                await self._forward(GuardedCall(self._gateway, strand, reply, wire, body), raw)
             else:
-                await self._stop(call, reply)
+                self._gateway.tally.refused += 1
+                await self._stop(strand, wire, body, reply)
         finally:
             watcher.cancel()
-            call.over()
+
+    def _described(self, wire: WireFormat, body: Body) -> ModelRequest:
+        hidden, kept, path = 0, wire.stored(body), self._target.path
+        if kept:
+            known = self._gateway.stored.get(kept)
+            limit = self._guard.context_limit(wire.model(body, path), quiet=True)
+            hidden = known if known is not None else limit or _STORED_TOKENS
+        return wire.request(body, path, hidden)
 
     def _asked(self, wire: WireFormat, body: Body) -> Asked:
         payer = self._gateway.access.payer(self._headers, self._query)
@@ -221,7 +225,8 @@ class Exchange:
 
     async def _forward(self, call: "GuardedCall", raw: bytes) -> None:
         content, headers = raw, self._request_headers()
-        if (changed := call.changed()) is not None:
+        changed = call.permission.changed(call.wire.changed, call.body)
+        if changed is not call.body:
             content = json.dumps(changed).encode()
             headers = [(name, value) for name, value in headers if name != b"content-encoding"]
         request = httpx.Request(self._scope["method"], self._target.url, headers=headers, content=content)
@@ -236,7 +241,7 @@ class Exchange:
             call.fail(error)
             if (end := call.permission.interrupted) is None:
                 raise
-            await self._stop(call, end)
+            await self._stop(call.strand, call.wire, call.body, end)
             return
         except BaseException as error:
             call.fail(error)
@@ -244,6 +249,7 @@ class Exchange:
         try:
             await self._answer(call, response)
         finally:
+            call.fail(None)  # if nothing has closed it
             await asyncio.shield(response.aclose())  # also where the client leaves just now
 
     async def _answer(self, call: "GuardedCall", response: httpx.Response) -> None:
@@ -261,7 +267,7 @@ class Exchange:
                 await self._begin(response)
             async for chunk in call.permission.pieces(response.aiter_raw()):
                 if reader.feed(chunk):
-                    call.settle(reader)
+                    call.answered(reader)
                 held.append(chunk)
                 if not self._has_begun and reader.size > _BUFFERED:  # too large to hold back
                     await self._begin(response)
@@ -281,28 +287,36 @@ class Exchange:
         if (end := call.permission.interrupted) is not None:
             call.fail(None, reader)
             if not self._has_begun:
-                await self._stop(call, end)
+                await self._stop(call.strand, call.wire, call.body, end)
             elif not is_stream:
                 raise _CutError
             else:
-                await self._piece(b"" if encoding not in ("", "identity") else call.wire.cut(call.stop_text(end)))
+                await self._piece(b"" if encoding not in ("", "identity") else call.wire.cut(self._stop_text(end)))
                 await self._piece(b"", is_last=True)
             return
         reader.end()
-        call.settle(reader)
+        call.answered(reader)
         if not self._has_begun:
             await self._begin(response)
         await self._piece(b"".join(held), is_last=True)
 
-    async def _stop(self, call: "GuardedCall", end: Trip | Ended) -> None:
-        wire, body, path, text = call.wire, call.body, self._target.path, call.stop_text(end)
+    def _stop_text(self, end: Trip | Ended) -> str:
+        """Return what the program gets as the answer."""
+        if not isinstance(end, Trip):
+            return end.reason
+        tells_reason = self._gateway.tells_reason and self._guard.policy.stop_text is None
+        text = self._guard.stop_text(end)
+        return f"{text}\n\nRunGuard {end}" if tells_reason else text
+
+    async def _stop(self, strand: Strand, wire: WireFormat, body: Body, end: Trip | Ended) -> None:
+        path, text = self._target.path, self._stop_text(end)
         rule = end.rule if isinstance(end, Trip) else "termination"
         headers = [(b"x-runguard-stop", rule.encode("latin-1", "replace"))]
-        if call.needs_error:
+        if self._guard.policy.on_stop == "raise" or wire.asks_for_data(body):  # it cannot be said as a text
             headers.append((b"x-should-retry", b"false"))  # what the clients of OpenAI and Anthropic heed
             await self._json(429, wire.error("runguard_stop", text, 429), headers)
             return
-        call.strand_answered()
+        strand.has_answered = True  # the next request of the program is another turn
         if not wire.is_streamed(body, path):
             await self._json(200, wire.stop(body, path, text), headers)
             return
@@ -377,7 +391,7 @@ class Exchange:
                 return
 
     async def _body(self) -> bytes:
-        most = self._gateway.max_body
+        most = self._gateway.access.max_body
         length = self._headers.get("content-length", "")
         if length.isdecimal() and int(length) > most:
             raise _TooLargeError
@@ -415,111 +429,39 @@ class Exchange:
         await _send_json(self._send, status, data, headers)
 
 
-class GuardedCall:
-    """The life of one model call at the gateway: asked for once, and closed exactly once."""
+class GuardedCall(Call):
+    """The life of one model call at the gateway."""
 
-    def __init__(self, gateway: Gateway, wire: WireFormat, body: Body, path: str) -> None:
-        self._gateway, self._guard = gateway, gateway.guard
-        self.wire, self.body, self._path = wire, body, path
-        self._strand: Strand | None = None
-        self._is_over = False
-        self.permission: Permission
+    def __init__(self, gateway: Gateway, strand: Strand, permission: Permission, wire: WireFormat, body: Body) -> None:
+        super().__init__(gateway.conversations, strand, permission, wire)
+        self._gateway, self.body = gateway, body
 
-    async def ask(self, asked: Asked) -> Permission | Trip | Ended:
-        """Ask the run of the request for permission."""
-        self._strand = strand = await self._gateway.conversations.take(asked)
-        reply = await strand.run.ask(self._described)
-        if isinstance(reply, Permission):
-            self.permission = reply
-        else:
-            self._gateway.tally.refused += 1
-        return reply
-
-    def _described(self) -> ModelRequest:
-        hidden, kept = 0, self.wire.stored(self.body)
-        if kept:
-            known = self._gateway.stored.get(kept)
-            limit = self._guard.context_limit(self.wire.model(self.body, self._path), quiet=True)
-            hidden = known if known is not None else limit or _STORED_TOKENS
-        return self.wire.request(self.body, self._path, hidden)
-
-    def changed(self) -> Body | None:
-        """Return the request with a notice, a lower limit or without tools. None: it goes as it came."""
-        after: Body = self.permission.changed(self.wire.changed, self.body)
-        return None if after is self.body else after
-
-    def settle(self, reader: AnswerReader) -> None:
+    def answered(self, reader: AnswerReader) -> None:
         """Book the call: its answer is complete."""
-        if self._is_over or self._strand is None:
-            return
-        calls: list[str] = []
         reading = reader.reading
-        try:
-            if reading.usage is None and self.body.get("background") is True:
-                self.permission.fail(None)  # it goes on at the provider
-            else:
-                calls = self._strand.settle(self.permission, reading, reader.said, estimated=reader.lacks_report)
-            if reader.name and reading.usage is not None:
-                self._gateway.stored[reader.name] = reading.usage.input + reading.usage.output
-                if kept := self.wire.stored(self.body):
-                    self._gateway.stored[kept] = reading.usage.input + reading.usage.output
-        except Exception as error:  # a fault of the guard: an estimate is booked, and the answer passes
-            self._strand.run.fault(error)
-            self.permission.fail(None, reader.said, streaming=True)
-        self._close(calls)
+        if reading.usage is None and self.body.get("background") is True:
+            super().fail(None)  # it goes on at the provider
+            return
+        self.settle(reading, reader.said, estimated=reader.lacks_report)
+        if reader.name and reading.usage is not None:
+            names = filter(None, (reader.name, self.wire.stored(self.body)))
+            self._gateway.stored.update(dict.fromkeys(names, reading.usage.input + reading.usage.output))
 
     def fail(self, error: BaseException | None, reader: AnswerReader | None = None) -> None:
         """Book what has come of a call that failed, or whose answer was cut."""
-        if self._is_over:
-            return
         if reader is not None and reader.is_final:
-            self.settle(reader)
+            self.answered(reader)
             return
         if isinstance(error, httpx.RequestError):
             error.request = httpx.Request("POST", "http://provider/")  # its headers tell of retries of the client
-        if self._strand is not None:
-            self._strand.fail(self.permission, error, reader)
-        self._close([])
+        super().fail(error, reader)
 
     def refused_by_provider(self, response: httpx.Response) -> None:
         """Close a call that the provider answered with an error, or with the address of another place."""
         if response.status_code < 400:
             self.permission.release()
-        else:
-            request = httpx.Request("POST", "http://provider/")
-            self.permission.fail(httpx.HTTPStatusError("refused", request=request, response=response))
-        self._close([])
-
-    def over(self) -> None:
-        """Close the call if nothing has: the exchange has ended."""
-        if self._strand is not None and not self._is_over:
-            if hasattr(self, "permission"):
-                self.permission.fail(None)
-            self._close([])
-
-    def strand_answered(self) -> None:
-        """Note that the program gets a stop as an answer: its next request is another turn."""
-        if self._strand is not None:
-            self._strand.has_answered = True
-
-    @property
-    def needs_error(self) -> bool:
-        """Whether a stop cannot be said as a text."""
-        return self._guard.policy.on_stop == "raise" or self.wire.asks_for_data(self.body)
-
-    def stop_text(self, end: Trip | Ended) -> str:
-        """Return what the program gets as the answer."""
-        if not isinstance(end, Trip):
-            return end.reason
-        text = self._guard.stop_text(end)
-        return (
-            f"{text}\n\nRunGuard {end}" if self._gateway.tells_reason and self._guard.policy.stop_text is None else text
-        )
-
-    def _close(self, calls: list[str]) -> None:
-        self._is_over = True
-        if self._strand is not None:
-            self._gateway.conversations.give_back(self._strand, calls)
+        request = httpx.Request("POST", "http://provider/")
+        super().fail(httpx.HTTPStatusError("refused", request=request, response=response))
 
 
 class _TooLargeError(Exception):
