@@ -533,10 +533,10 @@ async def test_guards_that_are_built_per_request_share_a_named_store() -> None:
 async def test_the_kill_switch_of_one_guard_stops_the_others_of_its_store() -> None:
     one, two = (guard_with(store="memory://switch") for _ in range(2))
     run = AgentRun.start(two, "agent", **ANN)
-    one.throw_switch("user:shop/ann", "ops", "drill")
+    one.operator_stops.throw("user:shop/ann", "ops", "drill")
     assert await model_call(run) is None
     run.end()
-    one.release_switch("user:shop/ann")
+    one.operator_stops.release("user:shop/ann")
     again = AgentRun.start(two, "agent", **ANN)
     assert await model_call(again) is not None
     again.end()

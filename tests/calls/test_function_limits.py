@@ -81,10 +81,10 @@ def test_the_kill_switch_stops_and_lets_go_again() -> None:
     call = guard(model, name="shop", budget={"max_usd": 5})
     call()
     inner = call.__runguard__.guard
-    inner.throw_switch("app:shop", "ops", "drill")
+    inner.operator_stops.throw("app:shop", "ops", "drill")
     assert refused(swallowing(call, 3)) == 3
     assert call.trips[-1].rule == "kill_switch"
-    inner.release_switch("app:shop")
+    inner.operator_stops.release("app:shop")
     call()
     assert model.calls == 2
 

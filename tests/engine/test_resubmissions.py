@@ -162,10 +162,10 @@ def test_runs_that_an_operator_or_a_shared_budget_stopped_are_free() -> None:
     d = Submissions(max_resubmissions=0, budgets=[{"calls": 1, "per": "user", "window": "1m"}])
     for n in range(3):
         d.start(f"run {n}", app="app", user="ann", input=DOCUMENT)
-        d.guard.throw_switch("user:app/ann", "ops", None)
+        d.guard.operator_stops.throw("user:app/ann", "ops", None)
         assert d.model(run=f"run {n}").action is Action.STOP
         d.guard.end(f"run {n}")
-        d.guard.release_switch("user:app/ann")
+        d.guard.operator_stops.release("user:app/ann")
         assert d.said() == "allow"
 
 

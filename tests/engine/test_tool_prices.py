@@ -166,7 +166,7 @@ async def test_more_than_the_bound_is_an_overrun() -> None:
 
 async def test_the_kill_switch_stops_at_a_paid_tool() -> None:
     till = Till(tools=priced(1), max_usd=5)
-    till.guard.throw_switch("user:app/ann", "ops", None)
+    till.guard.operator_stops.throw("user:app/ann", "ops", None)
     _, decision = await till.call("search")
     assert decision.action is Action.STOP
 

@@ -161,7 +161,7 @@ def test_the_kill_switch_ends_a_wait_at_once(scope: str) -> None:
             await shop.buy()
         asks = [asyncio.create_task(shop.ask()) for _ in range(3)]
         await asyncio.sleep(7.25)
-        shop.guard.throw_switch(scope, "ops", None)
+        shop.guard.operator_stops.throw(scope, "ops", None)
         asked = await asyncio.gather(*asks)
         assert [present(one.decision.trip).rule for one in asked] == ["kill_switch"] * 3
         assert shop.loop.passed == 7.25

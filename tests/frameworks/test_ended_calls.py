@@ -25,7 +25,7 @@ async def _permission() -> tuple[AgentRun, Permission]:
 def _stop(run: AgentRun) -> None:
     """The kill switch. It ends calls in flight."""
     assert len(run.layers[0].run.in_flight) == 1
-    run.guard.throw_switch("all", "me", "test")
+    run.guard.operator_stops.throw("all", "me", "test")
 
 
 async def _call(run: AgentRun, *, ignores: bool = False) -> str:

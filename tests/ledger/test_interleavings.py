@@ -64,7 +64,7 @@ async def test_an_older_control_document_never_takes_the_place_of_a_newer_one(ur
         reading = [threading.Thread(target=ledger.refresh_now)]
         reading[0].start()
         slow.wait(5)
-        elsewhere.throw_switch("all", "ops", "now")
+        elsewhere.operator_stops.throw("all", "ops", "now")
         reading.append(threading.Thread(target=ledger.refresh_now))
         reading[1].start()
         for thread in reading:
@@ -76,7 +76,8 @@ def test_stops_thrown_at_the_same_moment_all_hold() -> None:
     guard = a_guard()
     for number in range(30):
         throws = [
-            threading.Thread(target=guard.throw_switch, args=(f"user:app/{number}-{n}", "ops", "x")) for n in range(4)
+            threading.Thread(target=guard.operator_stops.throw, args=(f"user:app/{number}-{n}", "ops", "x"))
+            for n in range(4)
         ]
         for throw in throws:
             throw.start()

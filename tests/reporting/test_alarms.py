@@ -309,9 +309,9 @@ def test_a_breaker_is_told_when_it_opens_and_when_it_closes() -> None:
 def test_the_kill_switch_is_told_by_the_one_who_throws_it() -> None:
     heard = Heard()
     own = caller(heard)
-    own.guard.throw_switch("user:chat/alice", "ops", "runaway")
-    own.guard.throw_switch("user:chat/alice", "ops", "runaway")
-    own.guard.release_switch("user:chat/alice")
+    own.guard.operator_stops.throw("user:chat/alice", "ops", "runaway")
+    own.guard.operator_stops.throw("user:chat/alice", "ops", "runaway")
+    own.guard.operator_stops.release("user:chat/alice")
     assert own.guard.flush(5)
     assert [alert.facts["reason"] for alert in heard.of("kill_switch")] == ["runaway"]
     assert len(heard.of("kill_switch", resolved=True)) == 1

@@ -16,8 +16,8 @@ FEATURES = features_of((ROOT / "src" / GUARD).read_text(encoding="utf-8"))
 
 
 def test_the_list_is_read_from_the_guard() -> None:
-    assert FEATURES["BudgetNotices"] == "runguard.engine.budget_notice"
-    assert len(set(FEATURES.values())) == len(FEATURES) >= 7
+    assert FEATURES["Outlook"] == "runguard.engine.forecast"
+    assert len(set(FEATURES.values())) == len(FEATURES) >= 6
     assert set(without_features.SHOW) <= set(FEATURES)
 
 

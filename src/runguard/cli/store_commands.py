@@ -538,7 +538,7 @@ def stop_command(scope: str, reason: str, actor: str, store: str | None, as_json
     before = next((stop for stop in view.stops() if stop.scope == scope), None)
     runs = running_in(view, scope)
     guard = desk(policy)
-    guard.throw_switch(scope, actor, reason)
+    guard.operator_stops.throw(scope, actor, reason)
     notes = [f"it was already stopped by {before.actor}{before.because}"] if before is not None else []
     if not runs and before is None and scope != ALL and scope not in (known := known_scopes(view)):
         notes.append(f"the store has no budget and no active run of {scope}; {near(scope, known)}")
@@ -606,7 +606,7 @@ def resume_command(scope: str, store: str | None, as_json: bool) -> None:
     notes = []
     if before is not None:
         guard = desk(policy)
-        guard.release_switch(scope)
+        guard.operator_stops.release(scope)
         notes = tell_alerts(guard)
     if as_json:
         taken = asdict(before) if before is not None else None

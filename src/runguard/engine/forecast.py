@@ -1,18 +1,21 @@
-"""When a run reaches its cap, the window of its model, or a higher price, and when a budget is used up.
+"""What is left: one line for the model of a run, and forecasts for those who look at runs and budgets.
 
-No setting. Estimated from the last calls, with the arithmetic of ``core/money``, and only for those who look:
-snapshots, the signs of life of a run, and with them ``runguard status`` and the dashboard.
+Setting: ``budget_notice``, for the line. It goes where nudges go, so every adapter adds it behind everything else in a
+request. Forecasts say when a run reaches its cap, the window of its model or a higher price, and when a budget is used
+up. They are estimated from the last calls with the arithmetic of ``core/money``, for snapshots, the signs of life of a
+run, and with them ``runguard status`` and the dashboard.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from runguard.core.money import (
     LEAST_CALLS,
     UNITS,
     UNLIMITED,
     Trend,
+    amount_text,
     begin_of,
     budget_forecast,
     calls_until_size,
@@ -23,7 +26,7 @@ from runguard.core.money import (
     trend_of,
     was_cut,
 )
-from runguard.engine.charges import RecentCall
+from runguard.engine.charges import Charge, RecentCall
 from runguard.engine.context import GuardContext
 from runguard.engine.money import Accounts
 from runguard.engine.runs import Run
@@ -31,15 +34,34 @@ from runguard.ledger.ledger import Account
 from runguard.pricing.rates import Rates
 
 Facts = dict[str, Any]
+_SHOWN: Final = 3  # limits in one line, the scarcest first
+_NOTE: Final = "budget_notice"  # how many shares the model of a run was told of
+_NOTICE: Final = "What is left for this work: {left}. Plan the remaining steps so that it is enough."
 
 
-class Forecasts:
-    """Adds forecasts to the snapshots of one guard."""
+class Outlook:
+    """Tells the models of one guard what is left, and adds forecasts to its snapshots."""
 
     def __init__(self, context: GuardContext) -> None:
         self._accounts, self._clock = context.accounts, context.clock
+        self._shares = sorted(context.policy.notice_shares)  # at which parts of a limit the model of a run is told
+        if self._shares and context.enforces:
+            context.sink.on("settled", "settle", self.settled)
         context.sink.on("run outlook", "snapshot", self.of_run)
         context.sink.on("guard facts", "snapshot", self.of_budgets)
+
+    def settled(self, run: Run, charge: Charge) -> None:
+        """Leave a line for the next request where another share of a limit is spent."""
+        if charge.is_tool:
+            return
+        limits = sorted(_limits(run, charge), reverse=True)
+        reached = sum(limits[0][0] >= share for share in self._shares) if limits else 0
+        if reached <= run.notes.get(_NOTE, 0):
+            return
+        run.notes[_NOTE] = reached
+        told = "; ".join(dict.fromkeys(text for share, text in limits[:_SHOWN] if share >= self._shares[0]))
+        lane = run.lane(charge.lane)
+        lane.notice = f"{lane.notice}\n{_NOTICE.format(left=told)}".lstrip()
 
     def of_run(self, run: Run, now: float) -> Facts:
         """Return the forecast of a run at work."""
@@ -50,6 +72,16 @@ class Forecasts:
         ledger = self._accounts.ledger
         now = ledger.period_time(self._clock())
         return {"forecasts": [facts for account in ledger.known() for facts in forecasts_of(account, now)]}
+
+
+def _limits(run: Run, charge: Charge) -> Iterator[tuple[float, str]]:
+    """Yield the spent share of each limit that the run is under, and what is left of it."""
+    for account in charge.lines.accounts:
+        for unit, (cap, used) in enumerate(zip(account.caps, account.spent, strict=True)):
+            if 0 < cap < UNLIMITED:
+                yield used / cap, f"{amount_text(unit, max(cap - used, 0))} of {amount_text(unit, cap)}"
+    if (calls := run.model_calls) is not None:
+        yield calls.count / calls.limit, f"{calls.left} of {calls.limit} model calls"
 
 
 def run_forecast(run: Run, accounts: Accounts, now: float) -> Facts | None:
@@ -89,8 +121,7 @@ def _caps(run: Run, calls: list[RecentCall], *, is_flat: bool) -> Iterator[Facts
                 yield _facts(left, edge(unit, cap), cost, scope=account.scope, unit=UNITS[unit])
     limit = run.model_calls
     if limit is not None:
-        left = max(limit.limit - limit.kept - limit.count, 0)
-        yield _facts(left, limit.limit, cost, scope=f"run:{run.info.run}", unit="calls")
+        yield _facts(limit.left, limit.limit, cost, scope=f"run:{run.info.run}", unit="calls")
 
 
 def _sizes(calls: list[RecentCall], accounts: Accounts, now: float) -> Iterator[tuple[str, Facts]]:

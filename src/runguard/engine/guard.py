@@ -31,14 +31,13 @@ from runguard.core.events import (
 )
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, Per
-from runguard.engine.budget_notice import BudgetNotices
 from runguard.engine.calls import PaidCalls
 from runguard.engine.charges import finding_of_stop, scopes_of
 from runguard.engine.context import GuardContext, GuardOptions
 from runguard.engine.decide import connect_outlets, stop_in_force
 from runguard.engine.downgrade import Downgrades
 from runguard.engine.final_answer import LastAnswers
-from runguard.engine.forecast import Forecasts
+from runguard.engine.forecast import Outlook
 from runguard.engine.prompt_cache import CacheWatch
 from runguard.engine.rate_limits import ProviderWaits
 from runguard.engine.resubmissions import Resubmissions
@@ -70,8 +69,7 @@ FEATURES: Final[tuple[Callable[[PaidCalls], object], ...]] = (
     LastAnswers,
     Downgrades,
     CacheWatch,
-    BudgetNotices,
-    Forecasts,
+    Outlook,
 )
 
 # ---- The guard
@@ -385,16 +383,6 @@ class Guard(PaidCalls):
         self.deciding.decide(run, lane, event, finding)
         return self.deciding.describe(run, lane, event, finding)
 
-    # ---- the kill switch --------------------------------------------------------------------------------------------
-
-    def throw_switch(self, scope: str, actor: str, reason: str | None) -> None:
-        """Stop a scope: end its calls in flight and refuse later calls and runs, on every worker of the store."""
-        self.operator_stops.throw(scope, actor, reason)
-
-    def release_switch(self, scope: str) -> None:
-        """Let a scope run again."""
-        self.operator_stops.release(scope)
-
     # ---- looking in -------------------------------------------------------------------------------------------------
 
     def check_store(self) -> None:
@@ -543,11 +531,11 @@ class Controls:
         ``actor``: who stops the scope; None: the user of this system. Model calls in flight are ended, new ones and new
         runs are refused until ``resume``; with a shared store, by every worker.
         """
-        self.guard.throw_switch(scope, this_user() if actor is None else actor, reason)
+        self.guard.operator_stops.throw(scope, this_user() if actor is None else actor, reason)
 
     def resume(self, scope: str) -> None:
         """Take a stop back."""
-        self.guard.release_switch(scope)
+        self.guard.operator_stops.release(scope)
 
     def stops(self) -> list[Stop]:
         """Return the stops in force."""

@@ -59,7 +59,7 @@ def shop(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sho
     runaway(guard(store, mode="shadow"), user_id="bob", app_name="support")
     plugin = guard(store, budgets=[Budget(usd=0.03, per="user", window="1d")])
     healthy(plugin, 9, user_id="eve's", app_name="docs")
-    plugin.guard.throw_switch("user:docs/dan", "root", "again")
+    plugin.guard.operator_stops.throw("user:docs/dan", "root", "again")
     healthy(plugin, user_id="dan", app_name="docs")
     runaway(guard(store), user_id="alice", app_name="docs")
     dashboard = serve(store)
@@ -127,7 +127,7 @@ def test_runs_stops_and_figures_appear_without_a_reload(store: str, served: Serv
     runaway(plugin, user_id="alice", app_name="docs")
     soon(page, "#trips a", "parse_document")
     wait_for(page, "#told", "A new stop")
-    plugin.guard.throw_switch("user:docs/alice", "ann", "looking into it")
+    plugin.guard.operator_stops.throw("user:docs/alice", "ann", "looking into it")
     soon(page, "#stops", "user:docs/alice, by ann")
     assert page.evaluate("window.stayed") is True
     seen.quiet()
@@ -197,7 +197,7 @@ def test_hostile_names_are_text_long_ones_are_cut_and_very_many_calls_are_told(
         tool = FunctionTool(parse_document)
         tool.name = name
         runaway(plugin, tool, user_id=name)  # type: ignore[arg-type]
-    plugin.guard.throw_switch("user:x/" + HOSTILE[0].replace("/", ""), HOSTILE[1], HOSTILE[2])
+    plugin.guard.operator_stops.throw("user:x/" + HOSTILE[0].replace("/", ""), HOSTILE[1], HOSTILE[2])
     assert plugin.flush(10)
     with sqlite3.connect(SqliteStore(store).path) as db:
         db.execute(MANY, (plugin.guard.clock() - 60, json.dumps({"app": "docs", "usd": "0.001", "input": 1})))

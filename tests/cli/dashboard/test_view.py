@@ -116,7 +116,7 @@ def test_a_run_is_shown_while_it_runs(place: Any, view: StoreView) -> None:
 def test_stops_and_breakers_in_force_are_told(place: Any, view: StoreView) -> None:
     plugin = guard(place.url)
     assert (view.stops(), view.breakers()) == ([], [])
-    plugin.guard.throw_switch("user:app/alice", "ann", "looking into it")
+    plugin.guard.operator_stops.throw("user:app/alice", "ann", "looking into it")
     for number in range(5):
         plugin.guard.breakers.report("fetch", Permit(0), False, 0.0, f"run {number}")
     plugin.guard.breakers.report("send", Permit(0), False, 0.0, "run 1")
@@ -315,7 +315,7 @@ def test_a_budgets_stop_is_told_in_dollars_and_costs_what_its_own_run_cost(place
 
 def test_an_operators_stop_is_told_with_who_and_why(place: Any, view: StoreView) -> None:
     plugin = guard(place.url)
-    plugin.guard.throw_switch("user:app/alice", "root", "looking; in depth")
+    plugin.guard.operator_stops.throw("user:app/alice", "root", "looking; in depth")
     healthy(plugin, user_id="alice")
     (trip,) = view.trips()
     story = view.story(trip["id"])

@@ -152,7 +152,7 @@ async def test_a_cancellation_beside_a_stop_stays_a_cancellation(local: Make, fi
     await _in_flight(model)
     if first == "cancel":
         running.cancel()
-    plugin.guard.throw_switch(ALICE, "ops", "enough")  # ends the call with the next turn of this very loop
+    plugin.guard.operator_stops.throw(ALICE, "ops", "enough")  # ends the call with the next turn of this very loop
     if first == "stop":
         running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -30,6 +30,11 @@ class ModelCalls(Limit):
         self.count += 1
         return None
 
+    @property
+    def left(self) -> int:
+        """Calls that the run may still make, without those kept."""
+        return max(self.limit - self.kept - self.count, 0)
+
     def forget(self) -> None:
         """Do not count a call that somebody else's cache answered or that was never sent."""
         self.count = max(0, self.count - 1)
