@@ -31,7 +31,7 @@ def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> l
     for name in request.param:
         owner = "runguard.engine.money.Accounts"
         if name not in OPENING:
-            owner = "runguard.engine.charges.AccountFinder" if name == "of_call" else "runguard.pricing.book.Pricing"
+            owner = "runguard.engine.budgets.AccountFinder" if name == "of_call" else "runguard.pricing.book.Pricing"
         monkeypatch.setattr(f"{owner}.{name}", _broken)
     return list(request.param)
 

@@ -9,7 +9,7 @@ import pytest
 
 from runguard.core.decision import Action
 from runguard.core.money import Budget
-from runguard.engine import charges, spending
+from runguard.engine import spending
 from tests.kit.accounts import CALL, Shop, user_budget
 from tests.kit.waiting import PATIENCE_S, loops_at_once, turns
 
@@ -226,7 +226,6 @@ async def test_an_answer_by_a_model_without_a_price_is_an_estimate() -> None:
 
 async def test_the_lines_of_a_run_and_the_history_of_runs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spending, "LINES_KEPT", 5)
-    monkeypatch.setattr(charges, "LINES_KEPT", 5)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", 6)
     shop = Shop(max_model_calls=1_000)
     for number in range(20):

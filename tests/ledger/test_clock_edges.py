@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from runguard import Budget, PolicyError
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
-from runguard.engine.charges import AccountLines
+from runguard.engine.budgets import AccountLines
 from runguard.engine.money import Accounts
 from runguard.ledger.ledger import Account, Hold, Ledger, Stale
 from runguard.ledger.memory import MemoryLedger

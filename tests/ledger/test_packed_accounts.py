@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from runguard.core.events import RunInfo
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.engine import spending as spending_module
-from runguard.engine.charges import Entry, add_tally
-from runguard.engine.spending import Spending
+from runguard.engine.spending import Entry, Spending, add_tally
 from runguard.ledger import memory as memory_module
 from runguard.ledger.ledger import Account, Hold
 from runguard.ledger.memory import MemoryLedger

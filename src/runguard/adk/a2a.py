@@ -25,8 +25,9 @@ from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.identity import LruDict, words_name
 from runguard.core.money import UNLIMITED, to_count, to_nano, to_usd
-from runguard.engine.charges import Ceiling, Denied, finding_of, lower_ceiling
+from runguard.engine.charges import Denied, finding_of
 from runguard.engine.guard import Guard
+from runguard.engine.spending import Ceiling, lower_ceiling
 from runguard.policy.settings import LEAST_HELD, Policy, RemoteAgent, reserved_for
 from runguard.pricing.rates import Rates, Unpriced, Usage
 from runguard.providers.a2a import ERROR_KEY, RESPONSE_KEY, UNREPORTED, ReplyReader, total_of

@@ -28,10 +28,11 @@ from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.money import BudgetStatus, shown
 from runguard.core.outcomes import provider_status
-from runguard.engine.charges import OWNERS, Charge, scopes_of
+from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.money import StepOut
 from runguard.engine.runs import Run
+from runguard.engine.spending import scopes_of
 from runguard.ledger.ledger import Hold, StoreError, StoreOutage
 from runguard.pricing.rates import Rates, Usage
 from runguard.providers.errors import was_unbilled

@@ -31,8 +31,8 @@ from runguard.core.decision import printable
 from runguard.core.errors import PolicyError, RunGuardError, did_you_mean
 from runguard.core.events import RunInfo
 from runguard.core.money import nanos, to_usd, usd_text
-from runguard.engine.charges import scopes_of
 from runguard.engine.guard import Guard
+from runguard.engine.spending import scopes_of
 from runguard.ledger.ledger import ALL, StoreDeniedError, StoreOutage, StoreSession
 from runguard.ledger.memory import in_memory, store_of
 from runguard.ledger.sqlite import SqliteStore

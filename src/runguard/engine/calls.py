@@ -15,12 +15,13 @@ from runguard.core.decision import ALLOW, Action, Decision, Finding, Money, Trip
 from runguard.core.events import ROOT_LANE, ModelCall, ModelResult
 from runguard.core.money import NOTHING, to_usd
 from runguard.core.rules.limits import Deadline
-from runguard.engine.charges import Charge, Denied, Entry, Fired, finding_of
+from runguard.engine.budgets import Fired
+from runguard.engine.charges import Charge, Denied, finding_of
 from runguard.engine.context import Gate, GuardContext, GuardOptions
 from runguard.engine.decide import burn_words, stop_in_force
 from runguard.engine.resume import Pauses
 from runguard.engine.runs import Lane, Run
-from runguard.engine.spending import Earlier, record_of, usd_of
+from runguard.engine.spending import Earlier, Entry, record_of, usd_of
 from runguard.ledger.ledger import StoreError, StoreOutage
 from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage

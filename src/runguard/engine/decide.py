@@ -32,7 +32,7 @@ from runguard.core.decision import (
 from runguard.core.events import ROOT_LANE, Event, ModelCall, ModelResult, RunInfo
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, nanos, to_usd, usd_text
-from runguard.engine.charges import Burn, Fired
+from runguard.engine.budgets import Burn, Fired
 from runguard.engine.runs import Lane, Run
 from runguard.ledger.ledger import (
     Ledger,

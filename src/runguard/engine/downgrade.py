@@ -12,9 +12,9 @@ from runguard.core.decision import Action, Finding, Money
 from runguard.core.errors import PolicyError
 from runguard.core.events import ModelCall
 from runguard.core.money import to_usd, usd_text
-from runguard.engine.charges import Charge, Fired
+from runguard.engine.budgets import Fired, reached_thresholds
+from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
-from runguard.engine.money import reached_thresholds
 from runguard.engine.runs import Run
 from runguard.policy.settings import switching
 from runguard.pricing.rates import Rates, Usage, normalise

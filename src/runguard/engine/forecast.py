@@ -26,10 +26,11 @@ from runguard.core.money import (
     trend_of,
     was_cut,
 )
-from runguard.engine.charges import Charge, RecentCall
+from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
 from runguard.engine.money import Accounts
 from runguard.engine.runs import Run
+from runguard.engine.spending import RecentCall
 from runguard.ledger.ledger import Account
 from runguard.pricing.rates import Rates
 

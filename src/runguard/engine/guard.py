@@ -32,7 +32,7 @@ from runguard.core.events import (
 from runguard.core.identity import LruDict
 from runguard.core.money import BudgetStatus, Per
 from runguard.engine.calls import PaidCalls
-from runguard.engine.charges import finding_of_stop, scopes_of
+from runguard.engine.charges import finding_of_stop
 from runguard.engine.context import GuardContext, GuardOptions
 from runguard.engine.decide import connect_outlets, stop_in_force
 from runguard.engine.downgrade import Downgrades
@@ -43,6 +43,7 @@ from runguard.engine.rate_limits import ProviderWaits
 from runguard.engine.resubmissions import Resubmissions
 from runguard.engine.resume import Pauses
 from runguard.engine.runs import NO_OBSERVERS, Lane, LaneKeeper, LaneRules, Run, SessionGrowths
+from runguard.engine.spending import scopes_of
 from runguard.engine.tools import Answers, ToolGate, ToolPrices
 from runguard.ledger.ledger import (
     Stop,

@@ -28,33 +28,34 @@ from runguard.core.money import (
     to_nano,
     unit_reached,
 )
-from runguard.engine.charges import (
+from runguard.engine.budgets import (
     FOREVER,
     NO_LIMIT,
-    OWNERS,
     AccountFinder,
     AccountLines,
     BudgetGroup,
+    BurnWatch,
+    Fired,
+    UnknownCap,
+    newly_reached,
+    reached_thresholds,
+    status_of,
+    statuses_of,
+)
+from runguard.engine.charges import (
+    OWNERS,
     Charge,
     Denied,
-    Entry,
-    Fired,
-    RunCosts,
-    UnknownCap,
     cover,
-    flat_limits,
     held_for_long,
     layers_around,
     not_held_by,
     owners_of,
-    scopes_of,
-    status_of,
-    statuses_of,
     stricter_than,
     uncover,
     worst_of,
 )
-from runguard.engine.spending import BurnWatch, Earlier, Spending, record_of
+from runguard.engine.spending import Earlier, Entry, RunCosts, Spending, flat_limits, record_of, scopes_of
 from runguard.engine.waiting import Opening, Visit, Waits
 from runguard.ledger.ledger import (
     Account,
@@ -527,6 +528,7 @@ class Accounts:
         finally:
             try:
                 self.spending.released(charge)
+                uncover(charge.around, charge.home)
             finally:
                 self.spending.give_up(charge)
 
@@ -951,26 +953,6 @@ def over_threshold(lines: AccountLines) -> Denied | None:
             refusal = Refusal(one.account, UNITS.index(one.status.unit), NOTHING, one.account.room)
             return Denied(refusal, one.group, fraction=one.threshold.percent)
     return None
-
-
-def reached_thresholds(lines: AccountLines) -> Iterator[Fired]:
-    """Yield the thresholds that the budgets of a call are beyond, whether or not they have fired."""
-    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
-        spent = account.spent
-        for thresholds, limit in zip(group.thresholds, limits, strict=False):
-            for threshold in thresholds:
-                unit = unit_reached(spent, share_of(limit, account.granted, threshold.percent))
-                if unit is not None:
-                    status = status_of(account, unit, limit[unit] + account.granted[unit], spent[unit])
-                    yield Fired(account, group, threshold, status)
-
-
-def newly_reached(lines: AccountLines, ledger: Ledger) -> Iterator[Fired]:
-    """Yield the thresholds that fire now."""
-    for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
-        usd, tokens, calls = account.alert
-        if account.spent_usd >= usd or account.spent_tokens >= tokens or account.spent_calls >= calls:
-            yield from _fire(ledger, account, group, limits)
 
 
 def _fire(ledger: Ledger, account: Account, group: BudgetGroup, limits: list[Amount]) -> Iterator[Fired]:

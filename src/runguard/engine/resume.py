@@ -19,19 +19,9 @@ from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.identity import LruDict, digest
 from runguard.core.money import UNITS, Amount, edge
 from runguard.core.rules.limits import CallsPerTool, ModelCalls, ToolCalls
-from runguard.engine.charges import (
-    OUTAGES,
-    Denied,
-    Entry,
-    Tally,
-    add_tally,
-    finding_of,
-    finding_of_stop,
-    flat_limits,
-    lower_ceiling,
-    scopes_of,
-)
+from runguard.engine.charges import OUTAGES, Denied, finding_of, finding_of_stop
 from runguard.engine.runs import Run
+from runguard.engine.spending import Entry, Tally, add_tally, flat_limits, lower_ceiling, scopes_of
 from runguard.ledger.ledger import StoreError, StoreOutage, StoreSession
 
 if TYPE_CHECKING:

@@ -66,7 +66,8 @@ from runguard.core.rules.repetition import (
     SameLongAnswer,
 )
 from runguard.core.rules.rule import Rule
-from runguard.engine.charges import OUTAGES, Charge, RunCosts
+from runguard.engine.charges import OUTAGES, Charge
+from runguard.engine.spending import RunCosts
 from runguard.engine.waiting import Slots, Waiter, waiting_for
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.ledger.memory import in_memory

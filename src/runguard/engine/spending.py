@@ -1,37 +1,208 @@
-"""Who spent what, and budgets that are spent too fast.
+"""Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app.
 
-``engine/money`` books every call on ``Spending`` and asks ``BurnWatch`` after it. ``engine/money`` and ``engine/calls``
-write what ``record_of`` returns to the store.
+``RunCosts`` is the money of one run. ``engine/money`` books every call on ``Spending``. ``engine/money`` and
+``engine/calls`` write what ``record_of`` returns to the store.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from runguard.core.errors import PolicyError
 from runguard.core.events import RunInfo
 from runguard.core.identity import LruDict
-from runguard.core.money import LEAST_CALLS, UNITS, UNLIMITED, Amount, Threshold, begin_of, to_usd
-from runguard.engine.charges import (
-    LINES_KEPT,
-    AccountLines,
-    Burn,
-    Charge,
-    Entry,
-    Fired,
-    RecentCall,
-    RunCosts,
-    Tally,
-    add_tally,
-    flat_limits,
-    scopes_of,
-    split_by,
-    status_of,
-    totals,
-    uncover,
-)
-from runguard.ledger.ledger import Account, Ledger
+from runguard.core.money import CALLS_KEPT, UNLIMITED, Amount, scope_part, to_usd
+
+if TYPE_CHECKING:
+    from runguard.engine.budgets import AccountLines
+    from runguard.engine.charges import Charge
+
+
+# ---- A run's own limits, and the scopes that it belongs to
+
+
+def flat_limits(info: RunInfo) -> Amount | None:
+    if info.max_usd is None and info.max_tokens is None:
+        return None
+    return (
+        UNLIMITED if info.max_usd is None else info.max_usd,
+        UNLIMITED if info.max_tokens is None else info.max_tokens,
+        UNLIMITED,
+    )
+
+
+Ceiling = tuple[int | None, int | None]  # nano-USD and tokens
+
+
+def lower_ceiling(one: Ceiling, other: Ceiling) -> Ceiling:
+    """Return the lower of two amounts that a caller can pay for; None: not limited."""
+    usd, tokens = (min((n for n in pair if n is not None), default=None) for pair in zip(one, other, strict=True))
+    return usd, tokens
+
+
+def scopes_of(info: RunInfo) -> tuple[str, str, str, str]:
+    app, user = scope_part(info.app), scope_part(info.user)
+    return (
+        f"run:{scope_part(info.run)}",
+        f"session:{app}/{user}/{scope_part(info.session)}",
+        f"user:{app}/{user}",
+        f"app:{app}",
+    )
+
+
+# ---- Figures: what one agent took from one model inside one tool, and their sums
+
+LINES_KEPT: Final = 256
+
+
+class Summable:
+    """A dataclass of counts that can be added up."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def add(self, other: Self, sign: int = 1) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
+
+
+@dataclass(slots=True)
+class Entry(Summable):
+    """What one agent took from one model inside one tool, and what the tool itself cost."""
+
+    calls: int = 0
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    thinking: int = 0
+    nano: int = 0
+    unpriced: int = 0  # calls without a known price: ``nano`` does not contain their cost
+    estimated: int = 0  # calls whose usage or rate was estimated
+    tool_calls: int = 0  # calls of tools that have a price
+    tool_nano: int = 0  # of ``nano``, what those cost
+    searches: int = 0  # on the model's side
+    search_nano: int = 0  # of ``nano``, what those cost
+
+
+Tally = dict[tuple[str, str, str], Entry]  # agent, model, tool
+
+
+def add_tally(into: Tally, more: Mapping[tuple[str, str, str], Entry], sign: int = 1) -> None:
+    for key, entry in list(more.items()):
+        if key not in into and len(into) >= LINES_KEPT * 4:
+            key = ("(others)", "(others)", "(others)")
+        into.setdefault(key, Entry()).add(entry, sign)
+
+
+def totals(entries: Iterable[Entry]) -> dict[str, Any]:
+    total = Entry()
+    for entry in entries:
+        total.add(entry)
+    return {
+        "usd": to_usd(total.nano),
+        "calls": total.calls,
+        "tokens": total.input + total.output,
+        "input_tokens": total.input,
+        "output_tokens": total.output,
+        "cached_tokens": total.cached,
+        "thinking_tokens": total.thinking,
+        "unpriced_calls": total.unpriced,
+        "estimated_calls": total.estimated,
+        "paid_tool_calls": total.tool_calls,
+        "tools_usd": to_usd(total.tool_nano),
+        "searches": total.searches,
+        "searches_usd": to_usd(total.search_nano),
+    }
+
+
+def split_by(tally: Tally, position: int) -> dict[str, dict[str, Any]]:
+    groups: dict[str, list[Entry]] = {}
+    for key, entry in tally.items():
+        if key[position]:
+            groups.setdefault(key[position], []).append(entry)
+    return {name: totals(entries) for name, entries in sorted(groups.items())}
+
+
+# ---- The money of one run
+
+RecentCall = tuple[str, str, str, Entry]  # lane, agent and model of a call, and what it took
+
+
+class RunCosts:
+    """The money of one run."""
+
+    __slots__ = (
+        "closed_calls",
+        "ended",
+        "estimated",
+        "flat",
+        "info",
+        "inherited",
+        "lines",
+        "nano",
+        "open",
+        "over",
+        "own",
+        "recent",
+        "tally",
+        "unpriced",
+    )
+
+    def __init__(self, info: RunInfo, flat: Amount | None) -> None:
+        self.info, self.flat = info, flat
+        self.tally: Tally = {}
+        self.inherited: Tally = {}  # spent by another worker before this one resumed the run
+        self.lines: dict[tuple[str, str, str], AccountLines] = {}
+        self.nano = self.unpriced = self.estimated = self.closed_calls = 0
+        self.open: set[Charge] = set()  # calls under way; no lock is needed to add one
+        self.own: set[str] = set()  # scopes that end with the run
+        self.recent: deque[RecentCall] = deque(maxlen=CALLS_KEPT)  # its last calls, for a forecast
+        self.over = False  # nothing runs and nothing is waited for; kept because it could be run again
+        self.ended = False
+
+    def inherit(self, whole: Tally) -> None:
+        """Take over what the run has spent on all workers.
+
+        What others spent is part of the run's figures and of nothing else here.
+        """
+        self.inherited = {}
+        add_tally(self.inherited, whole)
+        add_tally(self.inherited, self.tally, -1)
+        total = Entry()
+        for entry in whole.values():
+            total.add(entry)
+        self.nano, self.unpriced, self.estimated, self.closed_calls = (
+            total.nano,
+            total.unpriced,
+            total.estimated,
+            total.calls + total.tool_calls,
+        )
+
+    def tool_costs(self) -> dict[str, int]:
+        """Return what each tool with a price has cost, in nano-USD."""
+        costs: dict[str, int] = {}
+        for (_, _, tool), entry in [*self.inherited.items(), *self.tally.items()]:
+            if entry.tool_calls:
+                costs[tool] = costs.get(tool, 0) + entry.tool_nano
+        return costs
+
+    @property
+    def calls(self) -> int:
+        """Calls that were sent, those under way included."""
+        return self.closed_calls + len(self.open)
+
+    @property
+    def reserved(self) -> int:
+        """Nano-USD held for the calls under way."""
+        return sum(charge.held for charge in self.open.copy())
+
+    @property
+    def spent_usd(self) -> Decimal | None:
+        """Dollars spent; None when nothing has a known price."""
+        return None if self.unpriced and self.unpriced == self.calls else to_usd(self.nano)
+
 
 # ---- Who spent what: per agent, model and tool of each run, and in all of its session, its user and its app
 
@@ -68,15 +239,13 @@ class Spending:
                 tally = self.history[scope] = self.history.get(scope, {})
                 add_tally(tally, run_costs.tally)
 
-    def released(self, charge: Charge) -> None:
+    def released(self, charge: "Charge") -> None:
         """Close the charge of a call that was never sent."""
         with self._lock:
             charge.run_costs.open.discard(charge)
             charge.over = True
-        if charge.around:
-            uncover(charge.around, charge.home)
 
-    def give_up(self, charge: Charge) -> None:
+    def give_up(self, charge: "Charge") -> None:
         """Close a charge whose cost cannot be booked."""
         with self._lock:
             if not charge.over:
@@ -84,7 +253,7 @@ class Spending:
                 charge.run_costs.open.discard(charge)
                 charge.run_costs.closed_calls += 1
 
-    def book(self, charge: Charge, entry: Entry, model: str) -> None:
+    def book(self, charge: "Charge", entry: Entry, model: str) -> None:
         """Count the usage of a call; a later report of the same call replaces the earlier one."""
         run_costs, before = charge.run_costs, charge.booked
         tally, key = run_costs.tally, (charge.agent, model, charge.tool)
@@ -183,7 +352,7 @@ class Spending:
         }
 
 
-def record_of(charge: Charge, before: Earlier | None = None) -> dict[str, Any]:
+def record_of(charge: "Charge", before: Earlier | None = None) -> dict[str, Any]:
     """Return what one call took, for the store: numbers and names, no text of users, models or tools.
 
     A later record with the same id replaces it. ``before``: what an earlier record of the same call contained; it is
@@ -227,107 +396,3 @@ def _figures_of(entry: Entry, key: tuple[str, str, str]) -> dict[str, Any]:
 def usd_of(entry: Entry) -> str | None:
     """Dollars as records contain them; None without a price."""
     return None if entry.unpriced else str(to_usd(entry.nano))
-
-
-# ---- Budgets that are spent too fast
-
-FAST: Final = 24  # the fast window is a 24th of the period: an hour of a day
-SLOW: Final = 4  # the slow one a quarter: six hours of a day
-FACTOR: Final = 1.5  # calls come in bursts: a budget that just lasts must not be reported
-_SLOTS: Final = 8  # of a fast window
-_SLOTS_KEPT: Final = FAST // SLOW * _SLOTS + 2  # a slow window, the slot in which it begins, and the one before
-_ACCOUNTS_KEPT: Final = 1_024
-_ALL: Final = Threshold(1.0)
-
-Slots = Sequence[tuple[int, Amount]]  # the number of a slot of time, and what was spent at its end
-
-
-def burn_of(slots: Slots, spent: Amount, cap: int, unit: int, begins: float, now: float, ends: float) -> Burn | None:
-    """Return how many times as fast as allowed a budget is spent; None where it is not spent too fast.
-
-    Too fast is ``FACTOR`` times as fast as what is left of the period allows, over both a fast and a slow window: a
-    short burst, and spending that has calmed down, are not reported.
-    """
-    room, left = cap - spent[unit], ends - now
-    if room <= 0 or left <= 0:
-        return None
-    length = (ends - begins) / FAST / _SLOTS
-    rates = []
-    for part in (FAST, SLOW):
-        first = int((now - (ends - begins) / part) // length)  # the slot in which the window begins
-        before = next((known[unit] for slot, known in reversed(slots) if slot < first), None)
-        if first * length <= begins:
-            amount, seconds = spent[unit], (ends - begins) / part
-        else:  # without an earlier slot: what was spent before this process looked first does not count
-            amount, seconds = spent[unit] - (slots[0][1][unit] if before is None else before), now - first * length
-        if amount * left < FACTOR * room * seconds:
-            return None
-        rates.append(amount / seconds)
-    return Burn(rates[0] * left / room, rates[1] * left / room, now + room / rates[0])
-
-
-class BurnWatch:
-    """What accounts have spent over time, as far as this process saw it. Safe to use from many threads.
-
-    Looked at after each call on a budget with ``burn_alert=True``, and on no other. What an account has spent is noted
-    once per slot of time, so the memory per account is constant.
-    """
-
-    def __init__(self, ledger: Ledger, clock: Callable[[], float], before: "BurnWatch | None" = None) -> None:
-        """``before``: goes on with the slots of another watch."""
-        self._ledger, self._clock = ledger, clock
-        self._lock: threading.Lock = threading.Lock() if before is None else before._lock
-        # the slots of an account, by its key; and for which extension it was reported
-        self._slots: LruDict[str, deque[tuple[int, Amount]]] = (
-            LruDict(_ACCOUNTS_KEPT) if before is None else before._slots
-        )
-        self._reported: LruDict[str, Amount] = LruDict(_ACCOUNTS_KEPT) if before is None else before._reported
-
-    def look(self, lines: AccountLines) -> Iterator[Fired]:
-        """Yield the budgets that burn too fast now, each once per period over all workers."""
-        now = self._ledger.period_time(self._clock())
-        for account, group, limits in zip(lines.accounts, lines.groups, lines.limits, strict=True):
-            if not group.burns or account.window is None or account.ends is None:
-                continue
-            begins = begin_of(account.window, account.ends)
-            slots, spent = self._note(account, begins, now), account.spent
-            if spent[2] < LEAST_CALLS or self._reported.get(account.key) == account.granted:
-                continue
-            watched = (limit for budget, limit in zip(group.budgets, limits, strict=False) if budget.burn_alert)
-            for unit, cap, limit in _limited(watched, account.granted):
-                burn = burn_of(slots, spent, cap, unit, begins, now, account.ends)
-                if burn is None:
-                    continue
-                is_first = self._ledger.first(account, f"burn:{UNITS[unit]}", 1.0, limit)
-                if is_first is not None:  # None: the store was away; look again with the next settlement
-                    self._report(account)
-                if is_first:
-                    yield Fired(account, group, _ALL, status_of(account, unit, cap, spent[unit]), burn)
-                break
-
-    def _note(self, account: Account, begins: float, now: float) -> list[tuple[int, Amount]]:
-        """Note what an account has spent by now; return all its slots."""
-        length = ((account.ends or now) - begins) / FAST / _SLOTS
-        slot = int(now // length)
-        with self._lock:
-            slots = self._slots.get(account.key)
-            if slots is None:
-                # what others may have spent before: not known when
-                slots = self._slots[account.key] = deque([(slot - 1, account.spent)], maxlen=_SLOTS_KEPT)
-            if slots[-1][0] >= slot:
-                slots[-1] = (slots[-1][0], account.spent)
-            else:
-                slots.append((slot, account.spent))
-            return list(slots)
-
-    def _report(self, account: Account) -> None:
-        with self._lock:
-            self._reported[account.key] = account.granted
-
-
-def _limited(limits: Iterable[Amount], granted: Amount) -> Iterator[tuple[int, int, Amount]]:
-    """Yield each unit that is limited, its cap with extensions, and the amounts of its budget."""
-    for limit in limits:
-        for unit, amount in enumerate(limit):
-            if amount < UNLIMITED:
-                yield unit, amount + granted[unit], limit

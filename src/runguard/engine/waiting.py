@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
 from runguard.core.money import UNITS, amount_text, edge, to_usd, window_words
-from runguard.engine.charges import AccountLines, Charge
+from runguard.engine.budgets import AccountLines
+from runguard.engine.charges import Charge
 from runguard.ledger.ledger import Account, Ledger, Refusal, Sleeper, new_sleeper, wake
 from runguard.policy.settings import Policy
 

@@ -13,11 +13,11 @@ from typing import Any, Final
 from runguard.core.decision import Action, Decision, against_limit
 from runguard.core.events import ModelCall, ToolCall
 from runguard.core.money import to_usd
-from runguard.engine.charges import Summable
 from runguard.engine.context import ModelChoice
 from runguard.engine.decide import Decided
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run, SetAside
+from runguard.engine.spending import Summable
 from runguard.engine.tools import bound_of
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
