@@ -109,6 +109,7 @@ def state(thing: Any) -> Any:
     if isinstance(thing, list | tuple):
         return [state(one) for one in thing]
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    names += getattr(thing, "__dict__", ())
     if not names or isinstance(thing, frozenset) or is_dataclass(thing) or callable(thing):
         return thing if isinstance(thing, str | bytes | int | float | frozenset | set) else repr(thing)
     return {name: state(getattr(thing, name)) for name in names if not callable(getattr(thing, name, None))}
