@@ -24,6 +24,7 @@ HARMLESS: Final = {NOTE, "partial", "any", "self.__dict__.get"}
 # entered and left within one call of ours, belongs to a command or to replay, or only undoes a variable.
 CLOSED_SAFELY: Final = {
     "adk/patching.py:shield": "one block of a function, in which nothing is yielded",
+    "adk/runs.py:within": "resets a variable",
     "adk/runner.py:run": "forgets an entry of a dict",
     "calls/functions.py:run": "leaves a job when it is closed",
     "calls/streams.py:_asking": "one call of the provider's library",

@@ -31,6 +31,7 @@ _TRANSPARENT: Final = ("contextlib.py", "functools.py", "<string>")  # who calls
 _NOT_FUNCTIONS: Final = ("<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
 # Several callers share these. In each, a ``try`` or a ``with`` is around everything that can fail.
 _SHIELDS: Final = (
+    "adk.runs:within",
     "adk.patching:shield",
     "adk.patching:shield_here",
     "calls.streams:_StreamManager._entered",

@@ -84,20 +84,17 @@ class EventReader:
                 invocation, answers, author=event.author, event_id=event.id, waiting=waiting, hands_over=bool(target)
             )
         else:
+            flown = self._release_slot(invocation, event)
             if calls:
-                lane = self._event_lane(invocation, event)
+                lane = flown or self._event_lane(invocation, event)
                 for call in calls:
                     if call.id and call.id not in invocation.calls:
                         asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
-                        invocation.remember(
-                            call.id,
-                            OpenToolCall(
-                                call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author
-                            ),
+                        invocation.calls[call.id] = OpenToolCall(
+                            call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author
                         )
                 if event.long_running_tool_ids:
                     invocation.ask(event.long_running_tool_ids)
-            self._release_slot(invocation, event)
             if event.actions.state_delta or (content is None and event.output is not None):
                 self._on_change(invocation, event)
             if invocation.live:
@@ -146,8 +143,8 @@ class EventReader:
                 return flight.lane
         return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
-    def _release_slot(self, invocation: Invocation, event: Event) -> None:
-        """Release the slot of the call that an agent's event answers.
+    def _release_slot(self, invocation: Invocation, event: Event) -> str:
+        """Release the slot of the call that an agent's event answers. Return the lane of the call, "" without one.
 
         The answer came from its model, or from a callback or a later plugin.
         """
@@ -157,7 +154,7 @@ class EventReader:
                 continue
             if flight.done_at:
                 flight.delivered = True
-                return
+                return flight.lane if flight.lane in invocation.run.lanes else ""
             if not flight.answered and not flight.left and unanswered is None:
                 unanswered = (task, flight)
         if unanswered is not None:
@@ -167,6 +164,7 @@ class EventReader:
             self._invocations.close_flight(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
+        return ""
 
     def _on_change(self, invocation: Invocation, event: Event) -> None:
         """Report what was stored without a tool call. The text of an agent under its ``output_key`` is still talk."""

@@ -23,7 +23,7 @@ from pydantic import PrivateAttr
 
 from runguard.adk.events import history_of, input_of, run_of
 from runguard.adk.patching import IN_USE, wrap_adk
-from runguard.adk.runs import HERE, Invocation, ModelLayer, RunnerStream
+from runguard.adk.runs import HERE, Invocation, ModelLayer, RunnerStream, within
 from runguard.adk.stops import stop_response
 from runguard.core.decision import STOP_CODE, Action, Decision, Trip, trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -125,25 +125,16 @@ class GuardedLlm(Controls, BaseLlm):
             if mine or stop is not None:
                 break
         if stop is None:
-            token = HERE.set(HERE.get()._replace(layers=(*HERE.get().layers, *mine)))
-            try:
+            with within(layers=(*HERE.get().layers, *mine)):
                 asked = self._inner.generate_content_async(llm_request, stream)
-            finally:
-                now = HERE.get()
-                HERE.reset(token)
-                HERE.set(now._replace(layers=HERE.get().layers))
             async with aclosing(asked) as answers:
                 while True:
-                    # for each chunk: between two of them, other code uses this context
-                    token = HERE.set(HERE.get()._replace(layers=(*HERE.get().layers, *mine)))
                     try:
-                        response = await anext(answers)
+                        # for each chunk: between two of them, other code uses this context
+                        with within(layers=(*HERE.get().layers, *mine)):
+                            response = await anext(answers)
                     except StopAsyncIteration:
                         return
-                    finally:
-                        now = HERE.get()
-                        HERE.reset(token)
-                        HERE.set(now._replace(layers=HERE.get().layers))
                     try:
                         stop = self._read(response, state, mine)
                     except Exception as fault:

@@ -9,9 +9,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,12 +35,14 @@ _log: Final = logging.getLogger("runguard")
 
 # ---- The state of one invocation
 
-_CALLS_KEPT: Final = 4_096
+_KEPT: Final = 4_096  # calls, lanes and tasks
 FLIGHTS_KEPT: Final = 64
 _PROMPTS_KEPT: Final = 1_024
 _START_S: Final = 1.0  # from a function call's event to its start; a paused task's delegation never starts
 # From a model's answer to its event. An agent that never yields the event must not block a stop for ever.
 DELIVERY_S: Final = 0.25
+
+Classifier = Callable[..., Any]  # the app's own verdict on the answer of a tool
 
 
 @dataclass(slots=True)
@@ -115,17 +117,20 @@ class Invocation:
     live: bool = False
     nested: bool = False
     batches: dict[str, str] = field(default_factory=dict)  # lane -> the model response whose calls run now
-    calls: OrderedDict[str, OpenToolCall] = field(default_factory=OrderedDict)
+    # by id; of long-running calls that ADK never answers, the latest
+    calls: "LruDict[str, OpenToolCall]" = field(default_factory=lambda: LruDict(_KEPT))
     flights: dict[asyncio.Task[Any] | None, ModelInFlight] = field(default_factory=dict)
     # by call, branch and isolation scope
     lanes: dict[tuple[str, str | None, str | None], str] = field(default_factory=dict)
-    tasks: "dict[str, Task]" = field(default_factory=dict)  # by the id of the delegating call
+    tasks: "LruDict[str, Task]" = field(default_factory=lambda: LruDict(_KEPT))  # by the id of the delegating call
     # lane -> depth of the delegated agent, and models above it in the tree
-    delegates: dict[str, tuple[int, int]] = field(default_factory=dict)
-    depths: dict[str, int] = field(default_factory=dict)  # lane -> depth of the agent at work in it
+    delegates: "LruDict[str, tuple[int, int]]" = field(default_factory=lambda: LruDict(_KEPT))
+    # lane -> depth of the agent at work in it
+    depths: "LruDict[str, int]" = field(default_factory=lambda: LruDict(_KEPT))
     # by lane and agent
     prompts: "LruDict[tuple[str, str], PromptProjection]" = field(default_factory=lambda: LruDict(_PROMPTS_KEPT))
     context_limits: dict[str, int | None] = field(default_factory=dict)  # by model
+    classifiers: "tuple[Classifier, ...] | None" = None  # of the app; None before its first tool call
     # live: by lane, usage since the last report, and that report's prompt
     live_usage: dict[str, tuple[CallUsage, int]] = field(default_factory=dict)
     code: dict[str, str] = field(default_factory=dict)  # lane -> what a code executor runs, where its results count
@@ -137,11 +142,6 @@ class Invocation:
     entered: int = 1  # streams that run it: the same invocation may be resumed twice at once
     at_end: dict[object, Callable[[], None]] = field(default_factory=dict)  # what to close when it is over
     stop_stored: str = ""  # live: the trip whose stop event is in the session
-
-    def remember(self, call_id: str, call: OpenToolCall) -> None:
-        self.calls[call_id] = call
-        if len(self.calls) > _CALLS_KEPT:  # long-running calls that ADK never answers
-            self.calls.popitem(last=False)
 
     def ask(self, call_ids: Iterable[str]) -> None:
         """Note calls that need an answer from outside, for which the invocation pauses."""
@@ -377,16 +377,8 @@ class Here(NamedTuple):
 
     An async generator runs in the context of the code that iterates over it. So a generator sets a field for each step,
     and undoes it before it yields. It restores that one field, because the step may have changed others.
-    ``HERE.reset(token)`` comes first: it raises in a foreign context, where there is nothing to undo::
-
-        token = HERE.set(HERE.get()._replace(layers=layers))
-        try: ...
-        finally:
-            now = HERE.get()
-            HERE.reset(token)
-            HERE.set(now._replace(layers=HERE.get().layers))
-
-    None of this calls a function of RunGuard: where such a function could fail, no code is left to handle it.
+    ``within`` does this. The generators of every run and of every model call do it
+    themselves: each layer of calls counts there.
     """
 
     tool: EnclosingTool | None = None
@@ -407,6 +399,19 @@ HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # n
 ANNOUNCED: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
     "runguard_announced", default=()
 )
+
+
+@contextmanager
+def within(**fields: Any) -> Iterator[None]:
+    """Set fields of ``HERE`` for a block, and restore them behind it. Other fields stay as the block has left them."""
+    token = HERE.set(HERE.get()._replace(**fields))
+    try:
+        yield
+    finally:
+        now = HERE.get()
+        HERE.reset(token)  # first: it raises in a foreign context, where there is nothing to undo
+        before = HERE.get()._asdict()
+        HERE.set(now._replace(**{name: before[name] for name in fields}))
 
 
 def adopt(context: Context) -> None:
@@ -437,8 +442,6 @@ def runners_inside(tool: EnclosingTool) -> list[str]:
 
 
 # ---- Lanes
-
-_LANES_KEPT: Final = 4_096
 
 
 @dataclass(slots=True)
@@ -507,7 +510,7 @@ def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str
         key = branch_lane(guard, invocation.run, branch, invocation.lane, invocation.calls)
     else:
         key = invocation.lane
-    if len(invocation.lanes) < _LANES_KEPT:
+    if len(invocation.lanes) < _KEPT:
         invocation.lanes[place] = key
     return key
 
@@ -536,8 +539,6 @@ def _task_of(invocation: Invocation, branch: str | None, scope: str) -> Task | N
         task = Task(scope, agent, f"{invocation.lane}/{agent}@{scope}", invocation.lane, (), -1)
     else:
         return None
-    if len(invocation.tasks) >= _LANES_KEPT:
-        del invocation.tasks[next(iter(invocation.tasks))]
     invocation.tasks[scope] = task
     return task
 
@@ -583,11 +584,7 @@ def enter(
         )
     elif known is None and (tool := _tool_in(guard, invocation)) is not None and child_lane(tool) == lane:
         invocation.delegates[lane] = (tool.depth + 1, _levels(agent, invocation))
-    if len(invocation.delegates) > _LANES_KEPT:
-        del invocation.delegates[next(iter(invocation.delegates))]
     depth = invocation.depths[lane] = depth_of(agent, invocation, lane)
-    if len(invocation.depths) > _LANES_KEPT:
-        del invocation.depths[next(iter(invocation.depths))]
     return depth
 
 

@@ -23,7 +23,7 @@ from google.adk.runners import Runner
 from google.genai import types
 
 from runguard.adk.patching import IN_USE, WrappedMethods, report_fault_in, shield_here, wrap_adk
-from runguard.adk.runs import DELIVERY_S, HERE, project
+from runguard.adk.runs import DELIVERY_S, HERE, project, within
 from runguard.adk.stops import answer_to, answers_to_open_calls, read_session, store
 from runguard.calls.ending import ActiveCondition
 from runguard.calls.model_calls import Interruption
@@ -379,28 +379,24 @@ async def until(events: AsyncGenerator[Event, None], watched: Watched, finish: F
     try:
         while not is_over:
             event: Event | None = None
-            here = HERE.get()
-            token = HERE.set(here._replace(conditions=(*here.conditions, watched)))
-            try:
-                with shield_here():
-                    watched.listen()
-                    await watched.see([])  # a signal may have been set before
-                    is_over = watched.is_over
-                if not is_over:
-                    event = await anext(events)
-                    if watched.wait is not None:  # other code may have swallowed the cancellation
-                        watched.wait.undone()
-            except StopAsyncIteration:
-                pass
-            except asyncio.CancelledError:
-                if watched.wait is None or not watched.wait.undone():
-                    raise
-            finally:
-                now = HERE.get()
-                HERE.reset(token)
-                HERE.set(now._replace(conditions=HERE.get().conditions))
-                with shield_here():
-                    watched.stop_listening()
+            with within(conditions=(*HERE.get().conditions, watched)):
+                try:
+                    with shield_here():
+                        watched.listen()
+                        await watched.see([])  # a signal may have been set before
+                        is_over = watched.is_over
+                    if not is_over:
+                        event = await anext(events)
+                        if watched.wait is not None:  # other code may have swallowed the cancellation
+                            watched.wait.undone()
+                except StopAsyncIteration:
+                    pass
+                except asyncio.CancelledError:
+                    if watched.wait is None or not watched.wait.undone():
+                        raise
+                finally:
+                    with shield_here():
+                        watched.stop_listening()
             if event is None:
                 break
             with shield_here():

@@ -24,6 +24,7 @@ from pydantic import BaseModel, RootModel
 from runguard.adk.events import RunStarter, waiting_in
 from runguard.adk.runs import (
     HERE,
+    Classifier,
     EnclosingTool,
     Invocation,
     Invocations,
@@ -83,7 +84,7 @@ class ToolHooks:
             call = invocation.calls.get(call_id)
             if call is None:
                 call = OpenToolCall(name, tool_args, lane, invocation.batches.get(lane, ""), agent=agent_name)
-                invocation.remember(call_id, call)
+                invocation.calls[call_id] = call
             call.lane, call.running, call.task = lane, True, asyncio.current_task()
             if tool.is_long_running:
                 invocation.ask([call_id])
@@ -130,7 +131,7 @@ class ToolHooks:
             seconds = rule.max_seconds if rule is not None else None
             if guard.policy.max_seconds is not None or seconds is not None:
                 self._limits_time = True
-                limit_time(tool)
+                follow_execution(tool)
                 call.deadline = guard.clock() + seconds if seconds is not None else 0.0
             return None
         except Exception as error:
@@ -172,24 +173,23 @@ class ToolHooks:
     ) -> None:
         ic = tool_context._invocation_context
         try:
-            if self._guard.tool_prices.is_used and (paying := self._invocations.find(ic.invocation_id)) is not None:
-                settle_price(self._guard, paying, tool, tool_context, tool_args, result)
+            invocation = self._invocations.find(ic.invocation_id)
+            if self._guard.tool_prices.is_used and invocation is not None:
+                settle_price(self._guard, invocation, tool, tool_context, tool_args, result)
             if self._limits_time:
                 self.judge_time()
-            verdict = app_verdict(tool, tool_args, tool_context, result)
-            if verdict is not None and (known := self._invocations.find(ic.invocation_id)) is not None:
-                answered = known.calls.get(tool_context.function_call_id or "")
-                if answered is not None and not answered.refused:
-                    answered.verdict = verdict
+            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
+            if invocation is None or call is None:
+                return
+            if invocation.classifiers is None:
+                invocation.classifiers = classifiers_in(ic)
+            if invocation.classifiers and not call.refused:
+                call.verdict = app_verdict(invocation.classifiers, tool, tool_args, tool_context, result)
             is_node = not isinstance(ic.agent, BaseAgent)
             if not tool.is_long_running and not is_node:
                 return
             # A long-running tool's answer comes later or never, and a Workflow's tool node yields no function
             # response: the event reader will not see an answer.
-            invocation = self._invocations.find(ic.invocation_id)
-            call = invocation.calls.get(tool_context.function_call_id or "") if invocation is not None else None
-            if invocation is None or call is None:
-                return
             call.running = False
             if call.once and not call.refused and call.outcome is None and (not result or is_node):
                 # What a long-running tool started counts as done: it must not start again.
@@ -248,18 +248,25 @@ _warned: Final[set[str]] = set()  # tools whose answer made a classifier raise: 
 _WARNED_KEPT: Final = 256
 
 
-def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: Any) -> Outcome | None:
-    """Return the verdict of the first classifier that has one, or None. It comes before RunGuard's own rules.
+def classifiers_in(ic: InvocationContext) -> tuple[Classifier, ...]:
+    """Return the ``tool_result_classifier`` of ADK's logging plugins (from ADK 2.13 on), which know the app's tools."""
+    found = (
+        getattr(plugin, "_tool_result_classifier", None)
+        or getattr(getattr(plugin, "config", None), "tool_result_classifier", None)
+        for plugin in ic.plugin_manager.plugins
+    )
+    return tuple(one for one in found if one is not None)
 
-    ADK's logging plugins take a ``tool_result_classifier`` (from ADK 2.13 on) that knows which answers of the app's
-    tools are failures.
-    """
-    for plugin in tool_context._invocation_context.plugin_manager.plugins:
-        classify = getattr(plugin, "_tool_result_classifier", None) or getattr(
-            getattr(plugin, "config", None), "tool_result_classifier", None
-        )
-        if classify is None:
-            continue
+
+def app_verdict(
+    classifiers: tuple[Classifier, ...],
+    tool: BaseTool,
+    tool_args: dict[str, Any],
+    tool_context: ToolContext,
+    result: Any,
+) -> Outcome | None:
+    """Return the verdict of the first classifier that has one, or None. It comes before RunGuard's own rules."""
+    for classify in classifiers:
         try:
             verdict = classify(tool=tool, tool_args=tool_args, tool_context=tool_context, result=result)
             status = getattr(verdict, "status", None)
@@ -280,12 +287,10 @@ def app_verdict(tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolCon
 
 # ---- Tools with a price
 
-_PRICED_MARK: Final = "_runguard_priced"
-
 
 async def reserve_price(guard: Guard, invocation: Invocation, tool: BaseTool, event: ToolCall, args: Any) -> Decision:
     """Hold the price of a call that the rules have allowed. Calls inside of the tool do not wait for this hold."""
-    _note_execution(tool)
+    follow_execution(tool)
     decision = await guard.reserve_tool(invocation.run, event, args)
     charge = guard.tool_prices.charge_of(invocation.run, event.id)
     if charge is not None:
@@ -321,52 +326,32 @@ def _lacks_arguments(tool: BaseTool, answer: object) -> bool:
     return isinstance(error, str) and error.startswith(f"Invoking `{tool.name}()` failed as the following mandatory")
 
 
-def _note_execution(tool: BaseTool) -> None:
-    """Wrap the tool's own ``run_async``, once per tool object, to see whether the tool was executed.
+# ---- The execution of a tool, and its deadline
 
-    ADK calls the hook after a tool also where a callback or another plugin answered instead of it.
+_MARK: Final = "_runguard_follows"
+
+
+def follow_execution(tool: BaseTool) -> None:
+    """Note which calls of this tool are executed, and make those of an async tool end at their deadline.
+
+    ADK calls the hook after a tool also where a callback or another plugin answered instead of it. Nothing else can end
+    one call without cancelling the run around it. A sync function cannot be ended: it is judged when it returns. The
+    tool's own ``run_async`` is wrapped once per tool object. ``HERE`` names the call, so the tool keeps nothing of a
+    run.
     """
-    if getattr(tool, _PRICED_MARK, False):
+    if getattr(tool, _MARK, False):
         return
-    original = tool.run_async
-
-    async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
-        around = HERE.get().tool
-        if around is not None and around.call_id == tool_context.function_call_id:
-            call = around.invocation.calls.get(around.call_id)
-            if call is not None:
-                call.executed = True
-        return await original(args=args, tool_context=tool_context)
-
-    tool.run_async = run_async  # type: ignore[method-assign]
-    setattr(tool, _PRICED_MARK, True)
-
-
-# ---- Deadlines of tools
-
-_TIMED_MARK: Final = "_runguard_timed"
-
-
-def limit_time(tool: BaseTool) -> None:
-    """Make calls of this tool end at their deadline. A sync function cannot be ended: it is judged when it returns.
-
-    The tool's own ``run_async`` is wrapped once per tool object. ``HERE`` names the limit that applies, so the tool
-    keeps nothing of a run. Nothing else can end one call without cancelling the run around it.
-    """
-    if getattr(tool, _TIMED_MARK, False):
-        return
-    function = getattr(tool, "func", None)
-    if function is not None and not (
-        inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
-    ):
-        return
-    original = tool.run_async
+    original, function = tool.run_async, getattr(tool, "func", None)
+    can_end = function is None or any(inspect.iscoroutinefunction(one) for one in (function, type(function).__call__))
 
     async def run_async(*, args: dict[str, Any], tool_context: ToolContext) -> Any:
         around, left = HERE.get().tool, None
         try:
             if around is not None and around.call_id == tool_context.function_call_id:
-                left = _seconds_left(around)
+                call = around.invocation.calls.get(around.call_id)
+                if call is not None:
+                    call.executed = True
+                left = _seconds_left(around) if can_end else None
         except Exception as fault:
             if around is not None:
                 around.guard.fault("tool time", fault, around.invocation.run.info.run)
@@ -386,7 +371,7 @@ def limit_time(tool: BaseTool) -> None:
             }
 
     tool.run_async = run_async  # type: ignore[method-assign]
-    setattr(tool, _TIMED_MARK, True)
+    setattr(tool, _MARK, True)
 
 
 def timed_out(around: EnclosingTool) -> None:

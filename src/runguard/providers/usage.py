@@ -81,7 +81,10 @@ class CallUsage:
         partial = get("partial") is True
         self._answered = self._answered or not partial
         counts: Counts | None = None
-        if (report := usage_in(get)) is not None:
+        report = get("usage_metadata")
+        if report is None:
+            report = get("usageMetadata")
+        if report is not None:
             self.has_report = True
             del self.problems[_PROBLEMS_KEPT:]
             counts = read_usage(report, self.problems)
