@@ -240,7 +240,7 @@ def test_a_failed_gate_does_not_write_a_baseline(tmp_path: Path) -> None:
 
 def test_a_baseline_survives_its_file(tmp_path: Path) -> None:
     report = gate(str(noisy(tmp_path / "a.jsonl", 3)), Policy.build())
-    report.figures.write(tmp_path / "gate.json")
+    (tmp_path / "gate.json").write_text(report.figures.to_json())
     assert Baseline.read(tmp_path / "gate.json") == report.figures
 
 

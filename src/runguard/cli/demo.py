@@ -4,9 +4,7 @@
 ``doctor`` uses ``load`` and ``defaults``, too.
 """
 
-import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,13 +22,14 @@ from rich.text import Text
 
 from runguard import console as screen
 from runguard._version import __version__
+from runguard.cli.main import CommandError, print_json
 from runguard.core.money import NANO
 
 if TYPE_CHECKING:
     from runguard.cli.stories import Pair, Report
 
 
-class AdkMissingError(Exception):
+class AdkMissingError(CommandError):
     """google-adk is missing or too old; the message says what to do."""
 
 
@@ -40,7 +39,7 @@ def run(*, as_json: bool = False) -> int:
         return show()
     play = load()
     report: Report = play.play(play.new_report())
-    sys.stdout.write(json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
+    print_json(report.to_dict())
     return 0 if report.ok else 1
 
 

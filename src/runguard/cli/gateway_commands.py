@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from runguard.cli.main import Command, CommandError, Size, check_dollars, fail, json_option, policy_option, print_json
+from runguard.cli.main import Command, CommandError, Size, check_dollars, json_option, policy_option, print_json
 
 if TYPE_CHECKING:
     import socket
+    from ipaddress import IPv4Address, IPv6Address
 
     from runguard.engine.guard import Guard
     from runguard.policy.settings import Policy
@@ -40,15 +41,40 @@ on_stop_option = click.option(
 
 
 @contextmanager
-def _installed(ctx: click.Context) -> Iterator[None]:
-    """Name the extra to install where a package is missing."""
+def installed(extra: str) -> Iterator[None]:
+    """Name the extra to install where a package of it is missing."""
     try:
         yield
     except ImportError as error:
         name = (error.name or "").split(".")[0]
         if name not in _NEEDED:
             raise
-        fail(ctx, f"the gateway needs {name}, which is not installed: pip install 'runguard-agents[gateway]'")
+        raise CommandError(
+            f"the {extra} needs {name}, which is not installed: pip install 'runguard-agents[{extra}]'"
+        ) from None
+
+
+def address_of(host: str, wanted: str) -> "IPv4Address | IPv6Address":
+    from ipaddress import ip_address
+
+    try:
+        return ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+    except ValueError:
+        raise CommandError(f"--host {host}: must be {wanted}") from None
+
+
+def listening_on(host: str, port: int, do: str) -> "socket.socket":
+    """Return a socket that listens; ``do`` says what to do about a port in use."""
+    import errno
+
+    from runguard.gateway.serving import listen
+
+    try:
+        return listen("127.0.0.1" if host == "localhost" else host.strip("[]"), port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(f"port {port} is in use{do}") from None
+        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
 def _pairs(given: tuple[str, ...]) -> dict[str, str]:
@@ -137,10 +163,11 @@ def run_command(
     126 or 127 if it cannot be executed.
     """
     if not program and not demo:
-        fail(ctx, "no program given: runguard run -- PROGRAM ARGUMENTS, or runguard run --demo")
-    with _installed(ctx), ExitStack() as open_until_end:
+        raise CommandError("no program given: runguard run -- PROGRAM ARGUMENTS, or runguard run --demo")
+    with installed("gateway"), ExitStack() as open_until_end:
         from runguard.console import usd
         from runguard.core.money import Budget
+        from runguard.engine.guard import this_user
         from runguard.gateway.access import Access, Upstreams
         from runguard.gateway.launch import (
             command_behind,
@@ -169,7 +196,7 @@ def run_command(
         port, token = listening.getsockname()[1], secrets.token_urlsafe(24)
         access = Access(
             app=Path(program[0]).name if not demo else "demo",
-            user=_user(),
+            user=this_user(),
             session=f"run-{secrets.token_hex(6)}",
             token=token,
             hosts=Access.loopback(port),
@@ -201,15 +228,6 @@ def fail_with(ctx: click.Context, code: int, message: str) -> None:
     else:
         click.echo(message, err=True)
     ctx.exit(code)
-
-
-def _user() -> str:
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user may have no name
-        return "unknown"
 
 
 @contextmanager
@@ -290,9 +308,7 @@ _LEAST_TOKEN: Final = 16
 @upstream_option
 @on_stop_option
 @json_option
-@click.pass_context
 def gateway_command(
-    ctx: click.Context,
     host: str,
     port: int,
     app_name: str,
@@ -314,7 +330,7 @@ def gateway_command(
     """
     import asyncio
 
-    with _installed(ctx):
+    with installed("gateway"):
         from runguard.gateway.access import Access, Upstreams
         from runguard.gateway.conversations import Conversations
         from runguard.gateway.launch import addresses
@@ -322,7 +338,7 @@ def gateway_command(
         from runguard.gateway.serving import serve
 
         token = os.environ.get(_TOKEN, "")
-        is_open = _is_beyond_loopback(host)
+        is_open = not address_of(host, "an address such as 127.0.0.1 or 0.0.0.0").is_loopback
         if is_open and len(token) < _LEAST_TOKEN:
             raise CommandError(
                 f"--host {host}: other machines could use this gateway; set {_TOKEN} to a secret of "
@@ -330,7 +346,7 @@ def gateway_command(
             )
         guard = _guard(_policy(policy_file, on_stop))
         upstreams = Upstreams(_pairs(upstream))
-        listening = _listening(host, port)
+        listening = listening_on(host, port, "; choose another one with --port, or 0 for any free one")
         number = listening.getsockname()[1]
         access = Access(
             app=app_name,
@@ -358,29 +374,3 @@ def gateway_command(
             pass
         finally:
             guard.flush(2)
-
-
-def _is_beyond_loopback(host: str) -> bool:
-    import ipaddress
-
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        raise CommandError(f"--host {host}: must be an address such as 127.0.0.1 or 0.0.0.0") from None
-
-
-def _listening(host: str, port: int) -> "socket.socket":
-    import errno
-
-    from runguard.gateway.serving import listen
-
-    try:
-        return listen("127.0.0.1" if host == "localhost" else host.strip("[]"), port)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise CommandError(
-                f"port {port} is in use; choose another one with --port, or 0 for any free one"
-            ) from None
-        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}") from None

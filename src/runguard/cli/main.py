@@ -208,10 +208,19 @@ def fail(ctx: click.Context, message: str, **more: Any) -> NoReturn:
 
 
 def print_json(data: Any) -> None:
-    """Print one JSON document on stdout, with money as decimal strings."""
+    """Print one JSON document on stdout, dataclasses as objects and money as decimal strings."""
     import json
 
-    click.echo(json.dumps(data, indent=2, default=str))
+    from runguard.view.story import plain
+
+    click.echo(json.dumps(plain(data), indent=2, default=str))
+
+
+def print_notes(notes: list[str]) -> None:
+    from runguard.core.decision import printable
+
+    for note in printable(notes):
+        click.echo(f"  note: {note}")
 
 
 # ---- options that several commands share

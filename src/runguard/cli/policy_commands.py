@@ -21,6 +21,7 @@ from runguard.cli.main import (
     model_option,
     policy_option,
     print_json,
+    print_notes,
     store_option,
     unpacked_option,
     workers_option,
@@ -170,8 +171,7 @@ def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
         print_json({"ok": True, "file": str(file), "preset": preset, "notes": notes})
         return
     click.echo(f"written: {file} ({preset})")
-    for note in notes:
-        click.echo(f"  note: {note}")
+    print_notes(notes)
     click.echo("  next: read it, then `runguard check` and `runguard doctor`")
 
 
@@ -197,6 +197,13 @@ def _why_unused(file: Path) -> list[str]:
 # ---- ``runguard check``: validate a policy and show what it changes
 
 
+def _load(path: Path | None) -> "Policy":
+    """Return the policy of a file without the environment, or the defaults if there is no file."""
+    from runguard.policy.settings import Policy, load_policy_file
+
+    return Policy.validated({} if path is None else load_policy_file(path), str(path or ""))
+
+
 @click.command(
     "check",
     cls=Command,
@@ -217,9 +224,8 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
     use. Exit code 0 if the policy is valid, 1 if FILE is a pyproject.toml without a [tool.runguard] table, 2 if the
     policy, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
     """
-    from runguard.cli.screens import check_environment, load_policy
     from runguard.core.errors import PolicyError
-    from runguard.policy.settings import find_policy_file, policy_schema
+    from runguard.policy.settings import Policy, find_policy_file, policy_schema
     from runguard.pricing.book import prices_per_token
 
     if schema:
@@ -228,8 +234,10 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
     path = file
     try:
         path = path or find_policy_file()
-        policy = load_policy(path)
-        check_environment()
+        policy = _load(path)
+        for name in ("mode", "store"):  # the environment overrides every file
+            if value := os.environ.get(f"RUNGUARD_{name.upper()}"):
+                Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")
     except PolicyError as error:
         fail(ctx, str(error), file=str(path) if path else None)
     changed = _changed(policy)
@@ -237,14 +245,8 @@ def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: 
     sets_nothing = path is not None and not _has_table(path)
     if as_json:
         settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
-        result = {
-            "ok": not sets_nothing,
-            "file": str(path) if path else None,
-            "settings": settings,
-            "policy": policy.digest,
-            "notes": notes,
-        }
-        click.echo(json.dumps(result, indent=2))
+        facts = {"ok": not sets_nothing, "file": str(path) if path else None}
+        print_json({**facts, "settings": settings, "policy": policy.digest, "notes": notes})
     else:
         _print_policy(path, sets_nothing, changed, notes)
     sys.exit(1 if sets_nothing else 0)
@@ -263,8 +265,7 @@ def _print_policy(path: Path | None, sets_nothing: bool, changed: dict[str, tupl
         )
     if not changed:
         click.echo("  every setting at its default")
-    for note in notes:
-        click.echo(f"  note: {note}")
+    print_notes(notes)
 
 
 def _has_table(path: Path) -> bool:
@@ -345,21 +346,16 @@ def _word(value: Any) -> str:
 
 @click.command("demo", cls=Command, examples="runguard demo\nrunguard demo --json")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
-@click.pass_context
-def demo_command(ctx: click.Context, as_json: bool) -> None:
+def demo_command(as_json: bool) -> None:
     """Show runaway agents being stopped and healthy ones left alone.
 
     Runs four runaways and six healthy look-alikes, each without and with the guard on its defaults, on real Google ADK
     with scripted models: no network, no key. Exit code 0 if every runaway was stopped and no healthy run was touched, 1
     otherwise, 2 without google-adk.
     """
-    from runguard.cli.demo import AdkMissingError, run
+    from runguard.cli.demo import run
 
-    try:
-        code = run(as_json=as_json)
-    except AdkMissingError as error:
-        fail(ctx, str(error))
-    sys.exit(code)
+    sys.exit(run(as_json=as_json))
 
 
 # ---- ``runguard doctor``: check the installation and prove that a stop works
@@ -397,14 +393,7 @@ def doctor_command(target: str | None, models: tuple[str, ...], store: str | Non
     lines = examine(target, models, store)
     ok = all(line.state != "problem" for line in lines)
     if as_json:
-        print_json(
-            {
-                "ok": ok,
-                "checks": [
-                    {"check": line.check, "state": line.state, "found": line.found, "do": line.do} for line in lines
-                ],
-            }
-        )
+        print_json({"ok": ok, "checks": lines})
     else:
         _print_checks(lines)
     sys.exit(0 if ok else 1)
@@ -466,9 +455,7 @@ def _print_checks(lines: "list[CheckResult]") -> None:
 @model_option
 @workers_option
 @unpacked_option
-@click.pass_context
 def replay_command(
-    ctx: click.Context,
     source: str,
     policy_file: Path | None,
     against: Path | None,
@@ -493,29 +480,50 @@ def replay_command(
             f"--explain shows one run under one policy, on the screen or as JSON; {other} is for all runs: "
             "use only one of them"
         )
-    from runguard.cli.screens import load_policy, report_page
-    from runguard.core.decision import printable
     from runguard.policy.settings import find_policy_file
     from runguard.replay import output
     from runguard.replay.sources import open_sources
-    from runguard.replay.steps import UnreadableError
 
     path = policy_file or find_policy_file()
-    policies = [(str(path.name) if path else "the defaults", load_policy(path))]
+    policies = [(str(path.name) if path else "the defaults", _load(path))]
     if against is not None:
-        policies.append((against.name if against.name != policies[0][0] else str(against), load_policy(against)))
-    try:
-        sources = open_sources(source, max_unpacked)
-        if explain is None:
-            if page is not None:
-                output.check_place(page)
-            report = output.run(sources, policies, as_json=as_json, every=every, workers=workers, model=model)
-            if page is not None:
-                output.write_file(page, report_page(report.page_data()))
-        else:
-            output.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
-    except UnreadableError as error:
-        fail(ctx, printable(str(error)))
+        policies.append((against.name if against.name != policies[0][0] else str(against), _load(against)))
+    sources = open_sources(source, max_unpacked)
+    if explain is not None:
+        output.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
+        return
+    if page is not None:
+        output.check_place(page)
+    report = output.run(sources, policies, as_json=as_json, every=every, workers=workers, model=model)
+    if page is not None:
+        output.write_file(page, _page(report.page_data()))
+
+
+_MODULES: Final = ("words.js", "dom.js", "chart.js", "report.js")
+
+
+def _page(data: dict[str, Any]) -> str:
+    """Return one file that shows ``data`` with the dashboard's scripts and style, and loads nothing.
+
+    Its policy allows only the two scripts in it.
+    """
+    import re
+    from base64 import b64encode
+    from hashlib import sha256
+    from importlib.resources import files
+
+    folder = files("runguard.cli.dashboard") / "static"
+    text = {path: (folder / path).read_text(encoding="utf-8") for path in ("report.html", "page.css", *_MODULES)}
+    library, style = ((folder / "vendor" / f"uPlot.{kind}").read_text("utf-8") for kind in ("iife.min.js", "min.css"))
+    program = "".join(re.sub(r"(?m)^import .*\n|^export ", "", text[name]) for name in _MODULES)
+    allowed = (b64encode(sha256(script.encode()).digest()).decode() for script in (library, program))
+    return Template(text["report.html"]).substitute(
+        allowed=" ".join(f"'sha256-{digest}'" for digest in allowed),
+        style=style + text["page.css"],
+        data=json.dumps(data).replace("<", "\\u003c"),  # no name can end the script that holds it
+        library=library,
+        program=program,
+    )
 
 
 # ---- ``runguard calibrate``: propose limits from recorded runs
@@ -545,9 +553,7 @@ def replay_command(
 @model_option
 @workers_option
 @unpacked_option
-@click.pass_context
 def calibrate_command(
-    ctx: click.Context,
     source: str,
     policy_file: Path | None,
     target: Path | None,
@@ -564,29 +570,14 @@ def calibrate_command(
     Exit code 0 with a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
     """
     from runguard.calibrate.proposal import run
-    from runguard.cli.screens import load_policy
-    from runguard.core.decision import printable
     from runguard.policy.settings import find_policy_file
     from runguard.replay.sources import open_sources
-    from runguard.replay.steps import UnreadableError
 
     if target is not None and target.exists() and not force:
-        fail(ctx, f"{target} already exists; pass --force to replace it")
-    policy = load_policy(policy_file or find_policy_file())
-    try:
-        sources = open_sources(source, max_unpacked)
-        has_advice = run(
-            sources,
-            policy,
-            target=target,
-            as_json=as_json,
-            workers=workers,
-            model=model,
-        )
-    except UnreadableError as error:
-        fail(ctx, printable(str(error)))
-    if not has_advice:
-        ctx.exit(1)
+        raise CommandError(f"{target} already exists; pass --force to replace it")
+    policy, sources = _load(policy_file or find_policy_file()), open_sources(source, max_unpacked)
+    has_advice = run(sources, policy, target=target, as_json=as_json, workers=workers, model=model)
+    sys.exit(0 if has_advice else 1)
 
 
 # ---- ``runguard gate``: fail a build that would stop good runs, cost more per success, or miss a known loop
@@ -627,9 +618,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @model_option
 @workers_option
 @unpacked_option
-@click.pass_context
 def gate_command(
-    ctx: click.Context,
     source: str,
     policy_file: Path | None,
     loops: tuple[str, ...],
@@ -653,31 +642,25 @@ def gate_command(
     """
     if update_baseline and baseline is None:
         raise click.UsageError("--update-baseline writes the file of --baseline: pass both")
-    from runguard.cli.screens import load_policy
     from runguard.console import console
-    from runguard.core.decision import printable
     from runguard.gate import checks
     from runguard.policy.settings import find_policy_file
     from runguard.replay.output import check_place, write_file
-    from runguard.replay.steps import UnreadableError
 
-    try:
-        for place in (junit, markdown, baseline if update_baseline else None):
-            if place is not None:
-                check_place(place)
-        report = checks.gate(
-            source,
-            load_policy(policy_file or find_policy_file()),
-            loops=loops,
-            baseline=checks.Baseline.read(baseline) if baseline is not None and not update_baseline else None,
-            max_rise=max_rise / 100,
-            assume_success=assume_success,
-            model=model,
-            workers=workers or os.cpu_count() or 1,
-            max_unpacked=max_unpacked,
-        )
-    except UnreadableError as error:
-        fail(ctx, printable(str(error)))
+    for place in (junit, markdown, baseline if update_baseline else None):
+        if place is not None:
+            check_place(place)
+    report = checks.gate(
+        source,
+        _load(policy_file or find_policy_file()),
+        loops=loops,
+        baseline=checks.Baseline.read(baseline) if baseline is not None and not update_baseline else None,
+        max_rise=max_rise / 100,
+        assume_success=assume_success,
+        model=model,
+        workers=workers or os.cpu_count() or 1,
+        max_unpacked=max_unpacked,
+    )
     if as_json:
         print_json(report.to_dict())
     else:
@@ -687,9 +670,8 @@ def gate_command(
     if markdown is not None:
         write_file(markdown, checks.markdown(report))
     if update_baseline and baseline is not None and report.ok:
-        report.figures.write(baseline)
-        sys.stderr.write(f"{baseline} written\n")
-    ctx.exit(0 if report.ok else 1)
+        write_file(baseline, report.figures.to_json())
+    sys.exit(0 if report.ok else 1)
 
 
 # ---- ``runguard prices``: show what a model costs, the source of the price, and what an unknown price means

@@ -7,17 +7,12 @@ import contextlib
 import json
 import logging
 import os
-import re
 import time
-from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from hashlib import sha256
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any, Final
 
 import click
@@ -97,8 +92,9 @@ def look_at(store: str | None) -> tuple[StoreView, Policy]:
     return view, policy
 
 
-def named_store(store: str | None) -> tuple[str, StoreSession]:
-    """Return the name of the store and a connection to it; initialize an empty store."""
+@contextlib.contextmanager
+def named_store(store: str | None) -> Iterator[tuple[str, StoreSession]]:
+    """Connect to the store; give its name and the connection. Initialize an empty store."""
     policy = _policy(store)
     if in_memory(policy.store):
         raise CommandError(
@@ -106,7 +102,8 @@ def named_store(store: str | None) -> tuple[str, StoreSession]:
         )
     check_file(policy.store)
     found = store_of(policy.store)
-    return found.name, found.connect(_LOOK_S)
+    with contextlib.closing(found.connect(_LOOK_S)) as session:
+        yield found.name, session
 
 
 def _policy(store: str | None) -> Policy:
@@ -175,13 +172,6 @@ def _scopes(row: RunningRow) -> tuple[str, ...]:
 # ---- the policy that a command uses
 
 
-def load_policy(path: Path | None) -> Policy:
-    """Return the policy of a file without the environment, or the defaults if there is no file."""
-    if path is None:
-        return Policy.validated({}, "")
-    return Policy.validated(load_policy_file(path), str(path))
-
-
 def policy_here(store: str | None = None) -> Policy:
     """Return the policy that a run started here would use; ``store`` overrides the file and the environment."""
     if store is None:
@@ -192,13 +182,6 @@ def policy_here(store: str | None = None) -> Policy:
         values = {**values, "mode": mode}
     sources = [str(path)] * (path is not None) + ["RUNGUARD_MODE"] * bool(mode) + ["--store"]
     return Policy.validated({**values, "store": store}, " and ".join(sources))
-
-
-def check_environment() -> None:
-    """Validate the environment variables, which override every file."""
-    for name in ("mode", "store"):
-        if value := os.environ.get(f"RUNGUARD_{name.upper()}"):
-            Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")
 
 
 # ---- ``runguard status`` on a screen
@@ -566,28 +549,6 @@ def _row_cost(row: StoryRow) -> str:
 def how_to_continue(story: Story) -> list[str]:
     """Return the advice of the trip, and the command that does it if there is one."""
     return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]
-
-
-# ---- ``runguard replay --html``: one file with the scripts and the style of the dashboard in it
-
-_MODULES: Final = ("words.js", "dom.js", "chart.js", "report.js")
-_IMPORT_OR_EXPORT: Final = re.compile(r"^import .*\n|^export ", re.MULTILINE)
-
-
-def report_page(data: dict[str, Any]) -> str:
-    """Return a page that shows ``data`` and loads nothing: its policy allows only the two scripts in it."""
-    folder = files("runguard.cli.dashboard") / "static"
-    text = {path: (folder / path).read_text(encoding="utf-8") for path in ("report.html", "page.css", *_MODULES)}
-    library, style = ((folder / "vendor" / f"uPlot.{kind}").read_text("utf-8") for kind in ("iife.min.js", "min.css"))
-    program = "".join(_IMPORT_OR_EXPORT.sub("", text[name]) for name in _MODULES)
-    allowed = (b64encode(sha256(script.encode()).digest()).decode() for script in (library, program))
-    return Template(text["report.html"]).substitute(
-        allowed=" ".join(f"'sha256-{digest}'" for digest in allowed),
-        style=style + text["page.css"],
-        data=json.dumps(data).replace("<", "\\u003c"),  # no name can end the script that holds it
-        library=library,
-        program=program,
-    )
 
 
 # ---- ``runguard prices``: dollars per million tokens, and the price table that they come from

@@ -19,15 +19,13 @@ from runguard.cli.main import (
     CommandGroup,
     Since,
     check_dollars,
-    fail,
     json_option,
     print_json,
+    print_notes,
     store_option,
 )
 
 if TYPE_CHECKING:
-    import socket
-
     from runguard.policy import Policy
     from runguard.view.store import BillRow, StoreView
     from runguard.view.story import BudgetRow
@@ -81,7 +79,6 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
     from runguard.cli.screens import look_at, print_status
     from runguard.core.errors import did_you_mean
     from runguard.core.money import KINDS
-    from runguard.view.story import plain
 
     kind = scope.partition(":")[0].partition("+")[0]
     if not any(known.startswith(kind) for known in KINDS):
@@ -95,31 +92,9 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
         or any(_is_used_up(row) and (row.scope.partition(":")[0], row.window) not in limits for row in state["budgets"])
     )
     if as_json:
-        stops = [
-            {"scope": stop.scope, "actor": stop.actor, "reason": stop.reason, "at": stop.at} for stop in state["stops"]
-        ]
-        spend = state["spend"]
-        figures = {
-            "by": by,
-            "since": spend.since,
-            "until": spend.until,
-            "total": spend.total,
-            "totals": spend.totals,
-            "capped_at": spend.capped_at,
-            "scope": spend.scope,
-        }
-        print_json(
-            plain(
-                {
-                    "ok": not attention,
-                    "store": view.name,
-                    "mode": policy.mode,
-                    **state,
-                    "stops": stops,
-                    "spend": figures,
-                }
-            )
-        )
+        names = ("by", "since", "until", "total", "totals", "capped_at", "scope")
+        spend = {name: getattr(state["spend"], name) for name in names}
+        print_json({"ok": not attention, "store": view.name, "mode": policy.mode, **state, "spend": spend})
     else:
         print_status(view, policy, state, None if every else _ROWS, store, scope)
     sys.exit(1 if attention else 0)
@@ -229,11 +204,9 @@ def spend_command(by: str, since: date, until: date, as_csv: bool, store: str | 
 
 
 def _figures(row: "BillRow") -> dict[str, Any]:
-    from dataclasses import asdict
+    from runguard.view.story import plain
 
-    figures = asdict(row)
-    del figures["names"]
-    return {**figures, "usd": f"{row.usd:f}"}
+    return {name: value for name, value in plain(row).items() if name != "names"}
 
 
 def _print_csv(groups: tuple[str, ...], rows: list["BillRow"]) -> None:
@@ -360,15 +333,15 @@ def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> Non
     TRIP is an id from the list, a unique prefix of one, or `last`. Exit code 0, or 2 if there is no such trip or the
     store cannot be read.
     """
+    from dataclasses import asdict
+
     from runguard.cli.screens import how_to_continue, look_at, print_trip
-    from runguard.view.story import plain
 
     view, _ = look_at(store or (ctx.parent.params.get("store") if ctx.parent is not None else None))
     story = view.story(_trip_id(view, trip))
     assert story is not None
     if as_json or (ctx.parent is not None and ctx.parent.params.get("as_json")):
-        data: dict[str, Any] = plain(story)
-        print_json({"ok": True, "store": view.name, **data, "do": how_to_continue(story)})
+        print_json({"ok": True, "store": view.name, **asdict(story), "do": how_to_continue(story)})
     else:
         print_trip(story)
 
@@ -405,10 +378,7 @@ _PORT = 8420
 @click.option("--host", default="127.0.0.1", show_default=True, help="A loopback address.")
 @click.option("--no-open", is_flag=True, help="Print the address without opening a browser.")
 @json_option
-@click.pass_context
-def dashboard_command(
-    ctx: click.Context, store: str | None, port: str, host: str, no_open: bool, as_json: bool
-) -> None:
+def dashboard_command(store: str | None, port: str, host: str, no_open: bool, as_json: bool) -> None:
     """Serve a web page for a store, on loopback.
 
     Shows spending over time, budgets, running runs, breakers, and trips with their stories; live and read-only. The
@@ -418,20 +388,22 @@ def dashboard_command(
     import secrets
     import webbrowser
 
+    from runguard.cli.gateway_commands import address_of, installed, listening_on
     from runguard.cli.screens import look_at
 
-    try:
+    with installed("dashboard"):
         from runguard.cli.dashboard.server import serve
-    except ImportError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "anyio"):
-            raise
-        fail(
-            ctx,
-            f"the dashboard needs {(error.name or '').split('.')[0]}, which is not installed: pip install "
-            "'runguard-agents[dashboard]'",
-        )
+
+        if not address_of(host, "a loopback address, 127.0.0.1 or ::1").is_loopback:
+            raise CommandError(
+                f"--host {host}: the page has no users or passwords, so it listens on loopback only (127.0.0.1 or "
+                f"::1). From another machine, forward the port: ssh -L {_PORT}:127.0.0.1:{_PORT} this-machine"
+            )
+        if port != "auto" and not (port.isdecimal() and int(port) <= 65_535):
+            raise CommandError(f"--port {port}: must be a number up to 65535, or auto")
     view, _ = look_at(store)
-    with _listening(ctx, host, port) as listening:
+    do = ", perhaps by another dashboard; choose another one with --port, or pass --port auto for any free one"
+    with listening_on(host, 0 if port == "auto" else int(port), do) as listening:
         token = secrets.token_urlsafe(24)
         name, number = listening.getsockname()[:2]
         address = f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={token}"
@@ -450,49 +422,11 @@ def dashboard_command(
             serve(view, token, listening)
         except KeyboardInterrupt:
             pass
-        finally:
-            view.close()
 
 
 def has_screen() -> bool:
     """Return whether there is a screen; without one, a text browser would take over the terminal."""
     return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
-def _listening(ctx: click.Context, host: str, port: str) -> "socket.socket":
-    """Return a socket that listens on loopback only."""
-    import errno
-    import ipaddress
-    import socket
-
-    try:
-        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
-    except ValueError:
-        fail(ctx, f"--host {host}: must be a loopback address, 127.0.0.1 or ::1")
-    if not address.is_loopback:
-        fail(
-            ctx,
-            f"--host {host}: the page has no users or passwords, so it listens on loopback only (127.0.0.1 or ::1). "
-            f"From another machine, forward the port: ssh -L {_PORT}:127.0.0.1:{_PORT} this-machine",
-        )
-    if port != "auto" and not (port.isdecimal() and int(port) <= 65_535):
-        fail(ctx, f"--port {port}: must be a number up to 65535, or auto")
-    made = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # allows a port that was just closed; a port in use is still refused
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((str(address), 0 if port == "auto" else int(port)))
-        made.listen(64)
-    except OSError as error:
-        made.close()
-        if error.errno == errno.EADDRINUSE:
-            fail(
-                ctx,
-                f"port {port} is in use, perhaps by another dashboard; choose another one with --port, or "
-                "pass --port auto for any free one",
-            )
-        fail(ctx, f"cannot listen on {host} port {port}: {error.strerror}")
-    return made
 
 
 # ---- ``runguard stop``: the kill switch for every worker that shares a store
@@ -563,8 +497,7 @@ def stop_command(scope: str, reason: str, actor: str, store: str | None, as_json
             f"  {len(runs)} running now; they end within about a second: "
             f"{', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}"
         )
-    for note in printable(notes):
-        click.echo(f"  note: {note}")
+    print_notes(notes)
     click.echo(f"  lift it with: {hint('resume', scope, store)}")
 
 
@@ -589,8 +522,6 @@ def resume_command(scope: str, store: str | None, as_json: bool) -> None:
     a stop: see `runguard extend`. Exit code 0 if the stop was lifted, 1 if there was none, 2 if the store cannot be
     used.
     """
-    from dataclasses import asdict
-
     from runguard.cli.screens import desk, look_at, tell_alerts
     from runguard.core.decision import printable
     from runguard.core.errors import PolicyError
@@ -609,17 +540,8 @@ def resume_command(scope: str, store: str | None, as_json: bool) -> None:
         guard.operator_stops.release(scope)
         notes = tell_alerts(guard)
     if as_json:
-        taken = asdict(before) if before is not None else None
-        print_json(
-            {
-                "ok": before is not None,
-                "scope": scope,
-                "store": view.name,
-                "stop": taken,
-                "stops": [asdict(stop) for stop in stops.values()],
-                "notes": notes,
-            }
-        )
+        facts = {"ok": before is not None, "scope": scope, "store": view.name}
+        print_json({**facts, "stop": before, "stops": list(stops.values()), "notes": notes})
     else:
         before, stops, scope = printable((before, stops, scope))
         if before is None:
@@ -628,8 +550,7 @@ def resume_command(scope: str, store: str | None, as_json: bool) -> None:
             click.echo(f"resumed: {scope}, stopped by {before.actor}{before.because}")
         for stop in stops.values():
             click.echo(f"  still stopped: {stop.scope}, by {stop.actor}{stop.because}")
-        for note in printable(notes):
-            click.echo(f"  note: {note}")
+        print_notes(notes)
     sys.exit(0 if before is not None else 1)
 
 
@@ -664,7 +585,6 @@ def extend_command(
     from runguard.console import console, print_table
     from runguard.core.decision import printable
     from runguard.core.errors import PolicyError
-    from runguard.view.story import plain
 
     if usd is None and tokens is None and calls is None:
         raise CommandError("nothing to add: pass --usd, --tokens or --calls")
@@ -688,12 +608,11 @@ def extend_command(
         notes.append(f"until now the store had no budget and no active run of {scope}; {near(scope, known)}")
     rows = [row for row in view.budgets(ended_runs=True) if (row.scope, row.window, row.unit) in moved]
     if as_json:
-        print_json({"ok": True, "scope": scope, "budgets": plain(rows), "store": view.name, "notes": notes})
+        print_json({"ok": True, "scope": scope, "budgets": rows, "store": view.name, "notes": notes})
         return
     click.echo(f"extended: {printable(scope)}")
     print_table(console(), budget_table(printable(rows), view.now()))
-    for note in printable(notes):
-        click.echo(f"note: {note}")
+    print_notes(notes)
 
 
 # ---- ``runguard store``: show the id of a store, accept a replaced one, repair it, delete what is old
@@ -771,12 +690,9 @@ def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
             f"{replaced}: an id has 16 digits of 0-9 and a-f; find it in the alert or in the log line "
             "runguard.store_replaced"
         )
-    name, session = named_store(store)
-    try:
+    with named_store(store) as (name, session):
         own, *others = adopt(session, name, replaced)
         accounts = len(session.read())
-    finally:
-        session.close()
     if as_json:
         print_json({"ok": True, "store": name, "id": own, "replaces": others, "accounts": accounts})
         return
@@ -801,11 +717,8 @@ def repair(store: str | None, as_json: bool) -> None:
     from runguard.core.decision import printable
     from runguard.ledger.ledger import repair_control
 
-    name, session = named_store(store)
-    try:
+    with named_store(store) as (name, session):
         found = repair_control(session, name)
-    finally:
-        session.close()
     if as_json:
         print_json({"ok": True, "store": name, "repaired": bool(found), "found": found or None})
     elif found:
@@ -835,12 +748,9 @@ def purge_command(since: float, store: str | None, as_json: bool) -> None:
     older_than = time.time() - since  # noqa: TID251 - a command uses the system's clock
     if older_than <= 0:
         raise CommandError("--older-than names a time in the future: use a span such as 7d")
-    name, session = named_store(store)
-    try:
+    with named_store(store) as (name, session):
         if not any(purge(session, older_than) for _ in range(_TRIES)):
             raise CommandError(f"{name}: a worker is summing up its records at this moment; try again")
-    finally:
-        session.close()
     if as_json:
         print_json({"ok": True, "store": name, "older_than_seconds": round(older_than)})
     else:

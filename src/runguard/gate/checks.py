@@ -199,12 +199,12 @@ class Baseline:
             "listed": self.listed and {name: list(figures) for name, figures in sorted(self.listed.items())},
         }
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8", errors="replace")
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> "Baseline":
-        """Read a file that ``write`` wrote; raise BaselineError for anything else."""
+        """Read a file of ``to_json``; raise BaselineError for anything else."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
+from runguard.core.decision import printable
 from runguard.core.errors import PolicyError
 from runguard.core.events import Outcome
 from runguard.core.identity import CHARS_PER_TOKEN, size_of, words_name
@@ -89,10 +90,10 @@ def open_sources(given: str, max_unpacked: int = MAX_UNPACKED) -> list[Source]:
     """
     try:
         found = _sources(given)
-    except UnreadableError:
-        raise
+    except UnreadableError as error:
+        raise UnreadableError(printable(str(error))) from None
     except Exception as error:
-        raise UnreadableError(f"{given}: cannot be read: {error_text(error)}") from None
+        raise UnreadableError(printable(f"{given}: cannot be read: {error_text(error)}")) from None
     for source in found:
         source.max_unpacked = max_unpacked
     return found
@@ -106,7 +107,7 @@ def error_text(error: Exception) -> str:
 
 
 def names_of(sources: list[Source]) -> str:
-    return ", ".join(source.name for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
+    return ", ".join(printable(source.name) for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
 
 
 def nothing_read(sources: list[Source], faults: Faults) -> UnreadableError:

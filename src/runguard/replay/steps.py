@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TextIO
 
+from runguard.core.errors import RunGuardError
 from runguard.core.events import Outcome
 from runguard.pricing.rates import Usage
 
@@ -149,7 +150,7 @@ class Stopped:
 Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote | Stopped
 
 
-class UnreadableError(Exception):
+class UnreadableError(RunGuardError):
     """A source cannot be replayed; the message says why."""
 
 
