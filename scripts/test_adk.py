@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 RELEASES = ("2.3", "2.4", "2.5", "2.6", "2.7", "2.8", "2.9", "2.10", "2.11", "2.12", "newest")
 TESTS = (
     *("tests/adk", "tests/faults", "tests/replay/test_same_as_live.py", "tests/wire", "tests/cli/demo"),
-    *("--ignore", "tests/faults/test_reference_model.py", "--ignore", "tests/faults/test_cancellation.py"),
+    *("--ignore", "tests/faults/test_reference_model.py", "--ignore", "tests/faults/test_reference_model.py"),
 )
 
 

@@ -1,13 +1,14 @@
 """Budgets on real ADK runs: scopes, windows, thresholds and live sessions."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from google.adk.agents import LiveRequestQueue, LlmAgent, ParallelAgent, SequentialAgent
+from google.adk.agents import LiveRequestQueue, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
 from google.adk.models.base_llm_connection import BaseLlmConnection
@@ -22,9 +23,11 @@ import runguard
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, text
-from tests.kit.adk_runs import play
+from tests.kit.adk_runs import play, told
 from tests.kit.endless_agents import endless, options, worker
 from tests.kit.money import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard
+from tests.kit.tools import step
+from tests.kit.topologies import TOPOLOGIES, Team, spread
 
 # ---- whom a budget is about -----------------------------------------------------------------------------------------
 
@@ -403,3 +406,390 @@ async def test_a_live_sessions_usage_is_booked_once_at_the_price_of_its_model() 
     assert {status.spent for status in plugin.budgets("session:app/u1/s1")} == {3 * CALL_USD}
     assert plugin.trips == []
     assert_nothing_reserved(plugin)
+
+
+# ---- Budgets that cap or wait, and budgets that are raised while a run goes on
+
+
+# ---- capping and waiting --------------------------------------------------------------------------------------------
+
+
+def _talker(limits: list[int | None], **config: Any) -> LlmAgent:
+    """An agent that may answer at length; what each request really allows is noted."""
+
+    def script(n: int, request: LlmRequest) -> types.Part:
+        limits.append(request.config.max_output_tokens)
+        return call("step", q=n)
+
+    return LlmAgent(
+        name="a",
+        model=ScriptedModel(script),
+        tools=[step],
+        generate_content_config=types.GenerateContentConfig(**config) if config else None,
+    )
+
+
+async def test_the_answer_is_capped_to_what_the_rest_of_the_budget_pays() -> None:
+    limits: list[int | None] = []
+    root, service, plugin = (
+        _talker(limits, max_output_tokens=2_000, temperature=0.5),
+        InMemorySessionService(),
+        guard(budgets=[Budget(usd="0.10", per="session")]),
+    )
+    result = await play(root, plugins=[plugin], session_service=service)
+    assert limits == [2_000, 1_750, 1_250], "and 750 would have been too little to be useful"
+    trip = assert_stopped(result, "budget")
+    assert trip.spent_usd == Decimal("0.06")
+    plugin.extend("session:app/u1/s1", usd=1)
+    await play(root, plugins=[plugin], session_service=service, run_config=RunConfig(max_llm_calls=1))
+    assert limits[3] == 2_000, "the agent's own configuration is as it was"
+    assert root.generate_content_config is not None
+    assert root.generate_content_config.max_output_tokens == 2_000
+    assert_nothing_reserved(plugin)
+
+
+async def test_an_agent_without_an_output_limit_gets_one_that_the_budget_pays() -> None:
+    limits: list[int | None] = []
+    root, plugin = _talker(limits), guard(max_usd="0.10", models={"scripted-1": {"max_output_tokens": 2_000}})
+    await play(root, plugins=[plugin])
+    assert limits == [None, 1_750, 1_250], "what the model can do by itself needs no cap"
+    assert root.generate_content_config is None or root.generate_content_config.max_output_tokens is None
+
+
+async def test_a_callback_cannot_ask_for_more_than_was_reserved() -> None:
+    limits: list[int | None] = []
+
+    def greedy(callback_context: Any, llm_request: LlmRequest) -> None:
+        llm_request.config.max_output_tokens = 50_000
+
+    root, plugin = _talker(limits, max_output_tokens=1_000), guard(max_usd="0.10")
+    root.before_model_callback = greedy
+    await play(root, plugins=[plugin])
+    assert limits
+    assert all(limit is not None and limit <= 1_000 for limit in limits)
+
+
+@pytest.mark.parametrize(("tokens", "calls"), [(5_000, 4), (4_999, 3)])
+async def test_a_token_budget_allows_exactly_its_number(tokens: int, calls: int) -> None:
+    model, plugin = endless(), guard(max_tokens=tokens)
+    result = await play(worker(model=model), plugins=[plugin])
+    assert model.calls == calls
+    assert assert_stopped(result, "budget").tokens == calls * CALL_TOKENS
+
+
+@pytest.mark.parametrize(("wait", "answers"), [(60.0, 3), (0, 1)])
+async def test_a_call_waits_for_what_others_hold_before_it_is_refused(wait: float, answers: int) -> None:
+    """Each could cost $0.09 and does cost $0.02: one after the other they fit into $0.14, all at once only one does."""
+    big = types.GenerateContentConfig(max_output_tokens=2_000)
+    model = ScriptedModel([text("x")], latency_s=0.02)
+    root = ParallelAgent(
+        name="par", sub_agents=[LlmAgent(name=f"p{n}", model=model, generate_content_config=big) for n in range(3)]
+    )
+    plugin = guard(max_usd="0.14", max_wait_seconds=wait, min_output_tokens=2_000)
+    result = await play(root, plugins=[plugin])
+    assert (model.calls, len(result.texts)) == (answers, answers)
+    assert model.max_in_flight == 1
+    assert_nothing_reserved(plugin)
+
+
+# ---- raising, looking on, rewinding ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda a: a,
+        lambda a: LoopAgent(name="loop", sub_agents=[a]),
+        lambda a: ParallelAgent(name="par", sub_agents=[a]),
+    ],
+)
+async def test_a_spent_budget_is_raised_with_its_figures(shape: Callable[[Any], Any]) -> None:
+    result = await play(
+        shape(worker()), plugins=[guard(budgets=[Budget(usd="0.06", per="user")], on_stop="raise")], catch=True
+    )
+    error = result.error
+    assert type(error) is runguard.BudgetExceededError
+    assert (error.spent, error.limit, error.scope) == (Decimal("0.06"), Decimal("0.06"), "user:app/u1")
+    assert_calls_answered(result.session)
+
+
+async def test_a_model_without_a_price_is_raised_as_such() -> None:
+    model = ScriptedModel([text("x")], model="acme-unknown-1")
+    result = await play(agent("a", model), plugins=[guard(max_usd=1, on_stop="raise")], catch=True)
+    assert type(result.error) is runguard.UnpricedModelError
+    assert model.calls == 0
+
+
+async def test_a_full_context_is_raised_with_its_size() -> None:
+    plugin = guard(max_context_tokens=900, on_stop="raise")
+    result = await play(worker(), plugins=[plugin], catch=True)
+    assert type(result.error) is runguard.ContextOverflowError
+    assert (result.error.projected_tokens, result.error.limit) == (1_000, 900)
+
+
+async def test_a_shadow_makes_every_call_and_tells_what_it_would_have_done() -> None:
+    model = ScriptedModel([*(call("step", q=n) for n in range(5)), text("x")])
+    plugin = guard(
+        mode="shadow",
+        max_usd="0.04",
+        budgets=[Budget(usd="0.06", per="session", thresholds=[Threshold(0.5, action="nudge")])],
+    )
+    result = await play(worker(model=model), plugins=[plugin])
+    assert (model.calls, result.texts, result.trips) == (6, ["x"], [])
+    assert plugin.spend()["usd"] == Decimal("0.12")
+    assert plugin.trips
+    assert all(not trip.enforced and trip.rule == "budget" for trip in plugin.trips)
+    assert "Finish now" not in str(model.requests)
+    assert_nothing_reserved(plugin)
+
+
+async def test_a_shadow_neither_caps_answers_nor_refuses_models_without_a_price() -> None:
+    limits: list[int | None] = []
+    plugin = guard(mode="shadow", max_usd="0.10", max_model_calls=4)
+    await play(
+        _talker(limits, max_output_tokens=2_000), plugins=[plugin], run_config=RunConfig(max_llm_calls=6), catch=True
+    )
+    assert limits == [2_000] * 6
+    model = ScriptedModel([text("x")], model="acme-unknown-1")
+    result = await play(agent("a", model), plugins=[guard(mode="shadow", max_usd=1)])
+    assert result.texts == ["x"]
+
+
+async def test_rewinding_a_session_gives_no_money_back() -> None:
+    model, service, plugin = endless(), InMemorySessionService(), guard(budgets=[Budget(usd="0.06", per="session")])
+    runner = Runner(app=App(name="app", root_agent=worker(model=model), plugins=[plugin]), session_service=service)
+    first = await play(runner.agent, runner=runner)
+    assert model.calls == 3
+    await runner.rewind_async(user_id="u1", session_id="s1", rewind_before_invocation_id=first.events[0].invocation_id)
+    second = await play(runner.agent, runner=runner)
+    assert model.calls == 3
+    assert_stopped(second, "budget")
+    assert plugin.spend("session:app/u1/s1")["usd"] == Decimal("0.06")
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
+async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Team], Any]) -> None:
+    alone, beside = Team(endless=False), Team(endless=False)
+    plain = await play(topology(alone))
+    kinds = ("session", "user", "agent", "model", "run+agent", "tool")
+    plugin = guard(
+        max_usd=1_000,
+        max_context_tokens=1_000_000,
+        budgets=[Budget(usd=1_000, tokens=10**9, calls=10_000, per=kind) for kind in kinds],
+    )
+    guarded = await play(topology(beside), plugins=[plugin])
+    # strands side by side have no order between them
+    assert sorted(map(str, told(guarded.events))) == sorted(map(str, told(plain.events)))
+    assert beside.calls == alone.calls
+    assert plugin.spend()["usd"] == beside.calls * CALL_USD
+    assert plugin.trips == []
+    assert_nothing_reserved(plugin)
+
+
+@pytest.mark.parametrize(("topology", "limit"), spread(1, 5))
+async def test_one_cap_in_dollars_holds_for_the_whole_tree_exactly(topology: Callable[[Team], Any], limit: int) -> None:
+    """Transfers, agents as tools, tasks, single turns, branches, workflow nodes: one account, whatever the shape."""
+    team, plugin = (
+        Team(endless=True),
+        guard(max_usd=limit * CALL_USD, models={"scripted-1": {"max_output_tokens": 250}}),
+    )
+    result = await play(topology(team), plugins=[plugin])
+    assert team.calls == limit
+    trip = assert_stopped(result, "budget")
+    assert [t.id for t in plugin.trips] == [trip.id]
+    assert (trip.scope, trip.unit, trip.spent_usd, trip.limit) == ("run", "usd", limit * CALL_USD, limit * CALL_USD)
+    assert plugin.spend(trip.scope_id)["usd"] == limit * CALL_USD
+    assert_nothing_reserved(plugin)
+
+
+# ---- Caps that a function gives, on real ADK: 0 is a cap, None is no cap, and whatever else it does never removes the
+# cap
+
+
+FREE = {"scripted-1": {"input": 0, "output": 0}}
+
+
+def steps(count: int) -> ScriptedModel:
+    """So many tool calls with new answers, then an end."""
+    return ScriptedModel([*(call("step", q=n) for n in range(count)), text("done")])
+
+
+def raises(scope: Any) -> Any:
+    raise KeyError(scope.user)
+
+
+async def later(scope: Any) -> float:
+    return 5.0
+
+
+BROKEN = [
+    pytest.param(lambda scope: -1, id="negative"),
+    pytest.param(lambda scope: float("nan"), id="nan"),
+    pytest.param(lambda scope: float("inf"), id="infinity"),
+    pytest.param(lambda scope: 10**30, id="beyond every store"),
+    pytest.param(lambda scope: "much", id="text"),
+    pytest.param(lambda scope: True, id="bool"),
+    pytest.param(lambda scope: [5], id="list"),
+    pytest.param(raises, id="exception"),
+    pytest.param(later, id="coroutine"),
+]
+
+
+async def test_a_cap_of_0_lets_no_paid_call_through() -> None:
+    plans = {"ann": 5}
+    model, plugin = steps(50), guard(budgets=[Budget(usd=lambda scope: plans.get(scope.user, 0), per="user")])
+    result = await play(agent("a", model, tools=[step]), plugins=[plugin], user_id="bob")
+    assert model.calls == 0
+    trip = assert_stopped(result, "budget")
+    assert (trip.scope_id, trip.limit, trip.spent_usd) == ("user:app/bob", Decimal(0), Decimal(0))
+    (status,) = plugin.budgets("user:app/bob")
+    assert (status.limit, status.spent, status.utilization, status.remaining) == (0, 0, 0.0, 0)
+    allowed = await play(agent("a", steps(5), tools=[step]), plugins=[plugin], user_id="ann")
+    assert allowed.trips == []
+
+
+async def test_under_a_cap_of_0_a_free_model_still_runs_and_no_threshold_fires(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = steps(5)
+    plugin = RunGuardPlugin(budgets=[Budget(usd=lambda scope: 0, per="user")], prices=FREE)
+    with caplog.at_level(logging.INFO, "runguard"):
+        result = await play(agent("a", model, tools=[step]), plugins=[plugin])
+    assert (model.calls, result.trips, result.texts) == (6, [], ["done"])
+    assert [record for record in caplog.records if "spent" in record.getMessage()] == []
+    (status,) = plugin.budgets()
+    assert (status.spent, status.utilization) == (0, 0.0)
+
+
+@pytest.mark.parametrize("unit", ["tokens", "calls"])
+async def test_a_cap_of_0_tokens_or_calls_lets_nothing_through(unit: str) -> None:
+    model = steps(3)
+    cap: dict[str, Any] = {unit: lambda scope: 0}
+    plugin = RunGuardPlugin(budgets=[Budget(**cap, per="user")], prices=FREE)
+    assert_stopped(await play(agent("a", model, tools=[step]), plugins=[plugin]), "budget")
+    assert model.calls == 0
+
+
+async def test_none_is_no_limit() -> None:
+    model = steps(5)
+    plugin = guard(budgets=[Budget(usd=lambda scope: None, per="user")])
+    assert (await play(agent("a", model, tools=[step]), plugins=[plugin])).trips == []
+    assert plugin.budgets("user:app/u1") == []
+
+
+@pytest.mark.parametrize("on_guard_error", ["allow", "block"])
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_a_function_that_gives_no_cap_denies_the_calls(
+    broken: Any, on_guard_error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = steps(50)
+    plugin = guard(budgets=[Budget(usd=broken, per="user")], on_guard_error=on_guard_error)
+    service = InMemorySessionService()
+    for _ in range(3):
+        result = await play(agent("a", model, tools=[step]), plugins=[plugin], session_service=service)
+        trip = assert_stopped(result, "guard_error")
+        assert trip.scope_id == "user:app/u1"
+        assert "usd" in trip.message
+        assert "None" in trip.resume
+        assert_calls_answered(result.session)
+    assert model.calls == 0
+    assert caplog.text.count("budget_function_failed") == 1, "said once"
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+async def test_the_last_cap_holds_for_ten_minutes_and_then_calls_are_denied(broken: Any) -> None:
+    clock, works, model = FakeClock(), True, ScriptedModel([text("done")])
+    plugin = guard(budgets=[Budget(usd=lambda scope: "0.10" if works else broken(scope), per="user")], clock=clock)
+
+    async def turn() -> Recording:
+        return await play(agent("a", model), plugins=[plugin])
+
+    await turn()
+    works = False
+    for seconds in (0, 300, 300):
+        clock.advance(seconds)
+        assert (await turn()).trips == [], "the last cap still counts"
+    assert model.calls == 4
+    clock.advance(1)
+    assert_stopped(await turn(), "guard_error")
+    assert model.calls == 4
+    works = True
+    assert (await turn()).trips == []
+    assert_stopped(await turn(), "budget")
+    assert model.calls == 5, "what was spent meanwhile is on the account"
+    assert plugin.budgets("user:app/u1")[0].spent == Decimal("0.10")
+
+
+async def test_an_unknown_cap_is_asked_for_again_at_the_next_call_of_the_same_run() -> None:
+    answers: list[Any] = ["1", "1", KeyError("away")]
+
+    def cap(scope: Any) -> Any:
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    clock = FakeClock()
+    # a window that ends asks again within a run
+    plugin = guard(budgets=[Budget(usd=cap, per="user", window="1m")], clock=clock)
+
+    def script(n: int, request: Any) -> Any:
+        clock.advance(61)
+        return call("step", q=n)
+
+    model = ScriptedModel(script)
+    result = await play(agent("a", model, tools=[step]), plugins=[plugin])
+    assert_stopped(result, "guard_error")
+    assert model.calls == 11, "two with a cap, nine more within ten minutes of the last one"
+    assert_calls_answered(result.session)
+
+
+async def test_in_shadow_mode_calls_are_made_booked_and_reported(caplog: pytest.LogCaptureFixture) -> None:
+    works, model = False, steps(2)
+    plugin = guard(mode="shadow", budgets=[Budget(usd=lambda scope: "0.01" if works else -1, per="user")])
+    result = await play(agent("a", model, tools=[step]), plugins=[plugin])
+    assert (model.calls, result.texts) == (3, ["done"])
+    assert [(trip.rule, trip.enforced) for trip in plugin.trips] == [("guard_error", False)]
+    works = True
+    await play(agent("a", steps(0)), plugins=[plugin])
+    (status,) = plugin.budgets("user:app/u1")
+    assert status.spent == Decimal("0.08"), "what was spent while the cap was unknown is on the account"
+
+
+async def test_alerts_say_once_that_a_cap_is_unknown_and_once_that_it_is_back() -> None:
+    alerts: list[Any] = []
+    works, clock = False, FakeClock()
+    plugin = guard(
+        budgets=[Budget(usd=lambda scope: 5 if works else -1, per="user")], alerts=alerts.append, clock=clock
+    )
+    for _ in range(3):
+        await play(agent("a", steps(0)), plugins=[plugin])
+    works = True
+    for _ in range(2):
+        await play(agent("a", steps(0)), plugins=[plugin])
+    assert plugin.flush()
+    told = [(alert.kind, alert.resolved) for alert in alerts if "user:app/u1" in alert.text and alert.kind == "outage"]
+    assert told == [("outage", False), ("outage", True)]
+
+
+async def test_a_run_with_its_own_limit_does_not_need_the_function_that_it_replaces() -> None:
+    from google.adk.agents.run_config import RunConfig
+
+    model = steps(0)
+    plugin = guard(budgets=[Budget(usd=lambda scope: -1)])
+    config = RunConfig(custom_metadata={"runguard": {"max_usd": 1}})
+    assert (await play(agent("a", model), plugins=[plugin], run_config=config)).trips == []
+    assert model.calls == 1
+
+
+async def test_branches_that_run_at_once_are_all_denied() -> None:
+    from google.adk.agents import ParallelAgent
+
+    models = [steps(3) for _ in range(8)]
+    plugin = guard(budgets=[Budget(usd=raises, per="app")])
+    root = ParallelAgent(
+        name="par", sub_agents=[LlmAgent(name=f"w{n}", model=model, tools=[step]) for n, model in enumerate(models)]
+    )
+    result = await asyncio.wait_for(play(root, plugins=[plugin]), 20)
+    assert sum(model.calls for model in models) == 0
+    assert_stopped(result, "guard_error")

@@ -11,6 +11,7 @@ from google.adk.agents import LiveRequestQueue, LlmAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.apps import App
 from google.adk.models.base_llm_connection import BaseLlmConnection
+from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
@@ -18,6 +19,7 @@ from google.genai import types
 
 from runguard import BudgetExceededError
 from runguard.adk import RunGuardPlugin
+from runguard.adk.runs import project
 from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, text
 from tests.kit.optional import present
@@ -251,3 +253,21 @@ async def test_a_live_stop_lets_the_model_finish_its_answer() -> None:
     ] == ["hello", "world"]
     assert await call.stored_stops() == [trip.id for trip in call.plugin.trips]
     assert len(call.plugin.trips) == 1
+
+
+# ---- Fields have more tokens than text of the same length, and an answer that is one text is text
+
+
+def _tokens(response: dict[str, object]) -> int:
+    part = types.Part(function_response=types.FunctionResponse(name="look", response=response))
+    return project(LlmRequest(contents=[types.Content(role="user", parts=[part])]), None).upper
+
+
+def test_an_answer_with_fields_is_estimated_higher_than_its_length_in_text() -> None:
+    rows = [{"sku": number, "stock": 7, "city": "Bonn"} for number in range(200)]
+    assert _tokens({"rows": rows}) > 1.1 * _tokens({"result": str(rows)})
+
+
+def test_an_answer_that_is_one_long_text_is_text() -> None:
+    text = "nothing has changed since " * 200
+    assert len(text) / 3 < _tokens({"result": text, "status": "ok"}) < len(text) / 3 * 1.05

@@ -2,7 +2,11 @@
 pausing and resuming.
 """
 
+import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,7 @@ from google.genai import types
 
 import runguard
 from runguard.adk import RunGuardPlugin
-from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 from tests.kit.adk_runs import observe, play, prompts, told
 from tests.kit.topologies import TOPOLOGIES, Team, spread, step, workflow_parallel_worker
 
@@ -243,3 +247,104 @@ async def test_an_agent_that_loads_the_same_thing_in_every_call_is_healthy() -> 
     seen = await observe(_asks_inner(12, model, load))
     assert seen.decisions == []
     assert seen.result.texts == ["done"]
+
+
+# ---- What a run says, asks and is answered is in no store, no trip and no alert
+
+
+CARD, KEY = "4000 1234 5678 9010", "sk-proj-0123456789abcdef"
+
+
+def look_up(card: str) -> dict[str, str]:
+    """Look up a customer by card."""
+    return {"owner": "Alice Example", "link": f"https://bank.example/{KEY}"}
+
+
+def test_no_prompt_argument_or_answer_outlives_the_run(tmp_path: Path) -> None:
+    alerts: list[Any] = []
+    plugin = RunGuardPlugin(store=f"sqlite:///{tmp_path}/guard.db", alerts=alerts.append)
+    agent = LlmAgent(name="clerk", model=ScriptedModel([call("look_up", card=CARD)]), tools=[look_up])
+    result = asyncio.run(run(agent, f"Whose card is {CARD}?", plugins=[plugin]))
+    assert plugin.flush(5)
+    (trip,) = result.trips
+    assert alerts
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("guard.db*"))
+    assert b"look_up" in kept
+    for content in (CARD, KEY, "Alice Example", "Whose card"):
+        assert content.encode() not in kept
+        assert content not in str(trip.to_dict())
+        assert content not in str(alerts)
+
+
+# ---- What starting a guard imports. How long it takes is measured by ``benchmarks/startup.py``
+
+
+SCRIPT = """
+import sys
+from google.adk.agents import LlmAgent
+from google.adk.apps import App
+from google.adk.runners import Runner
+before = set(sys.modules)
+from runguard.adk import RunGuardPlugin
+RunGuardPlugin(max_usd=1)
+print(*sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+print(*sorted(name for name in set(sys.modules) - before if name.startswith("google.adk.workflow")))
+"""
+HEAVY = {
+    "click",
+    "cryptography",
+    "fastapi",
+    "genai_prices",
+    "httpx",
+    "psycopg",
+    "redis",
+    "requests",
+    "rich",
+    "sqlite3",
+    "starlette",
+}
+
+
+def test_a_guard_imports_nothing_heavy_beside_adk() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr
+    packages, workflow = done.stdout.split("\n")[:2]
+    assert not HEAVY & set(packages.split())
+    assert workflow == "", "ADK's workflow code loads its web server"
+
+
+# ---- Servers that load the app first and fork their workers then: a plugin made before the fork guards in every worker
+
+
+SCRIPT_FORKS = """
+import asyncio, os
+from google.adk.agents import LlmAgent
+from runguard.adk import RunGuardPlugin
+from runguard.testing import ScriptedModel, assert_stopped, call, run
+
+heard = []
+plugin = RunGuardPlugin(max_model_calls=2, on_trip=heard.append)
+
+def look(n: int) -> dict:
+    return {"n": n}
+
+def work() -> None:
+    agent = LlmAgent(name="a", model=ScriptedModel(lambda n, _: call("look", n=n)), tools=[look])
+    assert_stopped(asyncio.run(run(agent, "go", plugins=[plugin])), "model_calls")
+    assert plugin.flush(20) and len(heard) == 1, heard
+
+workers = []
+for _ in range(2):
+    pid = os.fork()  # at once: nothing of the plugin may still be under way
+    if pid == 0:
+        work()
+        os._exit(0)
+    workers.append(pid)
+work()
+assert [os.waitpid(pid, 0)[1] for pid in workers] == [0, 0]
+"""
+
+
+def test_a_plugin_made_before_a_fork_guards_in_every_worker() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT_FORKS], capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stderr

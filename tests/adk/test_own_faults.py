@@ -10,7 +10,7 @@ import pytest
 from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
 
 import runguard
-from runguard.adk import RunGuardPlugin
+from runguard.adk import RunGuardPlugin, model_calls
 from runguard.core.events import AgentEntered, HandOff, ModelCall, ToolCall
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play, prompts, told
@@ -338,3 +338,15 @@ async def test_in_shadow_mode_a_fault_stops_nothing(monkeypatch: pytest.MonkeyPa
     result = await play(single(team), plugins=[plugin])
     assert result.texts == ["solo is done"]
     assert plugin.snapshot()["guard_errors"] > 0
+
+
+# ---- A fault of the wrapper around a model, before the call begins: the call is made all the same
+
+
+async def test_a_fault_before_the_call_begins_does_not_reach_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = RunGuardPlugin()
+    agent = LlmAgent(name="writer", model=ScriptedModel(lambda n, request: text("done")))
+    monkeypatch.setattr(model_calls, "SURROUNDINGS", None)
+    recording = await play(agent, plugins=[plugin])
+    assert recording.texts == ["done"]
+    assert plugin.guard.guard_errors == 1

@@ -1,14 +1,20 @@
 """Failures, and searches that find nothing."""
 
+from typing import Any
+
 import pytest
 
-from runguard.core.decision import Rungs
+from runguard.core.decision import Action, Rungs, text_for_model
 from runguard.core.events import (
+    Answer,
+    ModelResult,
     Outcome,
+    ToolResults,
 )
-from runguard.core.rules.failures import Stall, ToolFailures
+from runguard.core.rules.failures import Stall, ToolFailures, TruncatedCalls, lacks_arguments
 from tests.kit.detectors import answer, failing, only, results, word, words
 from tests.kit.driver import Driver
+from tests.kit.examples import each_row
 
 STALLED = ["allow", "allow", "nudge", "allow", "block", "stop"]  # of a stall with ever new arguments
 
@@ -159,3 +165,171 @@ def test_empty_answers_of_one_batch_count_once(drive: type[Driver]) -> None:
 def test_an_explicit_stop_for_sweeps_is_obeyed(drive: type[Driver]) -> None:
     d = drive(rules={"empty": {"stop": 4}})
     assert words(d.tool("search", {"q": n}, says=None) for n in range(4)) == ["allow"] * 3 + ["stop"]
+
+
+# ---- Failures that come back while other tools succeed; and empty answers without end
+
+
+MANY = {"max_nudges": 100, "max_tool_calls": 10_000}
+
+
+def test_one_call_that_fails_alike_after_each_edit_is_nudged_at_eight_and_stopped_at_fifty(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(52):
+        d.tool("edit", {"line": n}, says=f"replaced line {n}")
+        words.append(d.tool("validate", {"path": "a"}, says=f"checked {n} keys\nError: 'name' is required").word)
+    assert words.index("nudge") == 7
+    assert words.index("stop") == 49
+
+
+def test_a_success_of_the_call_starts_anew(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    for n in range(60):
+        assert d.tool("edit", {"line": n}, says=f"replaced line {n}").word == "allow"
+        says = "Error: broken" if n % 4 else f"fine at {n}"
+        assert d.tool("validate", {"path": "a"}, says=says).word == "allow"
+
+
+def test_another_last_line_starts_anew(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    for n in range(60):
+        assert d.tool("edit", {"line": n}, says=f"replaced line {n}").word == "allow"
+        says = f"checked it\nError: {'abcdefgh'[n // 3 % 8] * 5} is required"
+        assert d.tool("validate", {"path": "a"}, says=says).word == "allow"
+
+
+def test_a_tool_that_fails_alike_with_ever_new_arguments_while_others_work_is_stopped(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(376):
+        d.tool("search", {"q": n}, says=f"fragment {n}")
+        words.append(d.tool("parse", {"fragment": n}, says={"status": "partial_parse_error"}).word)
+    assert words.index("nudge") == 11
+    assert words.index("stop") == 59
+
+
+def test_a_failure_within_a_batch_of_good_answers_counts_once_per_response(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(14):
+        calls: list[tuple[str, Any, Any]] = [("weather", {"day": n}, f"{n} degrees")]
+        calls += [("tides", {"day": day}, {"error": "403 forbidden"}) for day in (n, -n - 1)]
+        words.append(d.batch(calls).word)
+    assert words.index("nudge") == 11
+
+
+def test_a_tool_that_also_succeeds_is_left_alone(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    for n in range(200):
+        assert d.tool("upload", {"n": n}, says=f"uploaded {n}").word == "allow"
+        says: Any = {"error": "unsupported codec"} if n % 3 else {"converted": n}
+        assert d.tool("convert", {"n": n}, says=says).word == "allow"
+
+
+def test_explicit_rungs_of_stall_are_all_there_is(drive: type[Driver]) -> None:
+    d = drive(**MANY, rules={"stall": {"stop": 3}})
+    for n in range(100):
+        assert d.tool("edit", {"line": n}, says=f"replaced line {n}").word == "allow"
+        assert d.tool("validate", {"path": "a"}, says="Error: broken").word == "allow"
+
+
+def test_hundred_empty_answers_to_new_questions_are_stopped(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = [d.tool("search", {"q": n}, says={"results": []}).word for n in range(101)]
+    assert words.index("nudge") == 5
+    assert words.index("stop") == 99
+
+
+def test_one_find_among_many_empty_answers_starts_anew(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = [d.tool("search", {"q": n}, says={"results": [] if n % 90 else [n]}).word for n in range(300)]
+    assert "stop" not in words
+
+
+def test_a_call_without_arguments_whose_log_ends_in_an_error_was_executed(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(8):
+        d.tool("edit", {"line": n}, says=f"replaced line {n}")
+        words.append(d.tool("validate", {}, says=f"checked {n} keys\nError: 'name' is a required property").word)
+    assert words == ["allow"] * 7 + ["nudge"]
+
+
+def test_a_nudge_that_was_given_does_not_hide_another_one(drive: type[Driver]) -> None:
+    d = drive(**MANY)
+    words = []
+    for n in range(8):
+        d.tool("edit", {"line": n}, says=f"replaced line {n}")
+        words.append(d.tool("write", {}, says="Error: missing required argument: text").word)
+    assert [n for n, word in enumerate(words, 1) if word == "nudge"] == [2, 8]
+
+
+# ---- Calls whose arguments did not arrive: the model hears why at the second one
+
+
+ADK = "Invoking `w()` failed as the following mandatory input parameters are not present:\npath"
+
+
+def rejected(tool: str = "write", *, lacks: bool = True, outcome: Outcome = Outcome.FAILED) -> ToolResults:
+    answer = Answer(tool, b"c", outcome=outcome, lacks_arguments=lacks)
+    return ToolResults("r", "", "a", 0.0, "", [answer], failures=outcome is Outcome.FAILED)
+
+
+def result(*, cut: bool) -> ModelResult:
+    return ModelResult("r", "", "a", 0.0, is_cut=cut)
+
+
+def test_the_second_call_without_its_arguments_is_nudged_with_the_cause_and_the_way_out() -> None:
+    rule = TruncatedCalls()
+    assert rule.observe(rejected()) is None
+    found = rule.observe(rejected())
+    assert found is not None
+    assert (found.rule, found.action, found.observed, found.tool) == ("stall", Action.NUDGE, 2, "write")
+    assert found.detail == "required arguments are missing"
+    said = text_for_model(found)
+    assert "empty or cut off" in said
+    assert "Send less per call" in said
+
+
+def test_a_response_at_its_output_limit_is_the_cause_of_any_failure() -> None:
+    rule = TruncatedCalls()
+    for _ in range(2):
+        rule.observe(result(cut=True))
+        found = rule.observe(rejected(lacks=False))
+    assert found is not None
+    assert found.detail == "the response hit its output limit"
+
+
+@pytest.mark.parametrize("between", [rejected(outcome=Outcome.OK, lacks=False), rejected(lacks=False)])
+def test_a_call_that_was_not_rejected_begins_anew(between: ToolResults) -> None:
+    rule = TruncatedCalls()
+    assert [rule.observe(event) for event in (rejected(), between, rejected())] == [None] * 3
+
+
+def test_other_tools_do_not_count_together() -> None:
+    rule = TruncatedCalls()
+    assert [rule.observe(rejected(tool)) for tool in "abcabd"[:3]] == [None] * 3
+
+
+@each_row(
+    ("args", "said", "expected"),
+    [
+        ({"path": "a"}, ADK, True),
+        ({}, ADK, True),
+        ({}, "2 validation errors: path Field required", True),
+        ({"path": "", "text": None}, "'text' is a required property", True),
+        ({"code": "f()"}, "TypeError: f() missing 1 required positional argument", False),
+        ({}, "Error: disk full", False),
+        (None, "missing required argument: path", True),
+    ],
+)
+def test_what_says_that_arguments_are_missing(args: object, said: str, expected: bool) -> None:
+    assert lacks_arguments(args, said) is expected
+
+
+def test_memory_is_bounded() -> None:
+    rule = TruncatedCalls()
+    for n in range(1_000):
+        rule.observe(rejected(f"tool {n}"))
+    assert len(rule.record) <= 64

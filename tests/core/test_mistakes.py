@@ -1,11 +1,17 @@
 """A wrong argument of a class of settings is a PolicyError that names it."""
 
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from runguard.core.decision import _counted, printable, printable_lines
 from runguard.core.errors import Checked, CheckedABC, PolicyError, did_you_mean
+from runguard.core.identity import LruDict
 from tests.kit.examples import each_row
 
 
@@ -59,3 +65,87 @@ def test_an_error_inside_the_class_stays_what_it_is() -> None:
 def test_without_a_near_name_the_known_ones_are_listed(shown: int | None, hint: str) -> None:
     assert did_you_mean("zzzz", ["aa", "bb", "cc"], shown=shown) == hint
     assert did_you_mean("zzzz", []) == "known: none"
+
+
+# ---- Control characters in names are written out, in every value that is shown
+
+
+class Pair(NamedTuple):
+    name: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Named:
+    name: str
+    others: tuple[str, ...]
+
+
+@each_row(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("two\nlines\r\tand a tab", "two\\nlines\\r\\tand a tab"),
+        ("\x1b[31mred\x7f", "\\x1b[31mred\\x7f"),
+        ("\u202eturned\u2069", "\\u202eturned\\u2069"),
+        ("half \ud800", "half \\ud800"),
+        ("Zoë 漢字 🙂", "Zoë 漢字 🙂"),
+    ],
+)
+def test_controls_of_a_text_are_written_out(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_values_keep_their_kind() -> None:
+    assert printable({"a\n": ["b\r", ("c\t", 1)]}) == {"a\\n": ["b\\r", ("c\\t", 1)]}
+    assert printable(Pair("a\n", 2)) == Pair("a\\n", 2)
+    assert type(printable(Pair("a\n", 2))) is Pair
+    assert printable(Named("a\n", ("b\x00",))) == Named("a\\n", ("b\\x00",))
+    assert printable(Named) is Named
+    assert printable(1.5) == 1.5
+    assert printable(None) is None
+
+
+def test_lines_of_our_own_stay_lines() -> None:
+    assert printable_lines("first\x1b\nsecond\r") == "first\\x1b\nsecond\\r"
+
+
+# ---- Counts in the text of a trip agree with their noun
+
+
+@each_row(
+    ("number", "unit", "text"),
+    [
+        (1, "re-entries", "1 re-entry"),
+        (2, "re-entries", "2 re-entries"),
+        (1, "model calls", "1 model call"),
+        (1, "USD", "1 USD"),
+    ],
+)
+def test_a_count_agrees_with_its_noun(number: int, unit: str, text: str) -> None:
+    assert _counted(number, unit) == text
+
+
+# ---- ``LruDict`` keeps the entries that were set last, whichever way they are set
+
+
+STEP = st.tuples(st.sampled_from(["set", "default", "again", "pop"]), st.integers(0, 8), st.integers())
+
+
+@given(st.integers(1, 5), st.lists(STEP, max_size=40))
+def test_it_is_a_dict_without_its_oldest_entries(most: int, steps: list[tuple[str, int, int]]) -> None:
+    kept, model = LruDict[int, int](most), OrderedDict[int, int]()
+    for what, key, value in steps:
+        if what == "set":
+            kept[key] = model[key] = value
+            model.move_to_end(key)
+        elif what == "default":
+            assert kept.setdefault(key, value) == model.setdefault(key, value)
+        elif what == "pop":
+            assert kept.pop(key, None) == model.pop(key, None)
+        elif key in model:
+            kept.move_to_end(key)
+            model.move_to_end(key)
+        while len(model) > most:
+            model.popitem(last=False)
+        assert list(kept.items()) == list(model.items())

@@ -2,16 +2,22 @@
 
 import gc
 import json
+import threading
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from runguard.core.money import Threshold
-from runguard.engine.token_budget import BudgetMonitor, CompressionTriggered
+from runguard.core.money import Threshold, ThresholdAction
+from runguard.engine.token_budget import BudgetMonitor, BudgetPolicy, CompressionTriggered
 from tests.kit.examples import each_row
-from tests.kit.monitors import WRONG_COUNTS, response
+from tests.kit.monitors import WRONG_COUNTS, handled, handler, response
+from tests.kit.waiting import at_once
 
 # ---- thresholds -----------------------------------------------------------------------------------------------------
 
@@ -401,3 +407,368 @@ def test_a_failing_bus_is_counted_and_the_callback_runs() -> None:
 def test_something_else_is_no_bus(bus: SimpleNamespace | int | None) -> None:
     with pytest.raises(TypeError):
         BudgetMonitor().with_bus(bus)
+
+
+# ---- BudgetMonitor: policies, also as data, and nine known defects of such monitors
+
+
+class Handlers:
+    @staticmethod
+    def static(monitor: BudgetMonitor) -> None:
+        handled.append(monitor.current_tokens)
+
+    def method(self, monitor: BudgetMonitor) -> None:
+        handled.append(monitor.current_tokens)
+
+
+# ---- policies -------------------------------------------------------------------------------------------------------
+
+
+def test_each_monitor_of_a_policy_counts_for_itself() -> None:
+    policy = BudgetPolicy(100).with_threshold(0.9).with_threshold(0.5)
+    first, second = policy.build_monitor(), policy.build_monitor()
+    first.record_usage(60)
+    assert (first.current_tokens, first.thresholds_fired()) == (60, 1)
+    assert (second.current_tokens, second.thresholds_fired(), second.max_tokens) == (0, 0, 100)
+    assert [t.percent for t in second.thresholds] == [0.5, 0.9]
+
+
+@pytest.mark.parametrize("thresholds", [(0.5,), ("x",), (None,)])
+def test_a_policy_takes_thresholds_only(thresholds: Any) -> None:
+    with pytest.raises(ValueError, match="thresholds"):
+        BudgetPolicy(100, thresholds)
+
+
+# ---- the nine defects that a budget of this kind is known for -------------------------------------------------------
+
+
+def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_again() -> None:
+    fired = []
+    monitor = BudgetMonitor(100).on_threshold(0.8, lambda m: fired.append("high"))
+    monitor.record_usage(85)
+    monitor.on_threshold(0.5, lambda m: fired.append("low"))
+    monitor.record_usage(1)
+    monitor.record_usage(1)
+    assert fired == ["high", "low"]
+
+
+def test_defect_2_a_callback_can_abort() -> None:
+    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.stop("too expensive"))
+    monitor.record_usage(60)
+    assert (monitor.stopped, monitor.stop_reason) == (True, "too expensive")
+
+
+@each_row("wrong", [0, *WRONG_COUNTS])
+@each_row("make", [BudgetMonitor, BudgetPolicy])
+def test_defect_3_a_budget_that_cannot_fire_is_refused(make: Any, wrong: Any) -> None:
+    with pytest.raises(ValueError, match="max_tokens"):
+        make(wrong)
+
+
+@each_row(
+    ("usage", "tokens"),
+    [
+        ({"prompt": 100, "candidates": 10, "thoughts": 5_000, "total": 5_110}, 5_110),
+        ({"prompt": 100, "candidates": 10, "thoughts": 5_000}, 5_110),
+        ({"prompt": 100, "tool_use_prompt": 40, "candidates": 10, "total": 150}, 150),
+        ({"prompt": 100, "tool_use_prompt": 40, "candidates": 10}, 150),
+        ({"prompt": 100, "cached_content": 80, "candidates": 10, "total": 110}, 110),
+        ({"prompt": 100, "cached_content": 80, "candidates": 10}, 110),
+        ({"prompt": 100, "candidates": 60, "thoughts": 50, "total": 160}, 160),
+    ],
+)
+def test_defect_4_thoughts_tool_prompts_and_the_cache_are_counted_right(usage: dict[str, Any], tokens: int) -> None:
+    monitor = BudgetMonitor()
+    monitor.record_response(response(**usage))
+    assert monitor.current_tokens == tokens
+
+
+@each_row("told", ["every chunk", "the last chunk", "the whole", "twice"])
+def test_defect_5_a_streamed_call_counts_once(told: str) -> None:
+    monitor, context = BudgetMonitor(), SimpleNamespace(actions=SimpleNamespace())
+    silent = SimpleNamespace(usage_metadata=None, partial=True)
+    whole = SimpleNamespace(usage_metadata=None, partial=False)
+    stream = {
+        "every chunk": [response(100, 3, partial=True), response(100, 7, partial=True), response(100, 10)],
+        "the last chunk": [silent, response(100, 10, partial=True), whole],
+        "the whole": [silent, silent, response(100, 10)],
+        "twice": [response(100, 3, partial=True), response(100, 10), response(100, 10)],
+    }[told]
+    for chunk in stream:
+        monitor.after_model_hook()(callback_context=context, llm_response=chunk)
+    assert (monitor.current_tokens, monitor.turn_count) == (110, 1)
+
+
+def test_defect_6_sessions_have_monitors_of_their_own() -> None:
+    """One policy, two users; that a plugin keeps them apart on ADK is tested there."""
+    policy = BudgetPolicy(100).with_threshold(0.5, action="stop")
+    alice, bob = policy.build_monitor(), policy.build_monitor()
+    alice.record_usage(90)
+    assert (alice.stopped, bob.stopped) == (True, False)
+
+
+def test_defect_7_the_hook_lets_later_callbacks_run() -> None:
+    assert BudgetMonitor().after_model_hook()(callback_context=None, llm_response=response(1, 1)) is None
+
+
+def test_defect_8_the_count_needs_no_model_name() -> None:
+    monitor = BudgetMonitor()
+    monitor.record_response(
+        SimpleNamespace(usage_metadata=response(1, 1).usage_metadata, model_version="some-model-001")
+    )
+    assert monitor.current_tokens == 2
+
+
+def test_defect_9_a_policy_can_be_shipped_as_data() -> None:
+    policy = (
+        BudgetPolicy(100)
+        .with_threshold(0.8, handler)
+        .with_threshold(0.9, Handlers.static, recurring=True)
+        .with_threshold(1.0, action="stop")
+    )
+    data = json.loads(json.dumps(policy.to_dict()))
+    assert data["thresholds"][0] == {
+        "percent": 0.8,
+        "callback": f"{handler.__module__}:handler",
+        "recurring": False,
+        "action": "warn",
+    }
+    assert BudgetPolicy.from_dict(data) == policy
+    handled.clear()
+    BudgetPolicy.from_dict(data).build_monitor().record_usage(95)
+    assert handled == [95, 95]
+
+
+# ---- policies as data -----------------------------------------------------------------------------------------------
+
+
+def test_little_data_will_do() -> None:
+    assert BudgetPolicy.from_dict({}) == BudgetPolicy()
+    assert BudgetPolicy.from_dict({"max_tokens": 5, "thresholds": None}) == BudgetPolicy(5)
+    assert BudgetPolicy.from_dict({"thresholds": [{"percent": 0.5}]}) == BudgetPolicy().with_threshold(0.5)
+
+
+def a_closure() -> Callable[[BudgetMonitor], None]:
+    def inner(monitor: BudgetMonitor) -> None:
+        return None
+
+    return inner
+
+
+class Callback:
+    def __call__(self, monitor: BudgetMonitor) -> None:
+        return None
+
+
+@each_row(
+    "callback",
+    [lambda m: None, a_closure(), Handlers().method, [].append, Callback()],
+)
+def test_a_function_without_an_import_path_is_refused_as_data(callback: Any) -> None:
+    with pytest.raises(ValueError, match=r"import path|cannot be written|cannot be imported"):
+        BudgetPolicy().with_threshold(0.5, callback).to_dict()
+
+
+def test_a_function_of_the_script_itself_is_refused_as_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler, "__module__", "__main__")
+    with pytest.raises(ValueError, match="script itself"):
+        BudgetPolicy().with_threshold(0.5, handler).to_dict()
+
+
+@each_row(
+    ("data", "words"),
+    [
+        ([], "mapping"),
+        ({"max_token": 5}, "max_token"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"thresholds": {"percent": 0.5}}, "must be a list"),
+        ({"thresholds": [0.5]}, r"thresholds\[0\].*mapping"),
+        ({"thresholds": [{"percent": 0.5}, {"action": "stop"}]}, r"thresholds\[1\].*percent"),
+        ({"thresholds": [{"percent": 0.5, "colour": 1}]}, "colour"),
+        ({"thresholds": [{"percent": 0.5, "callback": "print"}]}, "package.module:function"),
+        ({"thresholds": [{"percent": 0.5, "callback": 3}]}, "package.module:function"),
+        ({"thresholds": [{"percent": 0.5, "callback": "no_such_module_here:f"}]}, "cannot be imported"),
+        ({"thresholds": [{"percent": 0.5, "callback": "json:no_such_function"}]}, "cannot be imported"),
+        ({"thresholds": [{"percent": 0.5, "callback": "json:__name__"}]}, "not callable"),
+        ({"thresholds": [{"percent": 50}]}, "percent"),
+    ],
+)
+def test_wrong_data_says_what_is_wrong(data: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BudgetPolicy.from_dict(data)
+
+
+thresholds = st.builds(
+    Threshold,
+    percent=st.floats(0, 1, exclude_min=True),
+    callback=st.sampled_from([None, handler, Handlers.static]),
+    recurring=st.booleans(),
+    action=st.sampled_from(["warn", "nudge", "stop"]),
+)
+
+
+@given(
+    st.builds(BudgetPolicy, max_tokens=st.integers(1, 10**12), thresholds=st.lists(thresholds, max_size=4).map(tuple))
+)
+def test_every_policy_survives_the_way_through_data(policy: Any) -> None:
+    assert BudgetPolicy.from_dict(json.loads(json.dumps(policy.to_dict()))) == policy
+
+
+# ---- BudgetMonitor compared with a model, and from many threads
+
+
+# ---- against a model ------------------------------------------------------------------------------------------------
+
+
+class MonitorAgainstItsModel(RuleBasedStateMachine):
+    """The model keeps plain facts: the tokens, what each turn cost, and for each threshold whether it has fired and how
+    often.
+    """
+
+    @initialize(limit=st.integers(1, 50))
+    def begin(self, limit: int) -> None:
+        self.limit, self.tokens, self.stopped_by_hand = limit, 0, False
+        self.turns: list[int] = []
+        self.monitor = BudgetMonitor(limit)
+        self.known: list[dict[str, Any]] = []  # percent, recurring, action; fired, stopping, expected calls, seen calls
+        self.open = None
+
+    def share(self) -> float:
+        return min(self.tokens / self.limit, 1)
+
+    def expect(self, *, whole: bool = True, told: set[int] | None = None) -> None:
+        for entry in self.known:
+            if self.share() < entry["percent"]:
+                continue
+            if entry["recurring"]:
+                if not whole or (told is not None and id(entry) in told):
+                    continue
+                if told is not None:
+                    told.add(id(entry))
+            elif entry["fired"]:
+                continue
+            entry["fired"] = True
+            entry["stopping"] |= entry["action"] == "stop"
+            entry["expected"] += 1
+
+    @rule(percent=st.floats(0.01, 1), recurring=st.booleans(), action=st.sampled_from(["warn", "nudge", "stop"]))
+    def add(self, percent: float, recurring: bool, action: ThresholdAction) -> None:
+        entry: dict[str, Any] = {
+            "percent": percent,
+            "recurring": recurring,
+            "action": action,
+            "fired": False,
+            "stopping": False,
+            "expected": 0,
+            "seen": 0,
+        }
+
+        def seen(monitor: BudgetMonitor) -> None:
+            entry["seen"] += 1
+
+        self.monitor.on_threshold(percent, seen, recurring=recurring, action=action)
+        self.known.append(entry)
+
+    @rule(given=st.integers(0, 20), output=st.integers(0, 20))
+    def record(self, given: int, output: int) -> None:
+        self.monitor.record_usage(given, output)
+        self.tokens += given + output
+        self.turns.append(given + output)
+        self.expect()
+
+    @rule(outputs=st.lists(st.integers(0, 20), min_size=1, max_size=4), wholes=st.integers(0, 2))
+    def stream(self, outputs: list[int], wholes: int) -> None:
+        """Chunks with growing usage, then one or two whole responses with the last of it, or none if it breaks off."""
+        call, counted = SimpleNamespace(), 0
+        told: set[int] = set()
+        outputs = sorted(outputs)
+        self.turns.append(0)
+        for number, output in enumerate([*outputs, *[outputs[-1]] * wholes]):
+            whole = number >= len(outputs)
+            self.monitor.record_response(response(1, output, total=1 + output, partial=not whole), call)
+            self.tokens += 1 + output - counted
+            self.turns[-1] = counted = 1 + output
+            self.expect(whole=whole, told=told)
+
+    @rule(count=st.integers(0, 60))
+    def adjust(self, count: int) -> None:
+        self.monitor.adjust(count)
+        self.tokens = count
+        for entry in self.known:
+            if entry["percent"] > self.share():
+                entry["fired"] = entry["stopping"] = False
+
+    @rule()
+    def reset(self) -> None:
+        self.monitor.reset()
+        self.tokens, self.turns, self.stopped_by_hand = 0, [], False
+        for entry in self.known:
+            entry["fired"] = entry["stopping"] = False
+
+    @rule()
+    def stop(self) -> None:
+        self.monitor.stop("by hand")
+        self.stopped_by_hand = True
+
+    @rule()
+    def resume(self) -> None:
+        self.monitor.resume()
+        self.stopped_by_hand = False
+        for entry in self.known:
+            entry["stopping"] = False
+
+    @invariant()
+    def they_agree(self) -> None:
+        monitor = self.monitor
+        assert [entry["seen"] for entry in self.known] == [entry["expected"] for entry in self.known]
+        assert (monitor.current_tokens, monitor.turn_count) == (self.tokens, len(self.turns))
+        assert monitor.remaining == max(self.limit - self.tokens, 0)
+        assert monitor.utilization == self.share()
+        assert monitor.avg_tokens_per_turn == (sum(self.turns) / len(self.turns) if self.turns else 0)
+        assert monitor.thresholds_fired() == sum(entry["fired"] for entry in self.known)
+        assert monitor.stopped == (self.stopped_by_hand or any(entry["stopping"] for entry in self.known))
+        assert [t.percent for t in monitor.thresholds] == sorted(entry["percent"] for entry in self.known)
+        assert monitor.callback_errors == 0
+
+
+TestMonitorAgainstItsModel = MonitorAgainstItsModel.TestCase
+
+
+# ---- threads --------------------------------------------------------------------------------------------------------
+
+
+def test_under_threads_nothing_is_lost_and_each_threshold_fires_once() -> None:
+    fired: list[int] = []
+    lock = threading.Lock()
+    monitor = BudgetMonitor(8_000)
+
+    def note(percent: int) -> None:
+        with lock:
+            fired.append(percent)
+
+    for step in range(1, 101):
+        monitor.on_threshold(step / 100, partial(lambda p, m: note(p), step))
+
+    def work(_: int) -> None:
+        for _ in range(500):
+            monitor.record_usage(1, 1)
+
+    at_once(work, 8)
+    assert (monitor.current_tokens, monitor.turn_count) == (8_000, 4_000)
+    assert sorted(fired) == list(range(1, 101))
+
+
+def test_everything_at_once_ends_and_breaks_nothing() -> None:
+    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.adjust(0)).on_threshold(0.9, action="stop")
+    moves: list[Callable[[], object]] = [
+        lambda: monitor.record_usage(3),
+        lambda: monitor.record_response(response(2, 1), SimpleNamespace()),
+        lambda: monitor.on_threshold(0.7),
+        monitor.summary,
+        monitor.resume,
+        monitor.take_nudge,
+        monitor.reset,
+        lambda: monitor.stop("x"),
+    ]
+    at_once(lambda index: [moves[index]() for _ in range(200)], 8)
+    assert monitor.callback_errors == 0

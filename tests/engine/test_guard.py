@@ -1,5 +1,6 @@
 """Stops, trips, shadow mode, nudges, sessions, start and end."""
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ from runguard.core.decision import (
     Action,
     trip,
 )
-from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, ToolCall
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, RunInfo, ToolCall
 from runguard.engine import runs as lanes
 from runguard.engine import tools as side_effects
-from runguard.engine.guard import Question
+from runguard.engine.guard import Guard, Question
+from runguard.engine.runs import Lane, Run
+from runguard.policy import Policy
 from tests.kit.driver import Driver
 from tests.kit.examples import each_row
 from tests.kit.guards import (
@@ -341,3 +344,47 @@ def test_many_lanes_of_one_run_are_bounded(drive: type[Driver], monkeypatch: pyt
     assert len(run.lanes) <= 51
     assert ROOT_LANE in run.lanes
     assert len(run.retired) <= 256
+
+
+# ---- The interface for adapters is what the guard's class shows: methods that can be read there, each with a docstring
+
+
+def conductor(**policy: Any) -> Guard:
+    return Guard(Policy.validated({"clock": lambda: 0.0, **policy}, "keywords"))
+
+
+async def test_a_slot_is_held_until_it_is_given_back() -> None:
+    guard = conductor()
+    run, event = guard.start(RunInfo("run")), ModelCall("run", ROOT_LANE, "agent", 0.0)
+    guard.check(event)
+    assert not await guard.reserve(event)
+    guard.release(event.charge)
+    assert run.slots.busy() == 1
+    guard.free_slot("run")
+    assert run.slots.busy() == 0
+    guard.free_slot("run")
+    guard.free_slot("no such run")
+
+
+# ---- A run that has ended is freed at once: nothing of it waits for the garbage collector
+
+
+def test_an_ended_run_is_freed_without_the_garbage_collector() -> None:
+    guard = Guard(Policy.validated({}, ""))
+    gc.collect()
+    gc.disable()
+    try:
+        kept = _held()
+        run = guard.start(RunInfo("run", "app", "user", "session", "run", 0.0))
+        guard.open_lane(run, "/helper@1", "", concurrent=False, delegate="helper")
+        guard.open_lane(run, "/helper@1/helper@2", "/helper@1", concurrent=False, delegate="helper")
+        assert _held() == kept + 4
+        guard.end("run")
+        del run
+        assert _held() == kept
+    finally:
+        gc.enable()
+
+
+def _held() -> int:
+    return sum(type(one) in (Lane, Run) for one in gc.get_objects())

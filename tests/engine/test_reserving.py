@@ -1,16 +1,23 @@
 """The worst case of a call is reserved; a call that does not fit waits, is capped or refused."""
 
 import asyncio
+import math
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runguard.core.decision import Action
-from runguard.core.events import ROOT_LANE, ModelCall
+from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.core.money import Budget, Threshold
+from runguard.engine.downgrade import CachedPrompt, switch_costs
+from runguard.engine.guard import Guard
 from runguard.engine.money import ASSUMED_OUTPUT
-from runguard.pricing.rates import Usage
+from runguard.policy.settings import Policy
+from runguard.pricing.rates import Band, Rates, Usage
 from tests.kit.accounts import CALL, Shop, soon, user_budget
 from tests.kit.waiting import PATIENCE_S
 
@@ -302,3 +309,102 @@ async def test_usage_that_nobody_was_asked_about_counts_too() -> None:
     shop.guard.settle(shop.accounts.open_settled(shop.guard.runs["run"].run_costs, call), Usage(500, 1_000))
     assert shop.stand() == (Decimal("0.0015"), 0)
     assert (await shop.ask(1_000)).output == 500
+
+
+# ---- A call that fits its budgets is reserved without waiting, exactly as one that goes the long way
+
+
+PRICES = {"m": {"input": 1, "output": 4}}
+
+
+def opened(**policy: Any) -> Guard:
+    guard = Guard(Policy(prices=PRICES, telemetry=False, **policy))
+    guard.start(RunInfo("run", "app", "u", "s"))
+    return guard
+
+
+def call(model: str = "m", **more: Any) -> ModelCall:
+    return ModelCall("run", "", "agent", 1.0, model, input_tokens=1_000, **more)
+
+
+@pytest.mark.parametrize(
+    ("policy", "more"),
+    [
+        pytest.param({}, {}, id="no budget"),
+        pytest.param({"max_usd": 1}, {"max_output_tokens": 500}, id="limit of the request"),
+        pytest.param({"max_usd": 1}, {}, id="limit of the model"),
+        pytest.param({"max_tokens": 200_000}, {}, id="tokens"),
+        pytest.param({"max_usd": 1}, {"max_output_tokens": 500, "candidates": 3}, id="several candidates"),
+    ],
+)
+async def test_what_is_reserved_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, policy: dict[str, Any], more: dict[str, Any]
+) -> None:
+    waits, at_once = opened(**policy), opened(**policy)
+    one, other = call(**more), call(**more)
+    monkeypatch.setattr(waits.accounts.ledger, "hold_now", lambda *_: None)
+    assert not await waits.reserve(one)
+    assert not await at_once.reserve(other)
+    for name in ("held", "max_output", "limited", "lowered", "input", "candidates"):
+        assert getattr(other.charge, name) == getattr(one.charge, name), name
+    assert at_once.runs["run"].run_costs.reserved == waits.runs["run"].run_costs.reserved
+    assert [a.held for a in other.charge.lines.accounts] == [a.held for a in one.charge.lines.accounts]
+
+
+@pytest.mark.parametrize(
+    ("policy", "model"),
+    [
+        pytest.param({"max_usd": 1}, "a-model-without-a-price", id="no price"),
+        pytest.param({"max_usd": "0.001"}, "m", id="too expensive"),
+        pytest.param({"max_tokens": 1_000}, "m", id="too many tokens"),
+    ],
+)
+async def test_a_call_that_may_be_refused_is_decided_in_full(policy: dict[str, Any], model: str) -> None:
+    guard = opened(**policy)
+    event = call(model)
+    decision = await guard.reserve(event)
+    assert decision.action.name == "STOP"
+    assert event.charge is None
+    assert guard.runs["run"].run_costs.reserved == 0
+
+
+# ---- Whether a switch to a cheaper model saves money, against the same arithmetic in fractions
+
+
+RATE = st.integers(0, 10**11)  # nano-USD per million tokens
+TOKENS = st.integers(0, 10**7)
+
+
+def by_hand(band: Band, plain: int, cached: int, write: int, output: int) -> int:
+    total = plain * band.input + cached * band.cached + write * band.cache_write + output * band.output
+    return math.ceil(Fraction(total, 1_000_000))
+
+
+bands = st.builds(
+    lambda i, o, c, w: Band(0, i, o, c, w, i, c, o), i=RATE, o=RATE, c=RATE, w=RATE
+)  # text only: audio costs as much
+
+
+@given(bands, bands, TOKENS, TOKENS, TOKENS, st.fractions(0, 1), st.fractions(0, 1))
+def test_a_switch_is_made_only_where_the_call_costs_less_with_the_lost_cache(
+    present: Band, other: Band, prompt: int, output: int, last: int, cached_share: Fraction, write_share: Fraction
+) -> None:
+    read = int(last * cached_share)
+    written = int((last - read) * write_share)
+    costs = switch_costs(
+        Rates([present], "t"), Rates([other], "t"), prompt, output, CachedPrompt("m", last, read, written)
+    )
+    cached = prompt * read // last if last else 0
+    write = min(prompt * written // last, prompt - cached) if last else 0
+    assert costs.cached == cached
+    assert costs.stay == by_hand(present, prompt - cached - write, cached, write, output)
+    assert costs.switch == by_hand(other, prompt - cached - write, 0, cached + write, output)
+    assert costs.saves == (costs.switch < costs.stay)
+
+
+@given(bands, TOKENS, TOKENS, st.integers(1, 10**7))
+def test_a_switch_to_the_same_prices_never_saves(band: Band, prompt: int, output: int, last: int) -> None:
+    write = max(band.input, band.cached, band.cache_write)
+    rates = Rates([band._replace(cache_write=write)], "t")
+    assert not switch_costs(rates, rates, prompt, output, CachedPrompt("m", last, last // 2, 0)).saves
+    assert not switch_costs(rates, rates, prompt, output).saves

@@ -111,7 +111,11 @@ def state(thing: Any) -> Any:
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     names += getattr(thing, "__dict__", ())
     if not names or isinstance(thing, frozenset) or is_dataclass(thing) or callable(thing):
-        return thing if isinstance(thing, str | bytes | int | float | frozenset | set) else repr(thing)
+        return (
+            thing
+            if isinstance(thing, str | bytes | int | float | frozenset | set)
+            else repr(thing).partition(" at 0x")[0]
+        )
     return {name: state(getattr(thing, name)) for name in names if not callable(getattr(thing, name, None))}
 
 

@@ -2,16 +2,26 @@
 
 import copy
 import os
-from dataclasses import replace
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, Mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runguard.pricing.rates import Usage
-from runguard.providers.messages import Reading, read
+from runguard.core.errors import PolicyError
+from runguard.policy import Policy
+from runguard.pricing.book import ModelLimits, Price, Pricing
+from runguard.pricing.rates import Rates, Usage
+from runguard.providers.messages import Reading, read, read_request
 from runguard.providers.streams import StreamReading
+from runguard.providers.usage import CallUsage, Counts, EventUsage, read_usage
+from runguard.replay.sources import run_of
+from runguard.replay.steps import Asked, Faults
 from tests.kit.examples import each_row
 from tests.kit.provider_answers import CHAT, CHAT_CALLS, CHAT_USAGE, chat_chunk, streamed
 
@@ -517,3 +527,510 @@ def test_litellm_chunks_are_joined() -> None:
         )
         stream.feed(made)
     assert stream.reading() == CHAT_STREAMED
+
+
+# ---- Costs and usage that the caller states, and counts that are not valid
+
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its import would ask the network for prices
+
+
+# ---- who states a cost ----------------------------------------------------------------------------------------------
+
+
+def test_a_gateway_states_what_it_charged() -> None:
+    assert read({"usage": {"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.25}}).usd == Decimal("0.25")
+    own_key = {
+        "prompt_tokens": 1,
+        "completion_tokens": 1,
+        "cost": 0.01,
+        "is_byok": True,
+        "cost_details": {"upstream_inference_cost": 0.2},
+    }
+    assert read({"usage": own_key}).usd == Decimal("0.21")
+    assert read({"usage": {**own_key, "cost_details": {}}}).usd is None  # a fee without the bill is no cost
+    assert read({"usage": {"prompt_tokens": 1, "cost": {"total_cost": 0.5}}}).usd == Decimal("0.5")
+
+
+def test_a_gateway_behind_the_library_of_openai_is_heard() -> None:
+    chat = pytest.importorskip("openai.types.chat")
+    payload = copy.deepcopy(CHAT)
+    payload["usage"]["cost"] = 0.125  # type: ignore[index]
+    assert read(chat.ChatCompletion.model_validate(payload)).usd == Decimal("0.125")
+
+
+# ---- what the caller tells of its own -------------------------------------------------------------------------------
+
+
+def test_dict_of_the_callers_own() -> None:
+    reading = read({"usd": 0.01, "sig": "search", "tokens": 900, "result": {"hits": 0}})
+    assert reading == Reading(usage=Usage(output=900), usd=Decimal("0.01"), sig="search", result={"hits": 0})
+
+
+@each_row(
+    ("told", "usage"),
+    [
+        ({"input_tokens": 5, "output_tokens": 3}, Usage(5, 3)),
+        ({"prompt_tokens": 5, "completion_tokens": 3}, Usage(5, 3)),
+        ({"usage": {"input": 5, "output": 3}}, Usage(5, 3)),
+        ({"usage": Usage(5, 3, cached=1)}, Usage(5, 3, cached=1)),
+        ({"tokens": {"input_tokens": 5, "output_tokens": 3}}, Usage(5, 3)),
+        ({"tokens": (5, 3)}, Usage(5, 3)),
+        ({"usage": 8}, Usage(0, 8)),
+        ({"tokens": True}, None),
+        ({"tokens": "8"}, None),
+        ({"usd": 1}, None),
+    ],
+)
+def test_tokens_in_the_callers_own_words(told: dict[str, Any], usage: Usage | None) -> None:
+    assert read(told).usage == usage
+
+
+def test_the_callers_word_goes_before_the_response() -> None:
+    reading = read(
+        {
+            "usd": "0.5",
+            "sig": 7,
+            "response": CHAT,
+            "input_tokens": 1,
+            "output_tokens": 2,
+            "results": [("search", {"q": "x"}, "hit"), {"tool": "f", "args": 1, "result": 2}],
+        }
+    )
+    assert reading.usd == Decimal("0.5")
+    assert reading.usage == Usage(1, 2)
+    assert (reading.model, reading.calls, reading.text, reading.sig) == ("gpt-4o-2024-08-06", CHAT_CALLS, "Looking.", 7)
+    assert reading.results == (("search", {"q": "x"}, "hit"), ("f", 1, 2))
+    assert read({"sig": "s", "response": CHAT}).usage == CHAT_USAGE
+
+
+@each_row(
+    "usd",
+    [float("nan"), float("inf"), -0.01, 10**400, Decimal("NaN"), Decimal("sNaN"), Decimal(-1), "much", True, 1e300],
+)
+def test_an_amount_that_cannot_be_meant_is_not_told_and_that_is_said(usd: Decimal | float | str) -> None:
+    reading = read({"usd": usd, "sig": "s"})
+    assert reading.usd is None
+    assert any("usd" in problem for problem in reading.problems)
+
+
+@each_row("usd", [0, 0.1, 1, Decimal("0.1"), 1_000_000])
+def test_an_amount_is_exact(usd: Decimal | float) -> None:
+    assert read({"usd": usd}).usd == Decimal(str(usd))
+    assert read({"usd": usd}).problems == ()
+
+
+def test_results_without_a_name_are_a_problem() -> None:
+    assert read({"sig": "s", "results": [{"result": 1}]}).problems == ("results: an entry names no tool",)
+
+
+# ---- counts that are none -------------------------------------------------------------------------------------------
+
+
+@each_row("count", [-1, 1.5, float("nan"), 10**30])
+def test_a_broken_count_makes_the_usage_untold(count: float) -> None:
+    reading = read({"usage": {"prompt_tokens": count, "completion_tokens": 5}})
+    assert reading.usage is None
+    assert reading.problems == ("prompt_tokens: not a count of tokens",)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("prompt_tokens", "completion_tokens"),
+        ("input_tokens", "output_tokens"),
+        ("promptTokenCount", "totalTokenCount"),
+    ],
+)
+def test_zeros_alone_are_not_told(names: tuple[str, str]) -> None:
+    reading = read({"usage": dict.fromkeys(names, 0)})
+    assert reading.usage is None
+    assert reading.problems == ("usage: zero tokens in and out, which means not reported",)
+
+
+def test_a_broken_detail_leaves_the_rest() -> None:
+    reading = read(
+        {"usage": {"prompt_tokens": 5, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": -1}}}
+    )
+    assert reading.usage == Usage(5, 5)
+    assert reading.problems == ("cached_tokens: not a count of tokens",)
+
+
+def test_output_alone_is_told_with_a_word_about_the_input() -> None:
+    reading = read({"usage": {"output_tokens": 5}})
+    assert reading.usage == Usage(0, 5)
+    assert reading.problems == ("usage: no input tokens reported",)
+
+
+@pytest.mark.parametrize("mock", [Mock, MagicMock])
+def test_a_stand_in_of_a_test_tells_only_what_was_set(mock: Any) -> None:
+    blank = mock()
+    assert read(blank) == Reading()
+    assert streamed(blank, blank).reading() == Reading()
+    answer = mock()
+    answer.usage.prompt_tokens = 10
+    answer.usage.completion_tokens = 5
+    answer.choices = [mock()]
+    answer.choices[0].message.content = "hi"
+    answer.model = "gpt-4o"
+    assert read(answer) == Reading(Usage(10, 5), "gpt-4o", (), "hi")
+
+
+def test_objects_of_any_class_are_asked_by_name() -> None:
+    @dataclass(slots=True)
+    class Counts:
+        input_tokens: int
+        output_tokens: int
+
+    class Lazy:
+        @property
+        def usage(self) -> Counts:
+            return Counts(3, 4)
+
+        @property
+        def model(self) -> str:
+            raise RuntimeError("no model")
+
+        content = "said"
+
+    assert read(Lazy()) == Reading(Usage(3, 4), text="said")
+    assert read(SimpleNamespace(usage=OrderedDict(input_tokens=1, output_tokens=2))).usage == Usage(1, 2)
+
+
+# ---- several requests for one call ----------------------------------------------------------------------------------
+
+
+def look_up(q: str) -> str:
+    return q
+
+
+class Session:
+    """As a session of MCP: not callable, and the client calls its tools."""
+
+    def call_tool(self, name: str) -> None: ...
+
+
+@each_row(
+    ("config", "rounds"),
+    [
+        ({"tools": [look_up]}, 10),
+        ({"tools": [Session()]}, 10),
+        ({"tools": [look_up], "automatic_function_calling": {"maximum_remote_calls": 3}}, 3),
+        ({"tools": [look_up], "automaticFunctionCalling": {"maximumRemoteCalls": 3}}, 3),
+        ({"tools": [look_up], "automatic_function_calling": {"maximum_remote_calls": None}}, 10),
+        ({"tools": [look_up], "automatic_function_calling": {"maximum_remote_calls": 0}}, 1),
+        ({"tools": [look_up], "automatic_function_calling": {"disable": True}}, 1),
+        ({"tools": [{"function_declarations": [{"name": "look_up"}]}]}, 1),
+        ({"tools": look_up}, 1),
+        ({"tools": []}, 1),
+        ({}, 1),
+        (None, 1),
+    ],
+)
+def test_functions_among_the_tools_may_make_several_requests_of_a_call(config: Any, rounds: int) -> None:
+    request = read_request((), {"model": "gemini-2.5-flash", "contents": "go", "config": config})
+    assert (request.rounds, request.hides_rounds, request.answered) == (rounds, False, 0)
+
+
+def test_functions_outside_of_a_config_are_the_callers_own() -> None:
+    assert read_request((), {"model": "m", "messages": "go", "tools": [look_up]}).rounds == 1
+
+
+def test_rounds_that_a_prompt_ends_with_are_known() -> None:
+    asked = {"role": "model", "parts": [{"function_call": {"name": "look_up"}}]}
+    answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
+    word = {"role": "user", "parts": [{"text": "go"}]}
+    silent = {"tools": [look_up], "automatic_function_calling": {"ignore_call_history": True}}
+    for contents, rounds in (
+        ([word], 0),
+        ([word, asked, answered], 1),
+        ([word, asked, answered, word, asked, answered, asked, answered], 2),
+    ):
+        request = read_request((), {"contents": contents, "config": silent})
+        assert (request.answered, request.hides_rounds) == (rounds, True)
+
+
+class Answered:
+    """A response of google-genai whose client asked twice before."""
+
+    def __init__(self, history: Any) -> None:
+        self.usage_metadata = {"prompt_token_count": 10, "total_token_count": 15}
+        self.candidates = [{"content": {"parts": [{"text": "done"}]}}]
+        self.automatic_function_calling_history = history
+
+
+def test_the_requests_before_the_last_are_told() -> None:
+    asked = {"role": "model", "parts": [{"function_call": {"name": "look_up", "args": {"q": "x" * 300}}}]}
+    answered = {"role": "user", "parts": [{"function_response": {"name": "look_up"}}]}
+    word = {"role": "user", "parts": [{"text": "go"}]}
+    reading = read(Answered([word, asked, answered, asked, asked, answered]))
+    assert reading.usage == Usage(10, 5)
+    newest, oldest = reading.earlier
+    assert newest.input == oldest.input == 0  # nobody told
+    assert newest.output > oldest.output > 100
+    wrapped = read({"response": Answered([word, asked, answered]), "sig": "x"})
+    assert len(wrapped.earlier) == 1
+
+
+@each_row("history", [None, [], "text", [None], [object()], [{"parts": None}], {"role": "model"}, 3])
+def test_a_history_that_tells_nothing(history: Any) -> None:
+    assert read(Answered(history)).earlier == ()
+
+
+# ---- Web searches on the model's side, as providers report them
+
+
+GEMINI_USAGE_SEARCHES = {"prompt_token_count": 10, "candidates_token_count": 5, "total_token_count": 15}
+
+
+@each_row(
+    ("answer", "searches"),
+    [
+        ({"usage": {"input_tokens": 10, "output_tokens": 5, "server_tool_use": {"web_search_requests": 3}}}, 3),
+        (
+            {
+                "usage": {"input_tokens": 10, "output_tokens": 5, "input_tokens_details": {}},
+                "output": [
+                    {"type": "web_search_call"},
+                    {"type": "web_search_call", "action": {"type": "search"}},
+                    {"type": "web_search_call", "action": {"type": "open_page"}},
+                    {"type": "message"},
+                ],
+            },
+            2,
+        ),
+        (
+            {
+                "usage_metadata": GEMINI_USAGE_SEARCHES,
+                "candidates": [{"grounding_metadata": {"web_search_queries": ["a", "b"]}, "content": {"parts": []}}],
+            },
+            2,
+        ),
+        ({"usage": {"prompt_tokens": 9, "completion_tokens": 1, "server_tool_use": {"web_search_requests": 1}}}, 1),
+        ({"usage": {"input_tokens": 10, "output_tokens": 5, "server_tool_use": {"web_search_requests": "2"}}}, 0),
+        ({"usage": {"input_tokens": 10, "output_tokens": 5}}, 0),
+    ],
+)
+def test_searches_are_read_from_complete_answers(answer: dict[str, Any], searches: int) -> None:
+    usage = read(answer).usage
+    assert usage is not None
+    assert usage.searches == searches
+
+
+def test_searches_of_a_stream_are_the_most_that_a_chunk_reports() -> None:
+    call = CallUsage()
+    call.add({"partial": True, "grounding_metadata": {"web_search_queries": ["a"]}})
+    call.add({"usage_metadata": GEMINI_USAGE_SEARCHES, "groundingMetadata": {"webSearchQueries": ["a", "b"]}})
+    call.add({"usage_metadata": GEMINI_USAGE_SEARCHES, "grounding_metadata": {"grounding_chunks": []}})
+    assert call.bill(10).usage == Usage(input=10, output=5, searches=2)
+    call.add({"partial": True, "grounding_metadata": {"web_search_queries": ["a", "b", "c"]}})
+    assert call.bill(10).usage == Usage(input=10, output=5, searches=3)
+
+
+def test_searches_before_the_report_and_without_one_count_too() -> None:
+    call = CallUsage()
+    call.add({"partial": True, "grounding_metadata": {"web_search_queries": ["a"]}})
+    assert call.bill(10).usage.searches == 1
+    call.add({"usage_metadata": GEMINI_USAGE_SEARCHES})
+    assert call.bill(10).usage == Usage(input=10, output=5, searches=1)
+
+
+def rates(**given: Any) -> Rates:
+    found = Pricing({"m": Price(input=1, output=1)}, {"m*": ModelLimits(**given)}).rates("m", 0)
+    assert isinstance(found, Rates)
+    return found
+
+
+def test_a_search_costs_its_price_beside_the_tokens() -> None:
+    assert rates(search_price="0.01").cost(Usage(1_000, 0, searches=3)) == 30_000_000 + 1_000_000
+    assert rates(search_price="0.01", search_billing="call").cost(Usage(1_000, 0, searches=3)) == 11_000_000
+    assert rates().cost(Usage(1_000, 0, searches=3)) == 1_000_000
+
+
+def test_the_price_of_the_most_searches_is_reserved() -> None:
+    assert rates(search_price="0.01", max_searches=4).worst(1_000, 0) == 41_000_000
+    assert rates(search_price="0.01", search_billing="call", max_searches=4).worst(1_000, 0) == 11_000_000
+    assert rates(search_price="0.01", max_searches=0).worst(1_000, 0) == 1_000_000
+    assert rates(search_price="0.01").affordable_output(11_000_000, 1_000) == 0
+    assert rates(search_price="0.01").affordable_output(10_999_999, 1_000) == -1
+
+
+def test_a_contradicting_report_keeps_its_searches() -> None:
+    assert rates(search_price="0.01").cost(Usage(10, 0, cached=20, searches=1)) >= 10_000_000
+
+
+@pytest.mark.parametrize("price", [-1, "much", True])
+def test_a_price_that_is_not_an_amount_is_rejected(price: object) -> None:
+    with pytest.raises(PolicyError, match="search_price"):
+        Policy.validated({"models": {"m": {"search_price": price}}}, "keywords")
+
+
+# ---- The one reader of usage, without a framework: what counts as reported, what is estimated, and that no figure
+# falls
+
+
+NAMES = {
+    "prompt": ("prompt_token_count", "promptTokenCount"),
+    "candidates": ("candidates_token_count", "candidatesTokenCount"),
+    "thoughts": ("thoughts_token_count", "thoughtsTokenCount"),
+    "tool": ("tool_use_prompt_token_count", "toolUsePromptTokenCount"),
+    "total": ("total_token_count", "totalTokenCount"),
+    "cached": ("cached_content_token_count", "cachedContentTokenCount"),
+    "write": ("cache_creation_input_tokens", "cacheCreationInputTokens"),
+}
+REPORTS = st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, st.integers(0, 5_000)))
+
+
+def spelled(counts: dict[str, int], how: int) -> dict[str, int]:
+    return {NAMES[name][how]: count for name, count in counts.items()}
+
+
+def response(counts: dict[str, int] | None, words: str = "", *, partial: bool = False, **more: Any) -> dict[str, Any]:
+    content = {"parts": [{"text": words}]} if words else None
+    return {
+        "usage_metadata": None if counts is None else spelled(counts, 0),
+        "content": content,
+        "partial": partial,
+        **more,
+    }
+
+
+@given(counts=REPORTS)
+def test_objects_and_both_spellings_of_json_are_read_alike(counts: Any) -> None:
+    snake, camel, typed = (
+        read_usage(report, [])
+        for report in (spelled(counts, 0), spelled(counts, 1), SimpleNamespace(**spelled(counts, 0)))
+    )
+    assert snake == camel == typed
+
+
+@given(counts=REPORTS)
+def test_output_follows_the_total_or_else_the_parts(counts: Any) -> None:
+    read = read_usage(spelled(counts, 0), [])
+    get = counts.get
+    prompt, answer, total = get("prompt", 0) + get("tool", 0), get("candidates", 0), get("total", 0)
+    if get("cached", 0) + get("write", 0) > prompt:
+        prompt += get("cached", 0) + get("write", 0)
+    if not any(count for name, count in counts.items() if name != "write"):
+        assert read is None or counts.keys() > {"write"}
+        return
+    assert read is not None
+    usage = read.usage()
+    assert usage.input == prompt
+    assert usage.output == (total - prompt if total >= prompt + answer else answer + get("thoughts", 0))
+
+
+@given(chunks=st.lists(REPORTS, min_size=1, max_size=5), last=REPORTS)
+def test_no_figure_falls_within_a_call(chunks: list[Any], last: Any) -> None:
+    call, seen = CallUsage(), Counts()
+    for chunk in [*chunks, last]:
+        call.add(response(chunk, partial=True))
+        if (counts := read_usage(spelled(chunk, 0), [])) is not None:
+            seen.add(counts)
+    call.add(response({"prompt": 0, "candidates": 0, "total": 0}))
+    assert call.reported == (None if seen == Counts() else seen.usage())
+
+
+@given(counts=REPORTS, words=st.text(min_size=1, max_size=200))
+def test_a_report_with_the_answer_or_behind_it_is_the_bill(counts: Any, words: str) -> None:
+    read = read_usage(spelled(counts, 0), [])
+    with_it, behind = CallUsage(), CallUsage()
+    with_it.add(response(counts, words))
+    behind.add(response(None, words))
+    assert behind.bill(50).estimated
+    behind.add(response(counts, partial=True))
+    assert with_it.bill(50) == behind.bill(50)
+    if read is not None and not read.lacks_input and not read.is_undivided:
+        usage, is_known = read.usage(), bool(read.answer or read.beside or read.total)
+        expected = usage if is_known else replace(usage, output=with_it.text_tokens)  # unknown is never zero
+        assert with_it.bill(50) == (expected, not is_known)
+
+
+@pytest.mark.parametrize("report", [{"total": 900}, {"prompt": 0, "candidates": 0, "total": 900}])
+def test_a_total_alone_is_not_added_to_an_estimate(report: dict[str, Any]) -> None:
+    call = CallUsage()
+    call.add(response(report, "words"))
+    assert call.bill(500) == (Usage(output=900), True)
+    assert call.prompt is None
+
+
+def test_audio_is_counted_in_any_spelling() -> None:
+    for report in (
+        {"promptTokenCount": 9, "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 4}]},
+        {"prompt_token_count": 9, "prompt_tokens_details": [{"modality": "audio", "token_count": 4}]},
+    ):
+        counts = read_usage(report, [])
+        assert counts is not None
+        assert counts.usage() == Usage(input=9, audio=4)
+
+
+# ---- events ---------------------------------------------------------------------------------------------------------
+
+CALL = {"content": {"parts": [{"function_call": {"name": "look", "args": {}}}]}}
+PLAIN = {"prompt": 900, "candidates": 250, "total": 1_150}
+
+
+def test_words_and_function_calls_of_one_answer_are_one_call() -> None:
+    """LiteLLM passes them on in two events, and reports once."""
+    reader = EventUsage()
+    first = reader.read(response(PLAIN, "let me look", author="a"), is_answer=True)
+    assert first is not None
+    assert reader.read({**response(None, author="a"), **CALL}, is_answer=True) is None
+
+
+def test_the_next_call_of_the_same_agent_is_one_of_its_own() -> None:
+    reader = EventUsage()
+    reader.read({**response(PLAIN, author="a"), **CALL}, is_answer=True)
+    reader.pass_by(
+        {"author": "a", "content": {"parts": [{"function_response": {"name": "look", "response": {"seen": 1}}}]}}
+    )
+    taken = reader.read({**response(None, author="a"), **CALL}, is_answer=True)
+    assert taken is not None
+    assert taken.estimated
+
+
+def test_a_report_behind_its_answer_replaces_the_estimate_and_is_not_the_next_calls() -> None:
+    reader = EventUsage()
+    first = reader.read(response(None, "word " * 80, author="a"), is_answer=True)
+    assert first == (Usage(output=100), True, None)
+    assert reader.read(response(PLAIN, author="a", partial=True)) == (Usage(900, 250), False, Usage(output=100))
+    assert reader.read(response({"prompt": 10, "candidates": 5, "total": 15}, "x", author="a")) == (
+        Usage(10, 5),
+        False,
+        None,
+    )
+
+
+def test_branches_that_stream_side_by_side_are_told_apart() -> None:
+    reader = EventUsage()
+    for branch, prompt in (("b", 100), ("c", 200)):
+        reader.read(
+            response(
+                {"prompt": prompt, "candidates": 5, "total": prompt + 5}, "x", partial=True, author="a", branch=branch
+            )
+        )
+    for branch, prompt in (("c", 200), ("b", 100)):
+        assert reader.read(response(None, "x", author="a", branch=branch)) == (Usage(prompt, 5), False, None)
+
+
+# ---- the neutral format ---------------------------------------------------------------------------------------------
+
+
+@each_row(
+    ("tokens", "expected"),
+    [
+        ({"input_tokens": 0, "output_tokens": 0}, (100, 25, True)),
+        ({}, (100, 25, True)),
+        ({"input_tokens": 0, "output_tokens": 7}, (100, 7, True)),
+        ({"input_tokens": 90, "output_tokens": 0}, (90, 0, False)),
+        ({"input_tokens": 90, "output_tokens": 7}, (90, 7, False)),
+    ],
+)
+def test_zeros_in_a_recording_are_estimated(tokens: dict[str, Any], expected: tuple[int, int, bool]) -> None:
+    steps = [
+        {"kind": "message", "agent": "user", "text": "x" * 400},
+        {"kind": "model", "agent": "a", "text": "y" * 100, **tokens},
+    ]
+    (asked,) = [step for step in run_of({"id": "r", "steps": steps}, "here", Faults()).steps if isinstance(step, Asked)]
+    assert asked.usage is not None
+    assert (asked.usage.input, asked.usage.output, asked.estimated) == expected
