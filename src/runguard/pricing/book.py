@@ -719,7 +719,6 @@ def _band(above: int, rates: Mapping[str, int]) -> tuple[Band, bool]:
 # ---- Rates and limits per model id: what a user gave comes first, then the lists.
 
 _CACHE_SIZE: Final = 1024
-_LONGEST_SHOWN: Final = 80  # characters of a name without a price
 _LONGEST_ID: Final = 512  # no model has a longer name; such names must not fill the cache
 _LAST_SECOND: Final = 253_402_300_799  # of the year 9999; a clock beyond it is broken, not a reason to fail
 _T = TypeVar("_T")
@@ -797,7 +796,8 @@ class Pricing:
 
     def _schedule(self, model: str) -> "_Schedule":
         if not model.strip() or len(model) > _LONGEST_ID:
-            return _Schedule(model, (), None, "that is not a model id" if model.strip() else "the call names no model")
+            reason = "that is not a model id" if model.strip() else "the call names no model"
+            return _Schedule(model[:80], (), None, reason)
         given = tuple(self._prices.matches(model))
         if given and given[0][-1][0] == -math.inf:
             return _Schedule(model, given, None, "")  # a price of the user is always in force
@@ -874,19 +874,16 @@ def _dated(model: str, given: Price | Sequence[Price]) -> _Dated:
 class _Schedule:
     """The prices of one model over time: the user's prices that have begun, else those of the list."""
 
-    __slots__ = ("_daily", "_entry", "_given", "_is_sellers", "_model", "_moments", "_otherwise", "_source")
+    __slots__ = ("_daily", "_given", "_listed", "_model", "_moments", "_otherwise", "_source")
 
     def __init__(self, model: str, given: Sequence[_Dated], listed: PriceTable | None, otherwise: str) -> None:
         """``otherwise``: why the model has no price where neither ``given`` nor ``listed`` has one."""
         self._model, self._given, self._otherwise = model, given, otherwise
-        found = entry_of(listed, model) if listed is not None else None
+        self._listed = entry_of(listed, model) if listed is not None else None
         self._source = listed.source if listed is not None else ""
-        self._entry, self._is_sellers = found or (None, False)
-        prices = found[0].prices if found is not None else ()
+        prices = self._listed[0].prices if self._listed is not None else ()
         # unix seconds at which a price begins
-        self._moments = sorted(
-            {price.begins for price in prices}.union(begins for dated in given for begins, _ in dated)
-        )
+        self._moments = sorted({price.begins for price in prices} | {begins for dated in given for begins, _ in dated})
         # seconds of the UTC day at which the price changes every day
         self._daily = sorted({second for price in prices for second in price.daily or ()})
 
@@ -895,10 +892,11 @@ class _Schedule:
             for begins, rates in dated:
                 if begins <= at:
                     return rates
-        if self._entry is None:
-            return Unpriced(self._model[:_LONGEST_SHOWN], self._otherwise)
-        facts = self._entry.prices[self._entry.in_force(at)].facts
-        return _rates_from(facts, self._model, self._source, estimated=not self._is_sellers)
+        if self._listed is None:
+            return Unpriced(self._model, self._otherwise)
+        entry, is_sellers = self._listed
+        facts = entry.prices[entry.in_force(at)].facts
+        return _rates_from(facts, self._model, self._source, estimated=not is_sellers)
 
     def span(self, at: float) -> tuple[float, float]:
         """Return from when until when (unix seconds) the price of this moment holds."""

@@ -514,7 +514,7 @@ def _take(counts: Counts, get: Any, names: "_Names", problems: list[str]) -> Non
         value = get(name)
         if value is None:
             continue
-        if type(figure) is tuple:
+        if isinstance(figure, tuple):
             _take(counts, fields(value).get, figure, problems)
         elif type(value) is int and 0 < value <= MOST_TOKENS:  # a call of ``_count`` costs more than this line
             setattr(counts, figure, value)
