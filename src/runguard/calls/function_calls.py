@@ -1,7 +1,7 @@
 """One call of a guarded function, from its permission to its bill, at every layer that limits it.
 
 ``calls/functions`` asks with ``open_calls`` and gets a ``GuardedCall`` for each layer: the runs with limits around the
-call, and the function itself. Exactly one of ``settle``, ``fail``, ``release`` and ``drop`` then ends each of them.
+call, and the function itself. Exactly one of ``settle``, ``fail``, ``release`` and ``drop`` then ends all of them.
 ``Caller`` is one guarded function: its settings, its state in each run, and what its calls cost.
 """
 
@@ -352,7 +352,7 @@ async def open_calls(
             if call.charge is not None:
                 owners = (*owners, call.charge)
     except BaseException:
-        release_all(calls)
+        release(calls)
         raise
     return calls, owners
 
@@ -366,7 +366,7 @@ def open_calls_now(
         job.send(None)
     except StopIteration as done:  # nothing had to wait, so the first step was the whole coroutine
         return done.value  # type: ignore[no-any-return]
-    return HELPERS.finish(lambda: job, lambda opened: release_all(opened[0]))
+    return HELPERS.finish(lambda: job, lambda opened: release(opened[0]))
 
 
 async def recover_calls(caller: Caller, error: Exception) -> list[GuardedCall]:
@@ -382,14 +382,14 @@ async def recover_calls(caller: Caller, error: Exception) -> list[GuardedCall]:
                 calls.append(call)
                 await _recover(call, error)
     except (RunStoppedError, PolicyError):
-        release_all(calls)
+        release(calls)
         raise
     except Exception as second:
-        release_all(calls)
+        release(calls)
         caller.give_up_call(second)
         return []
     except BaseException:
-        release_all(calls)
+        release(calls)
         raise
     return calls
 
@@ -397,7 +397,7 @@ async def recover_calls(caller: Caller, error: Exception) -> list[GuardedCall]:
 def recover_calls_now(caller: Caller, error: Exception) -> list[GuardedCall]:
     """Drive ``recover_calls`` for a synchronous caller."""
     try:
-        return drive(partial(recover_calls, caller, error), True, release_all)
+        return drive(partial(recover_calls, caller, error), True, release)
     except (RunStoppedError, PolicyError):
         raise
     except Exception as second:
@@ -644,39 +644,41 @@ async def _admit(caller: Caller, state: RunState) -> Permit | None:
 _BAD_REQUEST: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
-def settle(call: GuardedCall, result: Any, reading: Reading | None = None, received: int | None = None) -> None:
-    """Book a call that returned, and look for loops.
+def settle(calls: list[GuardedCall], result: Any, reading: Reading | None = None, received: int | None = None) -> None:
+    """Book a call that returned, in each of its layers, and look for loops.
 
     ``received``: the bytes of a stream that was left, or that ended, before it reported all of them. The call is then
     booked as an estimate.
     """
-    if call.over:
-        return
-    call.over, caller = True, call.caller
-    settings = caller.settings
-    try:
-        answer = read(result, said=settings.loop) if reading is None else reading
-        if reading is None and call.request.rounds > 1:
-            answer = _without_known_rounds(call.request, answer)
-        if call.charge is not None:
-            _book(call, call.charge, answer, result, received)
-        if answer.problems:
-            caller.log_problems(answer.problems)
-        if settings.breaker:
-            _report(call, True)
-        if settings.loop:
-            watch_loops(call, answer, result)
-    except BaseException as error:  # an internal error must not cost the caller the result
-        drop(call, error)
-        if not isinstance(error, Exception):
+    for call in calls:
+        if call.over:
+            continue
+        call.over, caller = True, call.caller
+        settings = caller.settings
+        try:
+            answer = read(result, said=settings.loop) if reading is None else reading
+            if reading is None and call.request.rounds > 1:
+                answer = _without_known_rounds(call.request, answer)
+            if call.charge is not None:
+                _book(call, call.charge, answer, result, received)
+            if answer.problems:
+                caller.log_problems(answer.problems)
+            if settings.breaker:
+                _report(call, True)
+            if settings.loop:
+                watch_loops(call, answer, result)
+        except Exception as error:  # an internal error must not cost the caller the result
+            drop([call], error)
+        except BaseException as leaving:
+            drop(calls, leaving)
             raise
-    finally:
-        if call.ticket is not None:
-            caller.give_back(call.ticket)
+        finally:
+            if call.ticket is not None:
+                caller.give_back(call.ticket)
 
 
 def fail(
-    call: GuardedCall,
+    calls: list[GuardedCall],
     error: BaseException | None,
     size: int = 0,
     *,
@@ -688,82 +690,62 @@ def fail(
 
     ``size``: the bytes that came. ``last``: the last piece.
     """
-    if call.stacked and isinstance(error, RunStoppedError) and not size:
-        release(call)
-    if call.over:
-        return
-    call.over = True
-    try:
-        status = provider_status(error) if isinstance(error, Exception) else None
-        spared = status in _BAD_REQUEST or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
-        _report(call, None if spared else False)
-        if call.charge is not None:
-            call.caller.guard.sink.tell("failed", call.charge, error)
-            _book_failure(call, call.charge, error, size, streaming, reading, last)
-    except BaseException as fault:
-        drop(call, fault)
-        if not isinstance(fault, Exception):
-            raise
-    finally:
-        call.caller.give_back(call.ticket)
-
-
-def fail_all(calls: list[GuardedCall], error: BaseException) -> None:
-    """Book a call that raised, in each of its layers."""
     for call in calls:
         try:
-            fail(call, error)
+            if call.stacked and isinstance(error, RunStoppedError) and not size:
+                release([call])
+            if call.over:
+                continue
+            call.over = True
+            status = provider_status(error) if isinstance(error, Exception) else None
+            spared = status in _BAD_REQUEST or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
+            _report(call, None if spared else False)
+            if call.charge is not None:
+                call.caller.guard.sink.tell("failed", call.charge, error)
+                _book_failure(call, call.charge, error, size, streaming, reading, last)
         except Exception as fault:
-            drop(call, fault)
+            drop([call], fault)
         except BaseException as leaving:
-            drop_all(calls, leaving)
+            drop(calls, leaving)
             raise
+        finally:
+            call.caller.give_back(call.ticket)
 
 
-def release(call: GuardedCall) -> None:
+def release(calls: list[GuardedCall]) -> None:
     """Release the reservations of a call that was allowed and then not made."""
-    if call.over:
-        return
-    call.over = True
-    caller, guard = call.caller, call.caller.guard
-    attempt = guard.faults.attempt  # an error in one step does not prevent the others
-    if call.charge is not None:
-        guard.release(call.charge)
-        attempt("functions", guard.unspent, call.state.run.info.run)
-    if call.permit is not None:
-        attempt("functions", guard.breakers.release, caller.name, call.permit)
-    attempt("functions", caller.give_back, call.ticket)
-
-
-def release_all(calls: list[GuardedCall]) -> None:
-    """Release a call in each of its layers."""
     for call in calls:
-        release(call)
+        if call.over:
+            continue
+        call.over = True
+        caller, guard = call.caller, call.caller.guard
+        attempt = guard.faults.attempt  # an error in one step does not prevent the others
+        if call.charge is not None:
+            guard.release(call.charge)
+            attempt("functions", guard.unspent, call.state.run.info.run)
+        if call.permit is not None:
+            attempt("functions", guard.breakers.release, caller.name, call.permit)
+        attempt("functions", caller.give_back, call.ticket)
 
 
-def drop(call: GuardedCall, error: BaseException) -> None:
+def drop(calls: list[GuardedCall], error: BaseException) -> None:
     """Book what is reserved for a call as an estimate, after an internal error. No other call waits for it then.
 
     A function of the user may also end the program or the task, with ``SystemExit`` for example. That is no error.
     """
-    call.over = True
-    caller, guard, charge = call.caller, call.caller.guard, call.charge
-    if charge is None or charge.over:
-        if isinstance(error, Exception):
-            guard.fault("functions", error, call.state.run.info.run, caller.name)
-    elif _is_priced(call):
-        write_off(guard, charge, "functions", error)
-    elif isinstance(error, Exception):
-        guard.close(charge, error)
-    else:
-        guard.faults.attempt("functions", guard.accounts.close, charge)
-    guard.faults.attempt("functions", caller.give_back, call.ticket)
-
-
-def drop_all(calls: list[GuardedCall], error: BaseException) -> None:
-    """Drop a call in each of its layers."""
     for call in calls:
-        drop(call, error)
+        call.over = True
+        caller, guard, charge = call.caller, call.caller.guard, call.charge
+        if charge is None or charge.over:
+            if isinstance(error, Exception):
+                guard.fault("functions", error, call.state.run.info.run, caller.name)
+        elif _is_priced(call):
+            write_off(guard, charge, "functions", error)
+        elif isinstance(error, Exception):
+            guard.close(charge, error)
+        else:
+            guard.faults.attempt("functions", guard.accounts.close, charge)
+        guard.faults.attempt("functions", caller.give_back, call.ticket)
 
 
 def _is_priced(call: GuardedCall) -> bool:

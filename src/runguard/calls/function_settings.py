@@ -361,7 +361,7 @@ class Costs:
             return self.ask(settings.cost_of_result, result)
         if settings.cost_of_tokens is not None and usage is not None:
             return self.ask(settings.cost_of_tokens, usage.input, usage.output)
-        return stated_nano(reading.usd)
+        return None if reading.usd is None else stated_nano(reading.usd)
 
     def ask(self, cost: Callable[..., Any], *facts: Any) -> int | None:
         try:

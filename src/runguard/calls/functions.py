@@ -19,14 +19,14 @@ from runguard.background import FINALIZED
 from runguard.calls.function_calls import (
     Caller,
     GuardedCall,
-    drop_all,
-    fail_all,
+    drop,
+    fail,
     is_inner_call,
     open_calls,
     open_calls_now,
     recover_calls,
     recover_calls_now,
-    release_all,
+    release,
     settle,
 )
 from runguard.calls.function_settings import GuardSettings, settings_of
@@ -246,6 +246,26 @@ def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
     return reading
 
 
+def _finished(
+    result: Any,
+    calls: list[GuardedCall],
+    history: Callable[[], Any] | None,
+    *,
+    lazy: bool = False,
+    is_async: bool = False,
+) -> Any:
+    """Book the call, and return the result. A result in pieces is returned in a stream that books the call."""
+    try:
+        if type(result) not in WHOLE and (handed := in_pieces(result, calls, lazy=lazy, is_async=is_async)) is not None:
+            return handed
+        settle(calls, result, None if history is None else _chat_reading(result, history))
+    except BaseException as fault:
+        drop(calls, fault)
+        if not isinstance(fault, Exception):
+            raise
+    return result
+
+
 def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn):
         raise PolicyError(f"'{caller.name}' is async: use guard_async")
@@ -269,28 +289,17 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
-            fail_all(calls, error)
+            fail(calls, error)
             raise
         finally:
             if mark is not None:
                 SURROUNDINGS.reset(mark)
             OWNERS.reset(token)
-        is_whole = type(result) in WHOLE
-        if not is_whole and isinstance(result, Coroutine):
+        if type(result) not in WHOLE and isinstance(result, Coroutine):
             result.close()
-            release_all(calls)
+            release(calls)
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-        try:
-            if not is_whole and (handed := in_pieces(result, calls, lazy=lazy)) is not None:
-                return handed
-            reading = None if history is None else _chat_reading(result, history)
-            for call in calls:
-                settle(call, result, reading)
-        except BaseException as fault:
-            drop_all(calls, fault)
-            if not isinstance(fault, Exception):
-                raise
-        return result
+        return _finished(result, calls, history, lazy=lazy)
 
     return guarded
 
@@ -324,7 +333,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             if type(result) is CoroutineType or inspect.isawaitable(result):
                 result = await result
         except BaseException as error:
-            fail_all(calls, error)
+            fail(calls, error)
             raise
         finally:
             try:
@@ -333,17 +342,7 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
                 OWNERS.reset(token)
             except ValueError:  # a coroutine that is thrown away ends in another context: there is nothing to restore
                 pass
-        try:
-            if type(result) not in WHOLE and (handed := in_pieces(result, calls, is_async=True)) is not None:
-                return handed
-            reading = None if history is None else _chat_reading(result, history)
-            for call in calls:
-                settle(call, result, reading)
-        except BaseException as fault:
-            drop_all(calls, fault)
-            if not isinstance(fault, Exception):
-                raise
-        return result
+        return _finished(result, calls, history, is_async=True)
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from runguard.background import FINALIZED
-from runguard.calls.function_calls import Caller, GuardedCall, drop_all, fail, fail_all, recover_calls, release, settle
+from runguard.calls.function_calls import Caller, GuardedCall, drop, fail, recover_calls, release, settle
 from runguard.calls.surroundings import open_ones
 from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.engine.charges import OWNERS
@@ -70,7 +70,7 @@ class GuardedObject(ABC):
         try:
             self._finish(error)
         except BaseException as fault:
-            drop_all(self._calls, fault)
+            drop(self._calls, fault)
             if not isinstance(fault, Exception):
                 raise
 
@@ -116,23 +116,19 @@ class _Pieces(GuardedObject):
 
         It is flagged as an estimate unless the provider's report was final.
         """
+        calls = self._calls
         if isinstance(error, StopIteration | StopAsyncIteration):
             unreported = self._reading.received if self._reading.ends_unreported else None
-            for call in self._calls:
-                settle(call, self._last, self._reading.reading(), unreported)
-            return
-        for call in self._calls:
-            if call.over:
-                continue
-            if not self._begun:
-                release(call)
-                continue
+            settle(calls, self._last, self._reading.reading(), unreported)
+        elif not self._begun:
+            release(calls)
+        elif any(not call.over for call in calls):
             self._read_snapshot()
             so_far, reading = self._reading, self._reading.reading()
             if error is None and (reading.usage is not None or reading.usd is not None):
-                settle(call, self._last, reading, None if so_far.is_final else so_far.received)
+                settle(calls, self._last, reading, None if so_far.is_final else so_far.received)
             else:
-                fail(call, error, so_far.received, streaming=True, reading=reading, last=self._last)
+                fail(calls, error, so_far.received, streaming=True, reading=reading, last=self._last)
 
     def _read_snapshot(self) -> None:
         """Read what the provider's stream has put together.
@@ -318,20 +314,19 @@ class _StreamManager(GuardedObject):
         try:
             self._stream = kind(entered, self._calls)
         except Exception as fault:
-            drop_all(self._calls, fault)
+            drop(self._calls, fault)
             return entered
         return self._stream
 
     def _finish(self, error: BaseException | None) -> None:
         if error is not None:
-            fail_all(self._calls, error)
+            fail(self._calls, error)
         elif self._stream is not None:
             self._stream._finish(None)
 
     def __del__(self) -> None:
-        if self._stream is None:
-            for call in self.__dict__.get("_calls", ()):
-                FINALIZED.put(partial(release, call))
+        if self._stream is None and (calls := self.__dict__.get("_calls")):
+            FINALIZED.put(partial(release, calls))
 
 
 class StreamManager(_StreamManager):
