@@ -10,7 +10,7 @@ from runguard import Budget
 from runguard.core.events import ROOT_LANE, ModelCall, RunInfo
 from runguard.engine.final_answer import Closing
 from runguard.engine.guard import Guard
-from runguard.engine.money import STANDING_S
+from runguard.engine.reserving import STANDING_S
 from runguard.policy import Policy
 from runguard.pricing.rates import Usage
 from tests.kit.stores import KINDS, Servers, empty_store, missing

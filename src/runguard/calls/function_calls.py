@@ -30,7 +30,7 @@ from runguard.core.money import BudgetStatus, shown
 from runguard.core.outcomes import provider_status
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Controls, Guard
-from runguard.engine.money import StepOut
+from runguard.engine.reserving import StepOut
 from runguard.engine.runs import Run
 from runguard.engine.spending import scopes_of
 from runguard.ledger.ledger import Hold, StoreError, StoreOutage

@@ -16,7 +16,7 @@ from runguard.core.money import NOTHING, Amount, usd_text
 from runguard.engine.calls import PaidCalls
 from runguard.engine.charges import Charge, Denied, worst_of
 from runguard.engine.decide import Decided
-from runguard.engine.money import STANDING_S
+from runguard.engine.reserving import STANDING_S
 from runguard.engine.runs import Lane, Run
 from runguard.pricing.rates import Rates
 

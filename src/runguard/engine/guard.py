@@ -207,7 +207,7 @@ class Guard(PaidCalls):
 
     def check(self, event: Question) -> Decision:
         """Say whether this may happen. After a stop the answer stays no."""
-        begin = time.perf_counter() if self._calls_to_time else 0.0
+        begin = time.perf_counter() if self._calls_to_time > 0 else 0.0
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
         if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
@@ -241,13 +241,14 @@ class Guard(PaidCalls):
             run.spend.model_calls += 1
         elif type(event) is ToolCall:
             run.spend.tool_calls += 1
-        if begin:
-            self._took(begin)
+        if begin and self.telemetry is not None:
+            self._calls_to_time -= 1
+            self.telemetry.took(time.perf_counter() - begin)
         return decision
 
     def after(self, event: Result) -> Decision:
         """Learn from what happened. A nudge, a refused answer or a stop may follow."""
-        begin = time.perf_counter() if self._calls_to_time else 0.0
+        begin = time.perf_counter() if self._calls_to_time > 0 else 0.0
         run = self.runs.get(event.run)
         if run is None:
             return ALLOW  # reported after the end of its run
@@ -278,18 +279,14 @@ class Guard(PaidCalls):
         if type(event) is ToolResults:
             for answer in event.answers:
                 answer.value = None  # do not keep what tools answered
-        if begin:
-            self._took(begin)
+        if begin and self.telemetry is not None:
+            self._calls_to_time -= 1
+            self.telemetry.took(time.perf_counter() - begin)
         return decision
 
     def time_next(self, calls: int) -> None:
         """Report to telemetry how long the next calls of ``check`` and ``after`` take, and time none after them."""
         self._calls_to_time = calls if self.telemetry is not None else 0
-
-    def _took(self, begin: float) -> None:
-        self._calls_to_time = max(self._calls_to_time - 1, 0)
-        if self.telemetry is not None:
-            self.telemetry.took(time.perf_counter() - begin)
 
     # ---- lanes ------------------------------------------------------------------------------------------------------
 

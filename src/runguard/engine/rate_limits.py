@@ -14,7 +14,7 @@ from runguard.core.events import ModelCall
 from runguard.core.outcomes import provider_status
 from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
-from runguard.engine.money import StepOut
+from runguard.engine.reserving import StepOut
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import new_sleeper, wake
 from runguard.pricing.rates import normalise

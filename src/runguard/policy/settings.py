@@ -51,6 +51,7 @@ Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
 Ratio = Annotated[float, Field(gt=1, le=10**6, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 RungNumber = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
+_T = TypeVar("_T")
 _AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
 
 
@@ -111,28 +112,29 @@ _BUDGET_SCHEMA: Final = {
 }
 
 
-def _budget(entry: object) -> Budget:
-    try:
-        return Budget.of(entry)
-    except PolicyError as error:
-        raise ValueError(str(error)) from None
+def _checked(read: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """Return a validator from a function that raises ``PolicyError``."""
+
+    def validate(given: Any) -> _T:
+        try:
+            return read(given)
+        except PolicyError as error:
+            raise ValueError(str(error)) from None
+
+    return validate
 
 
 OneBudget = Annotated[
-    InstanceOf[Budget], BeforeValidator(_budget), PlainSerializer(Budget.to_dict), WithJsonSchema(_BUDGET_SCHEMA)
+    InstanceOf[Budget],
+    BeforeValidator(_checked(Budget.of)),
+    PlainSerializer(Budget.to_dict),
+    WithJsonSchema(_BUDGET_SCHEMA),
 ]
-
-
-def _receivers(given: object) -> AlertSettings:
-    try:
-        return AlertSettings.parse(given)
-    except PolicyError as error:
-        raise ValueError(str(error)) from None
 
 
 Receivers = Annotated[
     InstanceOf[AlertSettings],
-    BeforeValidator(_receivers),
+    BeforeValidator(_checked(AlertSettings.parse)),
     PlainSerializer(AlertSettings.to_dict),
     WithJsonSchema(ALERTS_SCHEMA),
 ]
@@ -526,10 +528,7 @@ class PolicyFile(SettingsModel):
     @field_validator("store")
     @classmethod
     def _store_is_known(cls, url: str) -> str:
-        try:
-            check_store(url)
-        except PolicyError as error:
-            raise ValueError(str(error)) from None
+        _checked(check_store)(url)
         return url
 
     @model_validator(mode="after")
@@ -556,8 +555,6 @@ def policy_schema() -> dict[str, Any]:
 
 
 # ---- The policy: what the file and the keywords say together.
-
-_T = TypeVar("_T")
 
 
 class Policy(PolicyFile):
