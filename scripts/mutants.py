@@ -4,8 +4,8 @@
     make mutants MUTANTS=300 SEED=7  more, and others
 
 The tests run once under coverage, which records the lines that each of them reaches. Then each mutant, a copy of the
-source with one operator, number or statement changed, is given to tests that reach its line. A mutant that no test
-reaches is counted apart: `make coverage` looks for those.
+source with one operator, number or statement changed, is given to tests that reach its line, the most specific ones
+first. A mutant that no test reaches is counted apart: `make coverage` looks for those.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,11 +161,11 @@ def is_killed(mutant: Mutant, tests: list[str], tree: Path) -> bool:
     return done.returncode not in (0, 5)
 
 
-def chosen(tests: list[str], package: str, dice: random.Random) -> list[str]:
-    """Return some of the tests, those of the package first."""
-    own = sorted(name for name in set(tests) if name.startswith(f"tests/{package}/"))
-    others = sorted(set(tests) - set(own))
-    return [*dice.sample(own, min(len(own), TESTS_PER_MUTANT)), *dice.sample(others, len(others))][:TESTS_PER_MUTANT]
+def chosen(tests: list[str], package: str, breadth: Counter[str]) -> list[str]:
+    """Return the tests that say most about a line: those of its package first, and those that reach few lines first."""
+    return sorted(set(tests), key=lambda name: (not name.startswith(f"tests/{package}/"), breadth[name], name))[
+        :TESTS_PER_MUTANT
+    ]
 
 
 def main() -> int:
@@ -178,6 +179,7 @@ def main() -> int:
     if not (asked.known and data.exists()):
         record(data, asked.tests)
     reached, dice = tests_by_line(data), random.Random(asked.seed)
+    breadth = Counter(name for names in reached.values() for name in set(names))
     files = [path for name in PACKAGES for path in sorted((ROOT / "src/runguard" / name).rglob("*.py"))]
     every = [mutant for path in files for mutant in mutants_of(path, path.read_text())]
     killed, survivors, unreached = 0, 0, 0
@@ -190,7 +192,7 @@ def main() -> int:
                 unreached += 1
                 continue
             package = mutant.path.relative_to(ROOT / "src/runguard").parts[0]
-            if is_killed(mutant, chosen(tests, package, dice), tree):
+            if is_killed(mutant, chosen(tests, package, breadth), tree):
                 killed += 1
             else:
                 survivors += 1

@@ -51,9 +51,10 @@ TOGETHER = {
 # one that fits counts. Fewer of those that play the same on many topologies, stores or clients, and all where each
 # case is something else: a page, a file, a function that is broken.
 MOST_CASES = {
-    **dict.fromkeys(("tests/docs_site/", "tests/examples/", "tests/faults/", "tests/fuzz/", "tests/golden/"), 1_000),
+    **dict.fromkeys(("tests/docs_site/", "tests/faults/", "tests/fuzz/", "tests/golden/"), 1_000),
     **dict.fromkeys(("tests/test_docs.py", "tests/frameworks/test_pages.py"), 1_000),
     "tests/adk/": 4,
+    "tests/examples/": 1,
     "tests/ledger/identity/": 2,
     "tests/ledger/shared/": 2,
     "tests/ledger/": 3,

@@ -58,12 +58,9 @@ def test_the_demonstration_needs_no_network_and_stops_after_six_calls() -> None:
     assert ran.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_python_agent_is_stopped_and_keeps_its_exit_code(
-    openai_server: OpenAIServer, policy: Path, stream: bool
-) -> None:
+def test_a_python_agent_is_stopped_and_keeps_its_exit_code(openai_server: OpenAIServer, policy: Path) -> None:
     looping(openai_server)
-    program = [sys.executable, "-c", agent(stream=stream, code=3)]
+    program = [sys.executable, "-c", agent(stream=True, code=3)]
     ran = run("--policy", policy, "--", *program, OPENAI_BASE_URL=f"{openai_server.url}/v1")
     assert (ran.returncode, ran.stdout) == (3, "7 I stopped because a step kept failing in the same way.\n")
     assert len(openai_server.billed) == 6
@@ -148,21 +145,16 @@ def test_a_program_that_goes_around_the_gateway_is_named() -> None:
 def test_the_exit_code_says_what_a_shell_would_say(tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("no program")
-    assert run("--", "no-such-program-here").returncode == 127
-    assert "no such program" in run("--", "no-such-program-here").stderr
+    missing = run("--", "no-such-program-here")
+    assert missing.returncode == 127
+    assert "no such program" in missing.stderr
     assert run("--", plain).returncode == 126
     killed = run("--", sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     assert killed.returncode == 128 + signal.SIGKILL
-    assert run().returncode == 2
     assert run("--upstream", "cohere=http://127.0.0.1:1", "--", "true").returncode == 2
-    assert run("--upstream", "openai=ftp://127.0.0.1", "--", "true").returncode == 2
-    for amount, problem in {
-        "-1": "must be greater than 0",
-        "two": "must be a number of dollars greater than 0",
-    }.items():
-        refused = run("--max-usd", amount, "--", "true")
-        assert refused.returncode == 2
-        assert f"--max-usd {amount}: {problem}" in refused.stderr
+    refused = run("--max-usd", "-1", "--", "true")
+    assert refused.returncode == 2
+    assert "--max-usd -1: must be greater than 0" in refused.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
