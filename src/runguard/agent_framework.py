@@ -30,13 +30,12 @@ from agent_framework import (
 from agent_framework.exceptions import UserInputRequiredException
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
+from runguard.calls.run import AgentRun, Whom, asked_of, fitting, guard_of, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse, current_place
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.providers.usage import GrowingPrompts, name_of_tool, read_usage, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
@@ -76,8 +75,7 @@ class RunGuard(Controls, _Bundle):
         session counts. ``termination_condition`` ends a run, of the first agent that has this guard, when it fires.
         """
         self._whom = Whom(app, user, session)
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
-        self.guard.check_store()
+        self.guard = guard_of(policy, gives_last_answers=True)
         self._condition = fitting(termination_condition, "Agent Framework", has_hand_offs=False)
         is_off = self.guard.policy.mode == "off"
         _Bundle.__init__(self, [] if is_off else [self._turn, self._model_call, self._tool_call])

@@ -15,13 +15,12 @@ if find_spec("agent_hooks") is None:
 from agent_hooks import ALLOW, Decision, Transform, Verdict
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom
+from runguard.calls.run import AgentRun, Whom, guard_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import Outcome
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.providers.usage import GrowingPrompts, read_usage, size_of
 
 __all__ = ["RunGuardInterceptor"]
@@ -48,8 +47,7 @@ class RunGuardInterceptor(Controls):
 
         ``app`` and ``user``: whom budgets per app and per user are for. ``user`` may be a function of the context.
         """
-        self.guard = Guard(Policy.build(**policy))
-        self.guard.check_store()
+        self.guard = guard_of(policy)
         self._model, self._whom = model, Whom(app, user)
         self._sessions = OrderedDict[tuple[str, str], _Session]()  # by id and user: a client may name another's id
 

@@ -19,15 +19,14 @@ from litellm.integrations.custom_logger import CustomLogger
 from litellm.proxy._types import ProxyException
 
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import error_of
+from runguard.calls.run import error_of, guard_of
 from runguard.core.decision import Trip
 from runguard.core.identity import LruDict, digest
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.gateway.access import PAYERS_KEY_CHARS, agent_named
 from runguard.gateway.conversations import IDLE_S, Asked, Call, Conversations, Payer
 from runguard.gateway.formats import AnswerReader, Body, ChatCompletions, Embeddings, Messages, Responses, WireFormat
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.providers.messages import read
 from runguard.termination.conditions import Ended
 
@@ -70,8 +69,7 @@ class RunGuardGateway(Controls, CustomLogger):  # type: ignore[misc]
 
     def __init__(self, *, idle_seconds: float = IDLE_S, **policy: Unpack[PolicySettings]) -> None:
         super().__init__()
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
-        self.guard.check_store()
+        self.guard = guard_of(policy, gives_last_answers=True)
         self._conversations = Conversations(self.guard, idle_seconds=idle_seconds)
         self._calls = LruDict[str, _Call](_OPEN_KEPT)
         self._unguarded = set[str]()  # kinds of requests that are in the log

@@ -42,14 +42,12 @@ from pydantic_ai.usage import RequestUsage
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
+from runguard.calls.run import AgentRun, Whom, asked_of, fitting, guard_of, last_words
 from runguard.calls.tool_calls import RunTools, ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.core.errors import RunGuardError
 from runguard.core.events import Outcome
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import GrowingPrompts, name_of_tool, size_of, tokens_in
 from runguard.termination.conditions import Ended, TerminationCondition
@@ -122,8 +120,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         """
         self._whom = Whom(app, user, session)
         self.id, self.description, self.defer_loading = None, None, False
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
-        self.guard.check_store()
+        self.guard = guard_of(policy, gives_last_answers=True)
         self._condition = fitting(termination_condition, "Pydantic AI", has_hand_offs=False)
         self._is_off = self.guard.policy.mode == "off"
         # A copy of this capability per run would make Pydantic AI resolve the model twice. The frame of ``wrap_run``
@@ -140,7 +137,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
         return {} if spent is None else {METADATA_KEY: spent}
 
     def _turn(self, ctx: RunContext[Any]) -> _Turn | None:
-        return self._turns.get(_key(ctx))
+        # what all contexts of a run share; its id alone is not enough, as an app can take that from a client
+        return self._turns.get((ctx.run_id, id(ctx.usage)))
 
     async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> Any:
         if self._is_off:
@@ -152,7 +150,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
             whom |= asked_of(self.guard, name, ctx.prompt, goes_on=bool(ctx.messages))
         run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
         run.tools.asked_for(list(waiting.values()))
-        turn = self._turns[_key(ctx)] = _Turn(run)
+        turn = self._turns[ctx.run_id, id(ctx.usage)] = _Turn(run)
         try:
             run.enter()  # a stop is in force from now on: the first model request meets it
             result = await handler()
@@ -161,7 +159,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
             return result
         finally:
             if self._turn(ctx) is turn:
-                del self._turns[_key(ctx)]
+                del self._turns[ctx.run_id, id(ctx.usage)]
             run.end()
 
     @property
@@ -196,8 +194,8 @@ class RunGuard(Controls, AbstractCapability[Any]):
             if not turn.attempts:
                 raise
             permission = turn.attempts[-1]
-            if isinstance(error, SkipModelRequest | RunGuardError) and error.__context__ is None:
-                permission.release()  # another capability answered, or another guard refused: nothing was sent
+            if isinstance(error, SkipModelRequest) and error.__context__ is None:
+                permission.release()  # another capability answered: nothing was sent
             else:
                 permission.fail(error, streaming=request_context.streaming)
                 if isinstance(error, FallbackExceptionGroup):
@@ -260,11 +258,6 @@ class RunGuard(Controls, AbstractCapability[Any]):
             raise
         note = tools.answered(use, result)
         return result if note is None else note
-
-
-def _key(ctx: RunContext[Any]) -> tuple[str | None, int]:
-    """Return what all contexts of a run share. Its id alone is not enough: an app can take that from a client."""
-    return ctx.run_id, id(ctx.usage)
 
 
 # ---- Answers of tools that no hook sees.

@@ -19,13 +19,12 @@ from strands.tools.decorator import DecoratedFunctionTool
 from strands.types.events import ModelStopReason, ToolResultEvent
 
 from runguard.calls.model_calls import ModelRequest, Permission
-from runguard.calls.run import AgentRun, Whom, asked_of, fitting, last_words
+from runguard.calls.run import AgentRun, Whom, asked_of, fitting, guard_of, last_words
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
 from runguard.core.events import Outcome
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.messages import read_options
 from runguard.providers.usage import GrowingPrompts, name_of_tool, size_of
@@ -74,8 +73,7 @@ class RunGuard(Controls, Plugin):
         """
         Plugin.__init__(self)
         self._whom = Whom(app, user, session)
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
-        self.guard.check_store()
+        self.guard = guard_of(policy, gives_last_answers=True)
         self._condition = fitting(termination_condition, "Strands", has_hand_offs=False)
         self._last_messages: dict[int, tuple[Any, Any]] = {}  # by agent: the message that ends it, and why
 

@@ -7,6 +7,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import HumanMessage
 
+import runguard
 from runguard.langchain import RunGuardMiddleware
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from tests.frameworks.langchain_harness import LangChainHarness, ScriptedChat
@@ -61,6 +62,24 @@ async def test_on_guard_error_decides_about_a_request_that_cannot_be_read(
     result = await session.turn("go")
     assert (session.model_calls, result.error) == (calls, None)
     assert guard.guard.guard_errors == 2  # it is read twice
+
+
+@pytest.mark.parametrize(("harness", "request_reader", "usage_reader"), HARNESSES)
+async def test_a_call_that_a_guard_inside_of_the_model_refuses_is_not_paid(
+    harness: Harness, request_reader: str, usage_reader: str
+) -> None:
+    def script(n: int, _: str) -> Reply:
+        inner()
+        return Reply("done")
+
+    inner = runguard.guard(max_model_calls=1)(lambda: {"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+    guard = harness.guard(max_usd=1, prices=PRICES)
+    with runguard.run():
+        inner()
+        result = await harness.session(AgentSpec(script), guard).turn("go")
+    assert isinstance(result.error, runguard.RunStoppedError)
+    spend = guard.spend()
+    assert (spend["calls"], float(spend["usd"]), spend["reserved_usd"]) == (0, 0, 0)
 
 
 class _Retry(AgentMiddleware[Any, Any, Any]):

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from runguard.calls.tool_calls import Layer, ToolUse
 from runguard.core.decision import Trip
+from runguard.core.errors import RunGuardError
 from runguard.core.events import ModelCall, ModelResult
 from runguard.core.identity import LruDict, words_name
 from runguard.core.money import shown
@@ -431,6 +432,8 @@ class Permission:
             self.interrupted = self.interrupted or self.last_after  # the run ends with its stop
         if (reported := checked_usage(usage)) is not None:
             self._close_charges(partial(_book, usage=reported, model=model, size=streamed, estimated=True))
+        elif isinstance(error, RunGuardError) and error.__context__ is None and not streamed:
+            self._close_charges(_release)  # a guard inside of the model has refused the call: nothing was sent
         else:
             self._close_charges(partial(_abandon, error=error, streamed=streamed, streaming=streaming))
 

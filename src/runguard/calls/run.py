@@ -63,11 +63,13 @@ from runguard.engine.guard import Guard
 from runguard.engine.resume import begin_unsure, reopen
 from runguard.engine.runs import Run
 from runguard.ledger.ledger import StoreError, StoreOutage
+from runguard.policy.keywords import PolicySettings
+from runguard.policy.settings import Policy
 from runguard.pricing.rates import Usage
 from runguard.providers.usage import GrowingPrompts, size_of
 from runguard.termination.conditions import Ended, TerminationCondition
 
-__all__ = ["AgentRun", "Spent", "Whom", "asked_of", "check_whom", "error_of", "fitting", "last_words"]
+__all__ = ["AgentRun", "Spent", "Whom", "asked_of", "check_whom", "error_of", "fitting", "guard_of", "last_words"]
 
 
 class AgentRun:
@@ -657,6 +659,13 @@ def end_layers(opened: tuple[Layer, ...], home: Home | None) -> None:
             guard.faults.attempt("adapter", guard.close_lane, run, lane)
     if home is not None:
         home.guard.faults.attempt("adapter", home.end)
+
+
+def guard_of(policy: PolicySettings, *, gives_last_answers: bool = False, switches_models: bool = False) -> Guard:
+    """Return the guard of an adapter, which says what it can carry out."""
+    guard = Guard(Policy.build(**policy), gives_last_answers=gives_last_answers, switches_models=switches_models)
+    guard.check_store()
+    return guard
 
 
 # ---- For whom a run is, and what it was asked: the app, user and session that its budgets count by, and its input.

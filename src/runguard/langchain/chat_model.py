@@ -23,15 +23,14 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from runguard.background import FINALIZED
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import Permission
-from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, live_blocks
+from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of, live_blocks
 from runguard.core.decision import Trip
-from runguard.core.errors import PolicyError, RunStoppedError
+from runguard.core.errors import PolicyError
 from runguard.engine.guard import Controls, Guard
 from runguard.langchain.messages import (
     answer_size,
     answered_by,
     calls_of,
-    failed,
     last_message,
     limit_key,
     newest_answers,
@@ -44,7 +43,6 @@ from runguard.langchain.messages import (
 )
 from runguard.langchain.turns import Found, Runs, scope_here
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.providers.usage import name_of_tool
 from runguard.termination.conditions import Ended, TerminationCondition
 
@@ -103,8 +101,7 @@ class GuardedChatModel(_Guarded):
         if not all(isinstance(one, BaseChatModel) for one in models):
             raise PolicyError(f"GuardedChatModel({model!r}): give a chat model of LangChain")
         whom = Whom(app=app, user=user)
-        guard = Guard(Policy.build(**policy))
-        guard.check_store()
+        guard = guard_of(policy)
         condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
         asking = _Asking(guard, Runs(guard, whom, condition, "model"))
         made: Any = asking.guarded(models[0])
@@ -220,7 +217,7 @@ class _Asking:
                     with permission.being_made(), _making((self, type(model)), name):
                         result: ChatResult = own(model, asked, stop=stop, run_manager=run_manager, **options)
                 except BaseException as error:
-                    failed(permission, error)
+                    permission.fail(error)
                     raise
                 permission.read(partial(_settle_result, self._has_tools(kwargs)), result)
                 return result
@@ -248,7 +245,7 @@ class _Asking:
                             own(model, asked, stop=stop, run_manager=run_manager, **options)
                         )
                 except BaseException as error:
-                    failed(permission, error)
+                    permission.fail(error)
                     if (trip := permission.interrupted) is not None:
                         return _result(self._stopped(trip, kwargs))
                     raise
@@ -495,8 +492,6 @@ def _settle(has_tools: bool, permission: Permission, answer: ChatGeneration, who
 def _cut(found: Found, permission: Permission, error: BaseException | None, pieces: list[ChatGenerationChunk]) -> None:
     """Book a streamed answer that ended early."""
     size = sum(answer_size(piece.message) for piece in pieces)
-    if isinstance(error, RunStoppedError) and not pieces:
-        permission.release()
     permission.fail(error, size, streaming=True)
     _end(found)
 

@@ -16,11 +16,9 @@ from langchain_core.runnables.base import RunnableBindingBase
 from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.model_calls import Permission
 from runguard.calls.run import last_words
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import METADATA_KEY, Trip
-from runguard.core.errors import RunStoppedError
 from runguard.core.events import Outcome
 from runguard.engine.guard import Guard
 from runguard.pricing.rates import Usage
@@ -231,14 +229,6 @@ def last_message(guard: Guard, end: Trip | Ended, *, takes_text: bool) -> AIMess
 def was_refused(message: BaseMessage) -> bool:
     """Whether a guard inside the model has answered in its place, so that no call was made."""
     return METADATA_KEY in message.response_metadata
-
-
-def failed(permission: Permission, error: BaseException) -> None:
-    """Book a call that raised. Release it if a guard inside of the model refused it: nothing was sent."""
-    if isinstance(error, RunStoppedError):
-        permission.release()
-    else:
-        permission.fail(error)
 
 
 def notice_message(notice: str) -> HumanMessage:

@@ -19,12 +19,12 @@ from pydantic import BaseModel
 
 from runguard.calls.model_calls import ModelRequest as Asked
 from runguard.calls.model_calls import ModelSwitch, Permission
-from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting
+from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.identity import LruDict
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.langchain.messages import (
     answer_size,
     answered_by,
@@ -32,7 +32,6 @@ from runguard.langchain.messages import (
     calls_of,
     declared,
     declared_output,
-    failed,
     has_open_call,
     last_message,
     limit_key,
@@ -46,7 +45,6 @@ from runguard.langchain.messages import (
 )
 from runguard.langchain.turns import Found, Runs, scope_here
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.providers.usage import GrowingPrompts, name_of_tool
 from runguard.termination.conditions import Ended, TerminationCondition
 
@@ -78,8 +76,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         whom = Whom(app=app, user=user)
         super().__init__()
         self.tools = []
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True, switches_models=True)
-        self.guard.check_store()
+        self.guard = guard_of(policy, gives_last_answers=True, switches_models=True)
         condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
         self._runs = Runs(self.guard, whom, condition, "middleware")
         self._is_off = self.guard.policy.mode == "off"
@@ -125,7 +122,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             with permission.being_made():
                 response = handler(permission.changed(_changed, request))
         except BaseException as error:
-            failed(permission, error)
+            permission.fail(error)
             if (trip := permission.interrupted) is not None:
                 return self._stop(run, trip, request)
             raise
@@ -144,7 +141,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         try:
             response = await permission.during(handler(permission.changed(_changed, request)))
         except BaseException as error:
-            failed(permission, error)
+            permission.fail(error)
             if (trip := permission.interrupted) is not None:
                 return self._stop(run, trip, request)
             raise

@@ -23,15 +23,14 @@ from agents import (
 from agents.models.interface import Model
 from agents.run_context import TContext
 
-from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting
+from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of
 from runguard.calls.tool_calls import ToolUse, left_out
 from runguard.core.errors import PolicyError, RunGuardError
-from runguard.engine.guard import Controls, Guard
+from runguard.engine.guard import Controls
 from runguard.openai_agents import runner
 from runguard.openai_agents.runner import guarded_model
 from runguard.openai_agents.turns import TURN, Bill, Turn, as_failure
 from runguard.policy.keywords import PolicySettings
-from runguard.policy.settings import Policy
 from runguard.providers.messages import arguments
 from runguard.providers.usage import name_of_tool
 from runguard.termination.conditions import TerminationCondition
@@ -57,8 +56,7 @@ class AgentGuard(Controls):
         run when it fires.
         """
         self.whom = Whom(app, user, session)
-        self.guard = Guard(Policy.build(**policy), gives_last_answers=True)
-        self.guard.check_store()
+        self.guard = guard_of(policy, gives_last_answers=True)
         self.condition = fitting(termination_condition, "OpenAI Agents", has_hand_offs=True)
         # by identity of the original
         self._copies = weakref.WeakValueDictionary[int, GuardedAgent[Any]]()
