@@ -199,14 +199,15 @@ class RemoteCalls:
         if call.booked == call.reports:
             return
         call.booked, charge = call.reports, call.event.charge
-        nano = call.nano if isinstance(charge.rates, Rates) else None
-        self._guard.settle(charge, call.usage, nano=nano, estimated=_is_estimate(charge.rates))
+        rates = charge.rates if isinstance(charge.rates, Rates) else None
+        nano, estimated = (call.nano, rates.estimated) if rates is not None else (None, False)
+        self._guard.settle(charge, call.usage, nano=nano, estimated=estimated)
 
     def _close(self, call: _RemoteCall) -> None:
         if self._open.pop(call.key, None) is None:
             return
         call.invocation.at_end.pop(call.key, None)
-        forget(call.key)
+        _sending.pop(call.key, None)
         _unwatch(call)
         guard, event = self._guard, call.event
         charge, lane = event.charge, event.lane
@@ -392,10 +393,6 @@ def _held(charge: Any, rule: RemoteAgent) -> Ceiling:
     return usd, tokens
 
 
-def _is_estimate(rates: Rates | Unpriced) -> bool:
-    return isinstance(rates, Rates) and rates.estimated
-
-
 def _short(name: Any) -> str:
     """Return a name from the far side in a form that is safe in a message."""
     return printable(name[:64]) if isinstance(name, str) else "an unknown name"
@@ -448,11 +445,6 @@ def prepare(agent: BaseAgent, key: _Key, amount: Ceiling) -> None:
             "remote agent %s; its server uses its own limits",
             agent.name,
         )
-
-
-def forget(key: _Key) -> None:
-    """Forget the amount for a call of a remote agent that is over."""
-    _sending.pop(key, None)
 
 
 class BudgetSender:

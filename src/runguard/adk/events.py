@@ -86,7 +86,7 @@ class EventReader:
         else:
             flown = self._release_slot(invocation, event)
             if calls:
-                lane = flown or self._event_lane(invocation, event)
+                lane = self._event_lane(invocation, event) if flown is None else flown
                 for call in calls:
                     if call.id and call.id not in invocation.calls:
                         asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
@@ -143,8 +143,8 @@ class EventReader:
                 return flight.lane
         return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
-    def _release_slot(self, invocation: Invocation, event: Event) -> str:
-        """Release the slot of the call that an agent's event answers. Return the lane of the call, "" without one.
+    def _release_slot(self, invocation: Invocation, event: Event) -> str | None:
+        """Release the slot of the call that an agent's event answers. Return the lane of the call, or None.
 
         The answer came from its model, or from a callback or a later plugin.
         """
@@ -154,7 +154,7 @@ class EventReader:
                 continue
             if flight.done_at:
                 flight.delivered = True
-                return flight.lane if flight.lane in invocation.run.lanes else ""
+                return flight.lane if flight.lane in invocation.run.lanes else None
             if not flight.answered and not flight.left and unanswered is None:
                 unanswered = (task, flight)
         if unanswered is not None:
@@ -164,7 +164,7 @@ class EventReader:
             self._invocations.close_flight(flight)
             if task is not None:
                 invocation.run.slots.give_back(task)
-        return ""
+        return None
 
     def _on_change(self, invocation: Invocation, event: Event) -> None:
         """Report what was stored without a tool call. The text of an agent under its ``output_key`` is still talk."""
@@ -509,10 +509,8 @@ def run_options(given: Any) -> tuple[dict[str, str], int | None, int | None, str
 
     Users give them as ``RunConfig(custom_metadata={"runguard": {"labels": {"team": "search"}, "max_usd": 1}})``.
     """
-    if given is None:
-        return {}, None, None, ""
     try:
-        return (*_read_options(given), "")
+        return (*_read_options({} if given is None else given), "")
     except PolicyError as error:
         return {}, None, None, f"RunConfig.custom_metadata['runguard']: {error}"
 

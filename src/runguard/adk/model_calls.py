@@ -117,9 +117,11 @@ class CallAccount:
                 self._invocation.prompts[flight.lane, flight.agent] = flight.projection
         if response.partial and not self.charge.over:
             return
-        self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+        self.settle()
 
-    def _settle(self, bill: CallBill) -> None:
+    def settle(self) -> None:
+        """Book what is known of the usage, where it differs from what was booked."""
+        bill = self._usage.bill(self.charge.input, self.charge.audio)
         if self._settled != (bill, self._model):
             self.guard.settle(self.charge, bill.usage, self._model, estimated=bill.estimated)
             self._settled = bill, self._model
@@ -150,7 +152,7 @@ class CallAccount:
         if self.delegated or self.charge.over:
             return
         if self._usage.reported is not None:
-            self._settle(self._usage.bill(self.charge.input, self.charge.audio))
+            self.settle()
             return
         received = self._usage.text_tokens
         if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it, so it was never sent

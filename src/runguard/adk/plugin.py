@@ -430,7 +430,9 @@ class ModelHooks:
                 if self._counter is not None:
                     await self._count(invocation, event, llm_request)
                 if guard.model_choice is not None and not invocation.live:
-                    self._choose_model(guard.model_choice, invocation, event, agent, llm_request)
+                    is_other = choose_model(guard.model_choice, invocation, event, agent, llm_request)
+                    if is_other and self._watches_context:
+                        event.context_limit = self._context_limit(invocation, event.model)
                 if (
                     state.is_new
                     and state.parent is not None
@@ -505,13 +507,6 @@ class ModelHooks:
                 event.context_limit = self._context_limit(invocation, event.model)
         tool = HERE.get().tool
         event.tool = tool.name if tool is not None and tool.guard is self._guard else ""
-
-    def _choose_model(
-        self, choice: ModelChoice, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
-    ) -> None:
-        """Send the request to a cheaper model where a threshold says so."""
-        if choose_model(choice, invocation, event, agent, request) and self._watches_context:
-            event.context_limit = self._context_limit(invocation, event.model)
 
     async def _count(self, invocation: Invocation, event: ModelCall, request: LlmRequest) -> None:
         """Ask the user's own counter. What it returns replaces the estimate, but a live call reserves nothing."""

@@ -211,7 +211,8 @@ class Invocations:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.known: dict[str, Invocation] = {}
-        self.gave_up = LruDict[str, Trip](_GAVE_UP_KEPT)  # the guard itself failed, and its policy says stop
+        # The guard itself failed, and its policy says stop: hooks do not ask it again.
+        self.gave_up = LruDict[str, Trip](_GAVE_UP_KEPT)
         self.skips: dict[str, Skips] = {}
         self.failed_stops: dict[str, int] = {}  # stops that could not be carried out as they should be
         self.writing: dict[str, Future[None]] = {}  # records of paused runs on their way to the store
@@ -232,10 +233,6 @@ class Invocations:
     def is_idle(self, run: Run, beside: str) -> bool:
         """Return whether no call of a run is in progress, except the calls around lane ``beside``."""
         return all(invocation.is_idle(beside) for invocation in list(self.known.values()) if invocation.run is run)
-
-    def give_up(self, invocation_id: str, trip: Trip) -> None:
-        """Stop an invocation in which the guard failed and its policy says stop. Hooks do not ask the guard again."""
-        self.gave_up[invocation_id] = trip
 
     def register(self, ic: InvocationContext, invocation: Invocation) -> Invocation:
         invocation.live = ic.live_request_queue is not None

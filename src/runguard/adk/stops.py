@@ -50,7 +50,7 @@ class Stopper:
         ic = context._invocation_context
         agent = ic.agent
         try:
-            await self._skip(ic, getattr(agent, "name", ""), trip, invocation, lane)
+            await self.skip(ic, getattr(agent, "name", ""), trip, invocation, lane)
             if isinstance(agent, BaseAgent) and may_escalate(agent):
                 context.actions.escalate = True
             return stored_once(invocation, trip.id, stop_response(trip, self._guard.stop_text(trip)))
@@ -63,7 +63,7 @@ class Stopper:
     ) -> types.Content:
         """Skip an agent. ADK's hook can return content only; ``mark`` adds the rest to the event."""
         try:
-            await self._skip(context._invocation_context, agent.name, trip, invocation, lane)
+            await self.skip(context._invocation_context, agent.name, trip, invocation, lane)
             if may_escalate(agent):
                 context.actions.escalate = True
             return stop_content(self._guard.stop_text(trip))
@@ -81,15 +81,10 @@ class Stopper:
             raise Halt(trip)
         context.actions.escalate = not isinstance(getattr(ic.agent, "parent_agent", None), ParallelAgent)
 
-    async def at_tool_node(
-        self, ic: InvocationContext, tool: str, trip: Trip, invocation: Invocation, lane: str
-    ) -> None:
-        """Count a refused tool node of a Workflow, and end a graph that keeps running through such nodes."""
-        await self._skip(ic, tool, trip, invocation, lane)
-
-    async def _skip(
+    async def skip(
         self, ic: InvocationContext, agent: str, trip: Trip, invocation: Invocation | None, lane: str
     ) -> None:
+        """Count a refused agent, model call or tool node of a Workflow, and end a run that keeps asking."""
         announce(trip, self._invocations)
         own = invocation.run.lanes.get(lane) if invocation is not None else None
         if own is not None:
@@ -195,7 +190,7 @@ class Stopper:
                 reason, ic.invocation_id, guard.policy, guard.clock(), invocation_id=ic.invocation_id, **facts
             )
             guard.trips.append(trip)
-        guard.faults.attempt("stopping", self._invocations.give_up, ic.invocation_id, trip)
+        guard.faults.attempt("stopping", self._invocations.gave_up.__setitem__, ic.invocation_id, trip)
         return trip
 
 

@@ -82,12 +82,6 @@ def terminate(agent: Any, condition: TerminationCondition, *, scope: str = "loop
     return agent
 
 
-def condition_of(root: Any) -> tuple[TerminationCondition | None, str]:
-    """Return the condition of a Runner's root agent that applies to the whole run, and its scope."""
-    found: tuple[TerminationCondition | None, str] = getattr(root, "__dict__", {}).get(_OWN, (None, "loop"))
-    return found
-
-
 def _run_until(original: Any, condition: TerminationCondition, scope: str) -> Any:
     """Return the agent's run method, which ends when the condition fires.
 
@@ -428,7 +422,8 @@ def until_terminated(
     runner: Runner, events: AsyncGenerator[Event, None], given: Any, user: str, session: str
 ) -> AsyncGenerator[Event, None]:
     """Yield events until a condition fires: of the root agent, of the call (``given``), or of the plugins."""
-    own, scope = condition_of(runner.agent)
+    own: TerminationCondition | None
+    own, scope = getattr(runner.agent, "__dict__", {}).get(_OWN, (None, "loop"))
     found = [own, given]
     if HERE.get().stream is None:  # a run inside of another is part of that one
         found += [p.condition for p in runner.plugin_manager.plugins if isinstance(p, TerminationPlugin)]

@@ -126,7 +126,7 @@ class ToolHooks:
                     # a Workflow's tool node has no model that would read the refusal
                     if not isinstance(agent, BaseAgent):
                         call.running = False
-                        await self._stopper.at_tool_node(ic, name, decision.trip, invocation, lane)
+                        await self._stopper.skip(ic, name, decision.trip, invocation, lane)
                 return refusal(decision.for_model)
             seconds = rule.max_seconds if rule is not None else None
             if guard.policy.max_seconds is not None or seconds is not None:
@@ -307,17 +307,14 @@ def settle_price(
     """
     call_id = context.function_call_id or ""
     call = invocation.calls.get(call_id)
-    if call_id in waiting_in(context.actions) or not _was_executed(call, invocation) or _lacks_arguments(tool, answer):
+    # a live model's streaming tools are not called through run_async
+    was_executed = invocation.live or (call is not None and call.executed)
+    if call_id in waiting_in(context.actions) or not was_executed or _lacks_arguments(tool, answer):
         guard.release_tool(invocation.run, call_id)
     elif isinstance(answer, asyncio.CancelledError):
         guard.tool_prices.settle_unknown(invocation.run, call_id)
     else:
         guard.settle_tool(invocation.run, call_id, args, answer)
-
-
-def _was_executed(call: OpenToolCall | None, invocation: Invocation) -> bool:
-    # a live model's streaming tools are not called through run_async
-    return invocation.live or (call is not None and call.executed)
 
 
 def _lacks_arguments(tool: BaseTool, answer: object) -> bool:
