@@ -8,7 +8,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 
 from runguard import PolicyError
-from runguard.adk.model_calls import leave_tools_out
+from runguard.adk.requests import leave_tools_out
 from runguard.engine.guard import Guard
 from runguard.policy import Policy
 from runguard.testing import ScriptedModel, call, text

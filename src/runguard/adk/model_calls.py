@@ -8,7 +8,7 @@ accounts are closed here.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
 from functools import partial, wraps
 from typing import Any, Final
@@ -19,6 +19,7 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from runguard.adk.patching import IN_USE
+from runguard.adk.requests import cap_output
 from runguard.adk.runs import (
     ANNOUNCED,
     HERE,
@@ -225,12 +226,6 @@ def call_off(accounts: list[CallAccount]) -> None:
             account.called_off()
         except Exception as fault:
             give_up(account, fault)
-
-
-def cap_output(request: LlmRequest, tokens: int) -> None:
-    """Cap the output in a copy of the configuration, which may be shared with every later call."""
-    config = request.config or types.GenerateContentConfig()
-    request.config = config.model_copy(update={"max_output_tokens": tokens})
 
 
 # ---- The wrapped method of a model class
@@ -784,38 +779,6 @@ def _last_response(run: AgentRun, end: Trip | Ended) -> LlmResponse:
     if isinstance(end, Ended):  # the same answer as after a condition of ADK's own
         return LlmResponse(custom_metadata={METADATA_KEY: {KEY: {"refused": True}}})
     return stop_response(end, run.guard.stop_text(end))
-
-
-def leave_tools_out(request: LlmRequest, names: Collection[str]) -> None:
-    """Take the declarations of these tools out of a request.
-
-    Nothing is changed where no other function would be left, since some providers reject a history of calls without
-    tools, or where only these may be called.
-    """
-    config = request.config
-    calling = config.tool_config.function_calling_config if config.tool_config is not None else None
-    allowed = calling.allowed_function_names if calling is not None else None
-    if allowed and all(name in names for name in allowed):
-        return
-    given: list[Any] = [*(config.tools or ())]
-    tools: list[Any] = []
-    are_others = False
-    for tool in given:
-        declared = getattr(tool, "function_declarations", None)
-        others = [one for one in declared or () if one.name not in names]
-        are_others = are_others or bool(others)
-        if declared and len(others) < len(declared):
-            tool = tool.model_copy(update={"function_declarations": others or None})
-            if not tool.model_dump(exclude_none=True):
-                continue
-        tools.append(tool)
-    if not are_others:
-        return
-    update: dict[str, Any] = {"tools": tools}
-    if allowed and config.tool_config is not None and calling is not None:
-        kept = calling.model_copy(update={"allowed_function_names": [name for name in allowed if name not in names]})
-        update["tool_config"] = config.tool_config.model_copy(update={"function_calling_config": kept})
-    request.config = config.model_copy(update=update)
 
 
 def _cap(permission: Permission, request: LlmRequest) -> LlmRequest:

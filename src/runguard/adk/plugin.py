@@ -7,34 +7,36 @@ Here are also ``hook``, which ``cost_breaker`` and ``budget_plugin`` use, and wh
 
 import asyncio
 import logging
-import re
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import cache, partial, wraps
-from types import SimpleNamespace
+from functools import partial, wraps
 from typing import Any, Final, TypeVar, Unpack
 
 from google.adk.agents import BaseAgent, ParallelAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events import Event
-from google.adk.models.base_llm import BaseLlm
-from google.adk.models.gemini_context_cache_manager import GeminiContextCacheManager
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from pydantic import BaseModel
 
 from runguard.adk import patching
 from runguard.adk.a2a import RemoteCalls, is_remote, wrap_remote_agents
 from runguard.adk.events import EventReader, RunStarter
-from runguard.adk.model_calls import cap_output, leave_tools_out, plain_call
+from runguard.adk.model_calls import plain_call
+from runguard.adk.requests import (
+    ask_for_last_answer,
+    cap_output,
+    choose_model,
+    is_answer,
+    leave_tools_out,
+    read_parts,
+)
 from runguard.adk.runs import (
     ANNOUNCED,
     FLIGHTS_KEPT,
@@ -58,10 +60,9 @@ from runguard.core.decision import ALLOW, METADATA_KEY, STOP_CODE, Action, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.identity import words_name
-from runguard.engine.context import ModelChoice, PromptParts
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.resume import retire
-from runguard.engine.runs import Lane, Run
+from runguard.engine.runs import Lane
 from runguard.policy.keywords import PolicySettings
 from runguard.policy.settings import Policy
 from runguard.pricing.book import preload
@@ -670,123 +671,10 @@ def _final_text(response: LlmResponse, streamed: bool) -> str | None:
     return text if text or not streamed else None
 
 
-# ---- The last answer after a stop
-
-
-async def ask_for_last_answer(guard: Guard, run: Run, event: ModelCall, agent: Any, request: LlmRequest) -> bool:
-    """Make this request the last one of its run: without tools, with the instruction, within what is held.
-
-    Its answer is the agent's own. The stop event follows it: the agents after it are skipped, and the wrapper on the
-    Runner adds the event where none was. Return False if it cannot be paid; then the request is not changed.
-    """
-    last = guard.last_call
-    assert last is not None
-    before = request.config, request.tools_dict
-    request.config, request.tools_dict = _without_tools(request.config, agent), {}
-    request.contents.append(types.Content(role="user", parts=[types.Part(text=last.instruction)]))
-    sizes = project(request, None)
-    event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
-    counter = guard.policy.tokens
-    if counter is not None and (counted := await count_tokens(counter, request)) is not None:
-        event.input_tokens = counted
-    charge = await last.take(run, event)
-    if charge is None:
-        request.contents.pop()
-        request.config, request.tools_dict = before
-        return False
-    return True
-
-
-def _without_tools(config: types.GenerateContentConfig, agent: Any) -> types.GenerateContentConfig:
-    changes: dict[str, Any] = {"tools": None, "tool_config": None}
-    schema = getattr(agent, "output_schema", None)
-    if schema is not None and config.response_schema is None and config.response_json_schema is None:
-        # with tools, ADK takes a structured answer through a tool of its own
-        changes |= {"response_schema": schema, "response_mime_type": "application/json"}
-    return config.model_copy(update=changes)
-
-
-def is_answer(response: LlmResponse, agent: Any) -> bool:
-    """Return whether a last response can stand as the agent's answer: text, no tool call, valid for its schema."""
-    parts = (response.content.parts if response.content is not None else None) or []
-    if response.error_code is not None or any(part.function_call is not None for part in parts):
-        return False
-    text = "".join(part.text for part in parts if part.text and not part.thought)
-    if not text.strip():
-        return False
-    schema = getattr(agent, "output_schema", None)
-    if isinstance(schema, type) and issubclass(schema, BaseModel):
-        try:
-            schema.model_validate_json(text)
-        except ValueError:
-            return False
-    return True
-
-
-# ---- A cheaper model
-
-
-def choose_model(
-    choice: ModelChoice, invocation: Invocation, event: ModelCall, agent: Any, request: LlmRequest
-) -> bool:
-    """Send the request to a cheaper model where a threshold says so. Return whether that is the case.
-
-    ADK picks the model object by the agent and passes the name in the request, so the name is changed. Every model
-    class of ADK that lists the name in ``supported_models()`` sends the request to that model.
-    """
-    run, key = invocation.run, (event.lane, event.agent)
-    was_other = choice.has_chosen(run, *key)
-    choice.choose(run, event, lambda: _has_open_call(request.contents), lambda model: _obstacle(agent, model, request))
-    is_other = bool(event.instead_of)
-    is_unknown = is_other != was_other or key not in invocation.prompts
-    if is_unknown and request.cache_metadata is not None and not _caches_know_their_model():
-        request.cache_metadata = None  # the cache may belong to the other model, and ADK would send it to this one
-    if is_other:
-        request.model = event.model
-    return is_other
-
-
-def _has_open_call(contents: list[types.Content]) -> bool:
-    """Return whether the newest function calls lack an answer. Compare names, because ADK removes its own ids."""
-    answered: Counter[str] = Counter()
-    for content in reversed(contents):
-        parts = content.parts or ()
-        called = Counter(part.function_call.name or "" for part in parts if part.function_call is not None)
-        if called:
-            return bool(called - answered)
-        answered.update(part.function_response.name or "" for part in parts if part.function_response is not None)
-    return False
-
-
-def _obstacle(agent: Any, model: str, request: LlmRequest) -> str:
-    if request.previous_interaction_id is not None:
-        return "the provider keeps its conversation"
-    llm = getattr(agent, "canonical_model", None)
-    if not isinstance(llm, BaseLlm):
-        return "its model class is not known"
-    if any(re.fullmatch(pattern, model) for pattern in type(llm).supported_models()):
-        return ""
-    return f"its model class {type(llm).__name__} does not list {model} in supported_models()"
-
-
-@cache
-def _caches_know_their_model() -> bool:
-    """Return whether ADK itself keeps the context cache of one model from another one. Older releases do not."""
-    scope = SimpleNamespace(_cache_scope=lambda: "")
-    try:
-        name = GeminiContextCacheManager._generate_cache_fingerprint
-        return name(scope, LlmRequest(model="a"), 0) != name(scope, LlmRequest(model="b"), 0)  # type: ignore[arg-type]
-    except Exception:
-        return False
-
-
-# ---- What a model is asked: a hash, and digests of its parts
+# ---- What a model is asked
 
 _LATEST: Final = 4  # contents: a question is the end of a history
 _READ: Final = 16_384  # of each text
-_CONTENTS: Final = 512  # a change further behind loses little of the cache
-_VALUES: Final = 32
-_PLAIN: Final = (str, int, float, bool, type(None))
 
 
 def prompt_hash(request: LlmRequest) -> int:
@@ -808,69 +696,6 @@ def prompt_hash(request: LlmRequest) -> int:
             elif part.file_data is not None:
                 asked.append(part.file_data.file_uri)
     return hash(tuple(asked)) or 1
-
-
-def read_parts(request: LlmRequest | None, contents: int) -> PromptParts | None:
-    """Return digests of the parts of a request, to say what changed when a prompt cache is no longer used.
-
-    They are made once a model has reported cached tokens. Strings keep their hash, and ADK copies contents without
-    copying their strings, so a long text is hashed once. Of function calls and responses the names and the plain values
-    count. None where the request is gone, or where ADK manages a context cache and takes the cached parts out of it.
-    """
-    if request is None or request.cache_config is not None:
-        return None
-    config = request.config
-    history = beginning = 0
-    for position, content in enumerate(request.contents[:_CONTENTS]):
-        if position == contents:
-            beginning = history
-        history = hash((history, _content_key(content)))
-    count = min(len(request.contents), _CONTENTS)
-    if contents >= count:
-        beginning = history if contents == count else 0
-    return PromptParts(
-        _tools_hash(config.tools), _instruction_hash(config.system_instruction), history, count, beginning
-    )
-
-
-def _content_key(content: types.Content) -> Any:
-    parts: list[Any] = [content.role]
-    for part in content.parts or ():
-        if part.text is not None:
-            parts.append(part.text)
-        elif part.function_call is not None:
-            parts.append((part.function_call.name, _plain_values(part.function_call.args)))
-        elif part.function_response is not None:
-            parts.append((part.function_response.name, _plain_values(part.function_response.response)))
-        elif part.inline_data is not None:
-            parts.append(len(part.inline_data.data or b""))
-    return tuple(parts)
-
-
-def _plain_values(given: Any) -> Any:
-    if not isinstance(given, Mapping):
-        return None
-    plain = [(key, value) for key, value in list(given.items())[:_VALUES] if isinstance(value, _PLAIN)]
-    return len(given), tuple(plain)
-
-
-def _instruction_hash(given: Any) -> int:
-    if isinstance(given, str):
-        return hash(given)
-    if isinstance(given, types.Content):
-        return hash(_content_key(given))
-    return hash(tuple(_instruction_hash(item) for item in given)) if isinstance(given, list) else 0
-
-
-def _tools_hash(given: Any) -> int:
-    found: list[Any] = []
-    for tool in given or ():
-        for one in getattr(tool, "function_declarations", None) or ():
-            properties = one.parameters.properties if one.parameters is not None else None
-            schema = str(one.parameters_json_schema) if one.parameters_json_schema is not None else ""
-            names = tuple((name, about.description) for name, about in (properties or {}).items())
-            found.append((one.name, one.description, names, schema))
-    return hash(tuple(found))
 
 
 # ---- Agents of other frameworks inside a tool of an ADK agent: they join its run
