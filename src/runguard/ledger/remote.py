@@ -640,24 +640,9 @@ class StoreJobs:
         link, loop = self._link, asyncio.get_running_loop()
         link.check_rest()
         answer: asyncio.Future[_T] = loop.create_future()
-
-        def tell(result: _T | None, error: Exception | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(_answer, answer, result, error)
-
-        def look() -> None:
-            """End the wait when its time is over."""
-            if answer.done():
-                return
-            if (left := self._time_left(asked)) > 0:
-                loop.call_later(left, look)
-            else:
-                asked.is_given_up = True
-                _answer(answer, None, StoreOutage(f"{link.name}: no answer within {link.timeout:g} s"))
-
-        asked = _Job(job, again, tell)
+        asked = _Job(job, again, lambda *result: loop.call_soon_threadsafe(_answer, answer, *result))
         self._put(asked)
-        alarm = loop.call_later(link.timeout, look)
+        alarm = loop.call_later(link.timeout, self._look_at, asked, answer, loop)
         try:
             return await answer
         except StoreOutage as error:
@@ -665,6 +650,16 @@ class StoreJobs:
             raise
         finally:
             alarm.cancel()
+
+    def _look_at(self, asked: _Job[_T], answer: "asyncio.Future[_T]", loop: asyncio.AbstractEventLoop) -> None:
+        """End the wait of a caller whose time is over."""
+        if answer.done():
+            return
+        if (left := self._time_left(asked)) > 0:
+            loop.call_later(left, self._look_at, asked, answer, loop)
+        else:
+            asked.is_given_up = True
+            answer.set_exception(StoreOutage(f"{self._link.name}: no answer within {self._link.timeout:g} s"))
 
     def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
@@ -706,11 +701,12 @@ class StoreJobs:
             if job.is_given_up:
                 continue
             job.begun = time.monotonic()
+            result, fault = None, None
             try:
                 result = self._link.use(job.do, again=job.again)
-            except Exception as error:
-                job.tell(None, error)
-            else:
                 self._served = time.monotonic()
-                job.tell(result, None)
+            except (StoreOutage, StoreError) as error:
+                fault = error
+            with contextlib.suppress(RuntimeError):  # the loop of its caller is closed
+                job.tell(result, fault)
         self._link.drop_session()

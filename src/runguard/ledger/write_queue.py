@@ -67,7 +67,7 @@ class Fact:
         self.bill = bill  # of a settlement
         self.nano = nano  # what a settlement adds to what is spent, in nano-dollars
         self.hold = bill.hold if bill is not None else ""
-        self.keys = tuple(account.key for account in accounts) if bill is not None else ()
+        self.keys = tuple([account.key for account in accounts]) if bill is not None else ()
         self.due = 0.0  # when the writer books a settlement that lingers
 
 
