@@ -75,6 +75,13 @@ class Balance:
     expired: Amount = NOTHING  # of spent: charged for holds that were never settled
     closed: bool = False
 
+    @property
+    def beyond(self) -> Amount:
+        """How far the account is above its cap with its extensions; less than 0 where there is room."""
+        parts = zip(self.spent, self.held, self.caps, self.granted, strict=True)
+        usd, tokens, calls = (spent + held - cap - granted for spent, held, cap, granted in parts)
+        return usd, tokens, calls
+
 
 @dataclass(slots=True)
 class StoreReply:
@@ -443,6 +450,14 @@ class Account:
             max(self.cap_calls - self.due_calls, 0),
         )
 
+    def limit(self, caps: Amount) -> None:
+        """Set the caps of the budget in force now. Extensions come on top."""
+        usd, tokens, calls = caps
+        more_usd, more_tokens, more_calls = self.granted
+        self.cap_usd = usd + more_usd if usd < UNLIMITED else UNLIMITED
+        self.cap_tokens = tokens + more_tokens if tokens < UNLIMITED else UNLIMITED
+        self.cap_calls = calls + more_calls if calls < UNLIMITED else UNLIMITED
+
     def refusing_units(self, want: Amount) -> list[int]:
         """Return all units in which ``want`` does not fit.
 
@@ -713,19 +728,22 @@ def check_version(name: str, version: int, foreign: str) -> None:
 
 
 def fits(balance: Balance, want: Amount) -> bool:
-    parts = zip(balance.spent, balance.held, want, balance.caps, balance.granted, strict=True)
-    return all(spent + held + wanted <= cap + granted for spent, held, wanted, cap, granted in parts)
+    return all(beyond + wanted <= 0 for beyond, wanted in zip(balance.beyond, want, strict=True))
 
 
-def overrun_of(balance: Balance, more: Amount) -> tuple[Amount, bool]:
-    """Return what a call that billed ``more`` than it held adds to the overrun, and whether that closes the account."""
-    over, closed = list(balance.overrun), False
-    for unit in range(3):
-        due = balance.spent[unit] + balance.held[unit] - balance.caps[unit] - balance.granted[unit]
-        if more[unit] > 0 and due > 0:
-            closed = True
-            over[unit] = max(over[unit], min(due, over[unit] + more[unit]))
-    return (over[0], over[1], over[2]), closed
+def overrun_of(before: Amount, more: Amount, beyond: Amount) -> Amount | None:
+    """Return the overrun of an account after a call that billed more than it held; None where it broke no cap.
+
+    ``before``: the overrun until then. ``more``: how much more than held the call billed. ``beyond``: how far the
+    account is above its cap now.
+    """
+    if not any(m > 0 and over > 0 for m, over in zip(more, beyond, strict=True)):
+        return None  # the cap may be lower than before, or force ignored it
+    usd, tokens, calls = (
+        max(known, min(over, known + m)) if m > 0 else known
+        for known, m, over in zip(before, more, beyond, strict=True)
+    )
+    return usd, tokens, calls
 
 
 # ---- The boundary to a store: every exception that comes out of it is a ``StoreOutage`` or a ``StoreError``.

@@ -34,6 +34,7 @@ from runguard.ledger.ledger import (
     Store,
     StoreSession,
     Waiting,
+    overrun_of,
     refusal_of,
     wake,
     warn_clock_back,
@@ -187,10 +188,7 @@ class MemoryLedger(Waiting):
                     self._make_room_locked(account)
             else:
                 self._accounts.move_to_end(key)
-            more = account.granted
-            account.cap_usd, account.cap_tokens, account.cap_calls = (
-                _sum(cap, extra) for cap, extra in zip(caps, more, strict=True)
-            )
+            account.limit(caps)
             return account
 
     async def reserve(
@@ -289,7 +287,10 @@ class MemoryLedger(Waiting):
                 a.due_tokens += tokens - due_tokens
                 a.due_calls += calls - due_calls
                 if a.due_usd > a.cap_usd or a.due_tokens > a.cap_tokens or a.due_calls > a.cap_calls:
-                    _overrun(a, (usd - due_usd, tokens - due_tokens, calls - due_calls))
+                    beyond = a.due_usd - a.cap_usd, a.due_tokens - a.cap_tokens, a.due_calls - a.cap_calls
+                    overrun = overrun_of(a.overrun, (usd - due_usd, tokens - due_tokens, calls - due_calls), beyond)
+                    if overrun is not None:
+                        a.overrun, a.closed = overrun, True
             hold.booked, hold.is_open, hold.is_expired = actual, False, False
             self._changes += 1
             waiting = self._waiting
@@ -488,22 +489,6 @@ class MemoryLedger(Waiting):
 
 def _sum(cap: int, more: int) -> int:
     return UNLIMITED if cap >= UNLIMITED else cap + more
-
-
-def _overrun(account: Account, more: Amount) -> None:
-    """Book what a call billed beyond its hold on an account that is above its cap, and close the account.
-
-    ``more``: how much more than held the call billed in each unit. Where that did not break the cap, nothing changes.
-    """
-    due = (account.due_usd, account.due_tokens, account.due_calls)
-    if not any(m > 0 and d > c for d, c, m in zip(due, account.caps, more, strict=True)):
-        return  # its cap was lowered, or force ignored it
-    beyond = (
-        max(o, min(d - c, o + m)) if m > 0 else o
-        for o, d, c, m in zip(account.overrun, due, account.caps, more, strict=True)
-    )
-    account.overrun = tuple(beyond)  # type: ignore[assignment]
-    account.closed = True
 
 
 # ---- Accounts that are not in use, as bytes.

@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from runguard.background import off_loop, start_thread
 from runguard.core.identity import LruDict
-from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, to_usd, unit_reached
+from runguard.core.money import NOTHING, Amount, share_of, to_usd, unit_reached
 from runguard.ledger.ledger import (
     CLOCK_BACK_S,
     STALE,
@@ -476,13 +476,6 @@ class StoredAccount(Account):
         other.line = line
         other.limit(line.caps)
         return other
-
-    def limit(self, caps: Amount) -> None:
-        usd, tokens, calls = caps
-        more_usd, more_tokens, more_calls = self.granted
-        self.cap_usd = usd + more_usd if usd < UNLIMITED else UNLIMITED
-        self.cap_tokens = tokens + more_tokens if tokens < UNLIMITED else UNLIMITED
-        self.cap_calls = calls + more_calls if calls < UNLIMITED else UNLIMITED
 
     def learn(self, balance: Balance) -> None:
         """Take over what the store reported."""

@@ -622,10 +622,7 @@ class SqliteHolds(SqliteConnection):
                 (*more, line.key),
             )
             (balance,) = self._balances([line.key])
-            closed = any(
-                s + h > c + g
-                for s, h, c, g in zip(balance.spent, balance.held, balance.caps, balance.granted, strict=True)
-            )
+            closed = not fits(balance, NOTHING)
             self._db.execute("UPDATE accounts SET closed = ? WHERE key = ?", (int(closed and balance.closed), line.key))
             return self._balances([line.key])[0]
 
@@ -689,15 +686,14 @@ class SqliteHolds(SqliteConnection):
         more = tuple(a - b for a, b in zip(actual, before, strict=True))
         if max(more) <= 0:
             return
-        found = self._balances([key])
-        if not found:
-            return
-        overrun, closed = overrun_of(found[0], (more[0], more[1], more[2]))
-        if closed:
-            self._db.execute(
-                "UPDATE accounts SET overrun_usd = ?, overrun_tokens = ?, overrun_calls = ?, closed = 1 WHERE key = ?",
-                (*overrun, key),
-            )
+        for found in self._balances([key]):
+            overrun = overrun_of(found.overrun, (more[0], more[1], more[2]), found.beyond)
+            if overrun is not None:
+                self._db.execute(
+                    "UPDATE accounts SET overrun_usd = ?, overrun_tokens = ?, "
+                    "overrun_calls = ?, closed = 1 WHERE key = ?",
+                    (*overrun, key),
+                )
 
     def _expire(self, now: float, *, everything: bool = False) -> None:
         """Charge overdue holds, whose worker never settled them.
