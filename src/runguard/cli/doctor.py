@@ -64,9 +64,7 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
     """
     loader = loader_of(target) if target is not None else None
     adk = adk_line()
-    live = None
-    if adk.state != "problem":
-        live = self_test() if has_adk() else functions_test()
+    live = [] if adk.state == "problem" else [self_test()]
     app = load_application(target, loader) if target is not None and loader is not None else Application([])
     lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
     try:
@@ -80,7 +78,7 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
             list_line(policy),
             *price_lines(policy, (*models, *app.models)),
         ]
-    return [*lines, live] if live is not None else lines
+    return lines + live
 
 
 def _with_store(policy: Policy, store: str | None) -> Policy:
@@ -91,31 +89,20 @@ def _with_store(policy: Policy, store: str | None) -> Policy:
 
 
 def self_test() -> CheckResult:
-    try:
-        play = load()
-    except AdkMissingError as error:
-        return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
-    try:
-        with defaults(), play.quiet():
-            found = asyncio.run(_stops())
-    except Exception as error:  # an error here would also break the first guarded run
-        return CheckResult(
-            "self-test",
-            "problem",
-            f"a stop does not work here: {type(error).__name__}: {error}",
-            "report it with the versions above",
-        )
-    return CheckResult("self-test", "ok", found)
-
-
-def functions_test() -> CheckResult:
-    """Prove on guarded functions that a stop works, where google-adk is not installed."""
+    """Prove that a stop works here: on real ADK, or on guarded functions where google-adk is not installed."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with defaults():
-            found = _functions_stop()
-    except Exception as error:  # an error here would also break the first guarded call
+        if has_adk():
+            play = load()
+            with defaults(), play.quiet():
+                found = asyncio.run(_stops())
+        else:
+            with defaults():
+                found = _functions_stop()
+    except AdkMissingError as error:
+        return CheckResult("self-test", "problem", str(error), "pip install -U 'runguard-agents[adk]'")
+    except Exception as error:  # an error here would also break the first guarded run
         do = "report it with the versions above"
         return CheckResult("self-test", "problem", f"a stop does not work here: {type(error).__name__}: {error}", do)
     finally:
@@ -521,7 +508,7 @@ def _adk_application(target: str, loaded: Any) -> Application:
     plugins = _plugins(loaded)
     if plugins is None:
         return _no_app(target, loaded)
-    models = list(_models(loaded, set()))
+    models = list(_models(loaded))
     own = next((plugin for plugin in plugins if isinstance(plugin, RunGuardPlugin)), None)
     guard = own or IN_USE.installed
     policy = (
@@ -533,7 +520,7 @@ def _adk_application(target: str, loaded: Any) -> Application:
     names = [name for name, _ in models if name] + model_names(called)
     lines = [_order(target, plugins, own, guard, models), *agent_lines(target, None, called)]
     if policy is not None:
-        lines += _tool_lines(policy, list(_tool_names(loaded, set())))
+        lines += _tool_lines(policy, _tool_names(loaded))
     return Application(lines, policy, list(dict.fromkeys(names)))
 
 
@@ -649,31 +636,29 @@ def _plugins(loaded: Any) -> list[Any] | None:
     return [] if isinstance(loaded, BaseNode) else None
 
 
-def _models(part: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _models(loaded: Any) -> Iterator[tuple[str, Any]]:
     """Yield every model of a tree of agents: its name, and the model itself if it is a GuardedLlm."""
     from runguard.adk.guarded_llm import GuardedLlm
 
-    if part is None or id(part) in seen:
-        return
-    seen.add(id(part))
-    if (model := getattr(part, "model", None)) and getattr(part, "tools", None) is not None:
-        yield (
-            model if isinstance(model, str) else str(getattr(model, "model", "")),
-            model if isinstance(model, GuardedLlm) else None,
-        )
-    for one in _below(part):
-        yield from _models(one, seen)
+    for part in _tree(loaded, set()):
+        if (model := getattr(part, "model", None)) and getattr(part, "tools", None) is not None:
+            name = model if isinstance(model, str) else str(getattr(model, "model", ""))
+            yield name, model if isinstance(model, GuardedLlm) else None
 
 
-def _tool_names(part: Any, seen: set[int]) -> Iterator[str]:
-    """Yield the names of the tools of a tree of agents, as far as they are known before a run."""
-    if part is None or id(part) in seen:
-        return
-    seen.add(id(part))
-    for tool in getattr(part, "tools", None) or ():
-        yield str(getattr(tool, "name", None) or getattr(tool, "__name__", ""))
-    for one in _below(part):
-        yield from _tool_names(one, seen)
+def _tool_names(loaded: Any) -> list[str]:
+    """Return the names of the tools of a tree of agents, as far as they are known before a run."""
+    tools = [tool for part in _tree(loaded, set()) for tool in getattr(part, "tools", None) or ()]
+    return [str(getattr(tool, "name", None) or getattr(tool, "__name__", "")) for tool in tools]
+
+
+def _tree(part: Any, seen: set[int]) -> Iterator[Any]:
+    """Yield a part of an application and everything below it, each once."""
+    if part is not None and id(part) not in seen:
+        seen.add(id(part))
+        yield part
+        for one in _below(part):
+            yield from _tree(one, seen)
 
 
 def _below(part: Any) -> list[Any]:
