@@ -283,6 +283,19 @@ def test_other_words_are_rejected() -> None:
     assert per_minute().to_dict()["on_exhausted"] == "wait"
 
 
+def test_a_wait_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def go(shop: VirtualShop) -> None:
+        for _ in range(3):
+            await shop.buy()
+
+    with caplog.at_level(logging.INFO, "runguard"):
+        virtually(go, per_minute())
+    assert caplog.messages == [
+        "runguard.warn: a call waits up to 60 s for room in the budget of model:m: 2 calls per minute",
+        "runguard.waited: a call of agent 'agent' waited 60.0 s for room in the budget of model:m: 2 calls per minute",
+    ]
+
+
 # ---- A provider that asks to wait: one probe goes first, on a clock that needs no time
 
 
