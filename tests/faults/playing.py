@@ -49,7 +49,7 @@ _DOORS: Final = (
     "calls.streams:AsyncGuardedStream.__init__",
     "calls.streams:GuardedObject.__init__",
     "calls.streams:_Pieces.__init__",
-    "providers.streams:StreamCollector.__init__",
+    "providers.streams:StreamReading.__init__",
 )
 # What a ledger cannot settle stays held, and is charged when the hold expires.
 _KEEPS_HOLDS: Final = (

@@ -543,18 +543,14 @@ class NoProgress:
     Equal results that report success are a batch and count as progress.
     """
 
-    __slots__ = ("_asked", "_cycle", "_mark", "_numbers")
+    __slots__ = ("_asked", "_cycle", "_numbers", "mark")
 
     def __init__(self, repeats: int, max_cycle_len: int) -> None:
         self._cycle = Cycle(Rungs(stop=repeats), max_cycle_len)
         self._asked: tuple[Asked, ...] = ()  # by the last answer; empty once its results were seen
-        self._mark: int | None = None  # of the request before
+        # of the last request: equal for two requests that say the same. None: not known
+        self.mark: int | None = None
         self._numbers = count()
-
-    @property
-    def mark(self) -> int | None:
-        """The mark of the last request: equal for two requests that say the same. None: not known."""
-        return self._mark
 
     @property
     def waits_for_results(self) -> bool:
@@ -575,8 +571,8 @@ class NoProgress:
     ) -> Finding | None:
         """Look at the results of the tools that were asked for, before the next request is sent."""
         asked, self._asked = self._asked, ()
-        is_again = mark is not None and mark == self._mark
-        self._mark = mark
+        is_again = mark is not None and mark == self.mark
+        self.mark = mark
         if not asked:
             return None
         if results:

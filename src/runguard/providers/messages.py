@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
-from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
 from runguard.pricing.rates import Usage
@@ -42,19 +41,10 @@ _TOOLS: Final = 1_024  # that are looked at
 _ROUNDS: Final = 10  # requests that google-genai makes for one call by default
 
 
-class _Is(Enum):
-    MODEL = auto()
-    PROMPT = auto()
-    LIMIT = auto()
-    CANDIDATES = auto()
-    BODY = auto()  # holds such names itself
-    ELSEWHERE = auto()  # names something that the provider adds to the prompt
+# What an argument says. A body holds such names itself. "Elsewhere" is something that the provider adds to the prompt.
+_MODEL, _PROMPT, _LIMIT, _CANDIDATES, _BODY, _ELSEWHERE = range(6)
 
-
-# Members bound once: looking one up on its enum costs as much as the rest of a line.
-_MODEL, _PROMPT, _LIMIT, _CANDIDATES, _BODY, _ELSEWHERE = _Is
-
-_REQUEST_NAMES: Final[dict[str, _Is]] = {
+_REQUEST_NAMES: Final[dict[str, int]] = {
     **dict.fromkeys(("model", "model_name", "model_id"), _MODEL),
     **dict.fromkeys(
         (
@@ -154,21 +144,21 @@ def _take(request: Request, held: Mapping[Any, Any], sizes: _Sizes | None, depth
     for name, value in held.items():
         if value is None or type(name) is not str or (what := _REQUEST_NAMES.get(name)) is None:
             continue
-        if what is _PROMPT:
+        if what == _PROMPT:
             if sizes is not None:
                 size, audio = sizes(value) if type(value) is list else measure(value)
                 request.size += size
                 request.audio_tokens += audio
-        elif what is _MODEL:
+        elif what == _MODEL:
             if not request.model and type(value) is str and len(value) <= LONGEST_ID:
                 request.model = value
-        elif what is _LIMIT:
+        elif what == _LIMIT:
             if type(value) is int and 0 <= value <= _MOST_TOKENS:
                 request.limit = value if request.limit is None else max(request.limit, value)
-        elif what is _CANDIDATES:
+        elif what == _CANDIDATES:
             if type(value) is int and 1 < value <= _MOST_CANDIDATES:
                 request.candidates = max(request.candidates, value)
-        elif what is _ELSEWHERE:
+        elif what == _ELSEWHERE:
             request.unseen = True
             kept = value if type(value) is str else attributes(value).get("id")
             if type(kept) is str and len(kept) <= LONGEST_ID:

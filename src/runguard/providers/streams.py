@@ -40,6 +40,8 @@ from runguard.providers.usage import (
 # ---- What the pieces of an answer have said so far: text, tool calls, usage, each up to its bound.
 
 _MAX_PROBLEMS: Final = 16
+_CHOICES: Final = 128
+_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
 class GrowingCall:
@@ -74,8 +76,11 @@ class WholeCall(GrowingCall):
         return self.name, self.pieces
 
 
-class StreamCollector:
-    """Collects what has come so far. Figures only grow; text and calls are kept up to a bound."""
+class StreamReading:
+    """Reads a stream: ``feed`` it every chunk. Figures only grow; text and calls are kept up to a bound.
+
+    ``reading()`` says what the chunks mean together, also for a stream that was left midway.
+    """
 
     __slots__ = (
         *("_asked", "_begun", "_calls", "_closed", "_counts", "_earlier", "_full", "_history", "_model", "_own"),
@@ -191,20 +196,7 @@ class StreamCollector:
         if len(self._problems) < _MAX_PROBLEMS and problem not in self._problems:
             self._problems.append(problem)
 
-
-# ---- Which kind of piece each provider sends.
-
-_CHOICES: Final = 128
-_ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
-
-
-class StreamReading(StreamCollector):
-    """Reads a stream: ``feed`` it every chunk.
-
-    ``reading()`` says what the chunks mean together, also for a stream that was left midway.
-    """
-
-    __slots__ = ()
+    # ---- Which kind of piece each provider sends.
 
     def feed(self, chunk: object) -> None:
         """Take in one more piece. Never raise: a piece that cannot be read becomes a problem of the reading."""
@@ -222,8 +214,6 @@ class StreamReading(StreamCollector):
         get = fields(snapshot).get
         ends = [get("stop_reason"), *(fields(choice).get("finish_reason") for choice in items(get("choices"))[:1])]
         self.is_final = self._counts is not None and any(end is not None for end in ends)
-
-    # ---- Which kind of piece.
 
     def _feed(self, chunk: Any) -> None:
         if type(chunk) is str:

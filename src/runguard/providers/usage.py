@@ -284,12 +284,15 @@ NO_INPUT: Final = "usage: no input tokens reported"
 _Names = tuple[tuple[str, "str | _Names"], ...]
 
 
-class _Form(NamedTuple):
+class _Form:
     """The names that one kind of report uses. The first two of ``whole`` identify it."""
 
-    whole: _Names  # one of these that cannot be true spoils the report
-    parts: _Names = ()  # one of these that cannot be true leaves the rest as they are
-    leaves_out_caches: bool = False  # in its input
+    def __init__(self, whole: _Names, parts: _Names, *, leaves_out_caches: bool = False) -> None:
+        """``leaves_out_caches``: its input does."""
+        self.whole = whole  # one of these that cannot be true spoils the report
+        self.parts = parts  # one of these that cannot be true leaves the rest as they are
+        self.leaves_out_caches = leaves_out_caches
+        self.names = frozenset(name for name, _ in parts)
 
 
 _CACHE: Final = (("cache_read_input_tokens", "cached"), ("cache_creation_input_tokens", "cache_write"))
@@ -455,7 +458,7 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
     else:
         for form in _FORMS:
             if type(get(form.whole[0][0])) in _NUMBERS or type(get(form.whole[1][0])) in _NUMBERS:
-                counts = _read(_OF_USAGE if kind is Usage else form, get, problems)
+                counts = _read(_OF_USAGE if kind is Usage else form, given, get, problems)
                 break
         else:
             if not _is_gemini(in_camel := lambda name: get(_camel(name))):
@@ -492,7 +495,8 @@ def _is_gemini(get: Any) -> bool:
     return False
 
 
-def _read(form: _Form, get: Any, problems: list[str]) -> Counts | None:
+def _read(form: _Form, given: Any, get: Any, problems: list[str]) -> Counts | None:
+    """Read a report. ``get``: gives a figure of ``given`` by its name."""
     if form is _ANTHROPIC:
         if rounds := get("iterations"):
             return _rounds(items(rounds), problems)
@@ -502,7 +506,8 @@ def _read(form: _Form, get: Any, problems: list[str]) -> Counts | None:
     _take(counts, get, form.whole, problems)
     if len(problems) > before:
         return None
-    _take(counts, get, form.parts, problems)
+    if type(given) is not dict or not form.names.isdisjoint(given):
+        _take(counts, get, form.parts, problems)
     if form.leaves_out_caches or (form is _MICROSOFT and any(get(name) is not None for name in _FROM_ANTHROPIC)):
         counts.input += counts.cached + counts.cache_write
     return counts
@@ -530,7 +535,7 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
     whole = Counts()
     for report in rounds[:_ENTRIES]:
         of = fields(report).get
-        counts = None if of("iterations") else _read(_ANTHROPIC, of, problems)
+        counts = None if of("iterations") else _read(_ANTHROPIC, None, of, problems)
         if counts is None:
             return None
         for name in _FIGURES:
@@ -539,7 +544,7 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
 
 
 def _gemini(get: Any, problems: list[str]) -> Counts | None:
-    counts = _read(_GEMINI, get, problems)
+    counts = _read(_GEMINI, None, get, problems)
     if counts is not None:
         counts.input, counts.beside = counts.input + counts.tools, counts.thinking
         for name, figure in _GEMINI_AUDIO:
