@@ -164,7 +164,7 @@ class Events:
             rule = word(trip.get("rule")) if isinstance(trip, dict) else ""
             if rule in _AT_MODEL:
                 yield Asked(at, author, branch, self._named(event), Usage(), refused=True, scope=scope)
-            yield Stopped(at, rule)
+            yield Stopped(at)
             return
         raw = either(event, "usage_metadata", "usageMetadata")
         has_content = (

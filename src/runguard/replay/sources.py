@@ -158,7 +158,9 @@ def _of_file(path: Path) -> Source:
     if head == _SQLITE:
         return _of_sqlite(path)
     if adk.is_document(path):
-        return Source(word(path.name), size, "bytes", partial(_json_pieces, path, size))
+        return Source(
+            word(path.name), size, "bytes", lambda most: iter([Piece(size, partial(adk.runs_of, path, most))])
+        )
     if adk.is_one_object(path):
         raise UnreadableError(f"{path}: JSON, but neither an ADK session nor an eval set nor lines of runs")
     return Source(word(path.name), size, "bytes", partial(_jsonl_pieces, path))
@@ -224,15 +226,10 @@ def _session_pieces(
     runs: Callable[[_Where, list[adk.Session], Faults, str], Iterator[RecordedRun]],
     _: int,
 ) -> Iterator[Piece]:
-    """Sessions of an ADK adk."""
+    """Yield the sessions of a database of ADK, some at a time."""
     found = sessions(where)
     while some := list(islice(found, _SESSIONS)):
         yield Piece(len(some), partial(runs, where, some))
-
-
-def _json_pieces(path: Path, size: int, max_unpacked: int) -> Iterator[Piece]:
-    """Yield a JSON file from ADK as one piece."""
-    yield Piece(size, partial(adk.runs_of, path, max_unpacked))
 
 
 def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:

@@ -144,7 +144,6 @@ class Stopped:
     """RunGuard ended the recorded run here."""
 
     at: float | None
-    rule: str
 
 
 Step = Turn | Resumed | Asked | Called | Answered | Passed | Changed | Delegated | Wrote | Stopped
