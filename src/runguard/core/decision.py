@@ -536,25 +536,22 @@ def printable(value: _T) -> _T:
 
     These would move a terminal's cursor, begin a line, or colour or turn its text.
     """
-    return _printable(value)  # type: ignore[no-any-return]
+    made: Any = value
+    if isinstance(value, str):
+        made = _CONTROLS.sub(_written_out, value)
+    elif isinstance(value, dict):
+        made = {printable(key): printable(entry) for key, entry in value.items()}
+    elif isinstance(value, list | tuple):
+        entries = (printable(entry) for entry in value)
+        made = value._make(entries) if hasattr(value, "_make") else type(value)(entries)
+    elif is_dataclass(value) and not isinstance(value, type):
+        made = replace(value, **{field.name: printable(getattr(value, field.name)) for field in fields(value)})
+    return made  # type: ignore[no-any-return]
 
 
 def printable_lines(text: str) -> str:
     """Return a text of our own with its control characters written out, line breaks excepted."""
     return "\n".join(printable(text.split("\n")))
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return _CONTROLS.sub(_written_out, value)
-    if isinstance(value, dict):
-        return {_printable(key): _printable(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        made = (_printable(entry) for entry in value)
-        return value._make(made) if isinstance(value, tuple) and hasattr(value, "_make") else type(value)(made)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{field.name: _printable(getattr(value, field.name)) for field in fields(value)})
-    return value
 
 
 def _written_out(found: re.Match[str]) -> str:

@@ -20,7 +20,7 @@ from runguard.core.events import (
     ToolResults,
 )
 from runguard.core.identity import answer_text
-from runguard.core.rules.repetition import Rounds
+from runguard.core.rules.repetition import Cycle
 from runguard.core.rules.rule import Limit, Rule, keep, words_of
 
 _REFUSED: Final = Outcome.REFUSED
@@ -72,29 +72,22 @@ class HandOffCycle(Rule):
         return self.found(count, "equal hand-offs without news", None, "", "↔".join(sorted(edge)), path)
 
 
-class HandOffRounds(Rule):
+class HandOffRounds(Cycle):
     """Full rounds of a circle of at most ``max_len`` hand-offs with nothing new between.
 
     Off unless ``cycle_repeats`` is set.
     """
 
-    name = "cycle"
     sees = (HandOff, ToolResults)
-
-    def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
-        self.rungs = rungs
-        self._rounds = Rounds(max_len)
 
     def observe(self, event: HandOff | ToolResults) -> Finding | None:
         if isinstance(event, ToolResults):
             if event.progress:
-                self._rounds.clear()
+                self.clear()
             return None
-        rounds, agents = self._rounds.add((event.agent, event.target), event.agent)
-        if not rounds:
-            return None
+        rounds, agents = self._add((event.agent, event.target), event.agent)
         key, path = "↔".join(sorted(set(agents))), "→".join([*agents, event.target])
-        found = self.found(rounds, HANDOFF_ROUNDS, None, "", key, path)
+        found = self.found(rounds, HANDOFF_ROUNDS, None, "", key, path) if rounds else None
         if found is not None:
             found.evidence = ({"event": "", "pattern": json.dumps(agents)},)
         return found

@@ -163,15 +163,15 @@ AGENTS_KEPT: Final = 128
 
 
 class PromptSizes:
-    """Sums of the first and the last prompts of one agent, kept up to date."""
+    """The first prompts of one agent, as a sum, and its last ones."""
 
-    __slots__ = ("asked", "first", "last", "last_sum", "ratio", "seen", "size", "wanted")
+    __slots__ = ("asked", "first", "last", "ratio", "seen", "size", "wanted")
 
     def __init__(self, wanted: int) -> None:
         self.wanted = wanted
-        self.seen = self.first = self.last_sum = 0
-        self.last: deque[int] = deque()
-        self.ratio: float | None = None
+        self.seen = self.first = 0
+        self.last: deque[int] = deque(maxlen=wanted)
+        self.ratio: float | None = None  # of last to first prompts; None while there are too few
         self.asked = 0  # bytes of the request that is on its way, 0 where unknown
         self.size = 0  # bytes of the last request that was answered
 
@@ -183,14 +183,8 @@ class PromptSizes:
             self.first += tokens
             return
         self.last.append(tokens)
-        self.last_sum += tokens
-        if len(self.last) > self.wanted:
-            self.last_sum -= self.last.popleft()
-        self._compare()
-
-    def _compare(self) -> None:
-        """Set the ratio of last to first prompts; None while there are too few."""
-        self.ratio = self.last_sum / self.first if len(self.last) == self.wanted and self.first else None
+        if len(self.last) == self.wanted and self.first:
+            self.ratio = sum(self.last) / self.first
 
     def was_cut(self, size: int, stop: float) -> bool:
         """Return whether the history was cut since the last answer, and the next request would be within the limit.
@@ -205,7 +199,7 @@ class PromptSizes:
     def start_over(self) -> None:
         """Forget the last prompts. The first ones stay the baseline."""
         self.last.clear()
-        self.last_sum, self.ratio = 0, None
+        self.ratio = None
 
     def dump(self) -> list[Any]:
         return [self.seen, self.first, self.size, list(self.last)]
@@ -216,8 +210,9 @@ class PromptSizes:
         if any(type(count) is not int or count < 0 for count in (seen, first, size, *last)) or len(last) > wanted:
             raise ValueError("sizes must be whole numbers, not negative")
         made = cls(wanted)
-        made.seen, made.first, made.size, made.last, made.last_sum = seen, first, size, deque(last), sum(last)
-        made._compare()
+        made.seen, made.first, made.size = seen, first, size
+        made.last.extend(last)
+        made.ratio = sum(last) / first if len(last) == wanted and first else None
         return made
 
 

@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from runguard.core.decision import (
     LOOK_ALIKE,
@@ -266,39 +266,6 @@ def _has_long_argument(answer: Answer) -> bool:
 # ---- Full rounds of a cycle.
 
 
-class Rounds:
-    """Counts full rounds of a circle of at most ``max_len`` steps."""
-
-    __slots__ = ("_names", "_recent", "_same", "max_len")
-
-    def __init__(self, max_len: int) -> None:
-        self.max_len = max_len
-        self._recent: deque[object] = deque(maxlen=max_len)
-        self._names: deque[str] = deque(maxlen=max_len)
-        self._same = [0] * (max_len + 1)  # _same[p]: steps in a row equal to the one p before
-
-    def add(self, step: object, name: str) -> tuple[int, list[str]]:
-        """Return how many rounds end with this step, and the names of one round.
-
-        Where fewer than two rounds end, that is 0 and no names.
-        """
-        rounds, length = 0, 0
-        for period in range(1, self.max_len + 1):
-            same = len(self._recent) >= period and self._recent[-period] == step
-            self._same[period] = self._same[period] + 1 if same else 0
-            if self._same[period] >= period and self._same[period] // period + 1 > rounds:
-                rounds, length = self._same[period] // period + 1, period
-        self._recent.append(step)
-        self._names.append(name)
-        return rounds, list(self._names)[-length:] if length else []
-
-    def clear(self) -> None:
-        if self._recent:
-            self._recent.clear()
-            self._names.clear()
-            self._same = [0] * (self.max_len + 1)
-
-
 class Cycle(Rule):
     """Full rounds of a circle of at most ``max_len`` observations.
 
@@ -306,17 +273,21 @@ class Cycle(Rule):
     """
 
     name = "cycle"
-    sees = (ToolResults,)
+    sees: ClassVar[tuple[type, ...]] = (ToolResults,)
 
     def __init__(self, rungs: Rungs, max_len: int = 4) -> None:
-        self.rungs = rungs
-        self._rounds = Rounds(max_len)
-        self.clear = self._rounds.clear
+        self.rungs, self._max_len = rungs, max_len
+        self._recent: deque[tuple[object, str]] = deque(maxlen=max_len)  # steps and their names
+        self.clear()
 
-    def observe(self, event: ToolResults) -> Finding | None:
+    def clear(self) -> None:
+        self._recent.clear()
+        self._same = [0] * (self._max_len + 1)  # _same[p]: steps in a row equal to the one p before
+
+    def observe(self, event: Any) -> Finding | None:
         if not event.pairs:
             return None
-        rounds, pattern = self._rounds.add(event.pairs, "+".join(sorted({a.tool for a in event.answers if a.counted})))
+        rounds, pattern = self._add(event.pairs, "+".join(sorted({a.tool for a in event.answers if a.counted})))
         if not rounds:
             return None
         detail = f"of {len(pattern)} calls: {'→'.join(pattern)}" if len(pattern) > 1 else "of one call"
@@ -324,6 +295,20 @@ class Cycle(Rule):
         if found is not None:
             found.evidence[0]["pattern"] = json.dumps(pattern)
         return found
+
+    def _add(self, step: object, name: str) -> tuple[int, list[str]]:
+        """Return how many rounds end with this step, and the names of one round.
+
+        Where fewer than two rounds end, that is 0 and no names.
+        """
+        rounds, length = 0, 0
+        for period in range(1, self._max_len + 1):
+            same = len(self._recent) >= period and self._recent[-period][0] == step
+            self._same[period] = self._same[period] + 1 if same else 0
+            if self._same[period] >= period and self._same[period] // period + 1 > rounds:
+                rounds, length = self._same[period] // period + 1, period
+        self._recent.append((step, name))
+        return rounds, [name for _, name in self._recent][-length:] if length else []
 
 
 # ---- Long calls that nearly repeat the one before: a file that is written again and again with another line.
