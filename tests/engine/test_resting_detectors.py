@@ -19,6 +19,7 @@ from runguard.core.events import (
     ToolCall,
     ToolResults,
 )
+from runguard.core.rules.rule import Rule
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Lane, Observers, Run
 from runguard.policy.settings import Policy, ToolRule
@@ -110,6 +111,8 @@ def state(thing: Any) -> Any:
         return [state(one) for one in thing]
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     names += getattr(thing, "__dict__", ())
+    if isinstance(thing, Rule):  # what has not changed yet is an attribute of the class
+        names = [name for name in dir(thing) if not name.startswith("__")]
     if not names or isinstance(thing, frozenset) or is_dataclass(thing) or callable(thing):
         return (
             thing
