@@ -129,8 +129,9 @@ class StoreLedger(Waiting):
                     restarted += thread is not None
             self._restarts += restarted
         if restarted:
-            text = "runguard.background_error: %s: %d threads had ended and were started again"
-            _log.error(text, self.name, restarted)
+            _log.error(
+                "runguard.background_error: %s: %d threads had ended and were started again", self.name, restarted
+            )
 
     def close(self) -> None:
         """End the threads and close their connections. Facts that are not booked yet are dropped: call ``flush`` first.
