@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runguard.core.money import Budget
-from runguard.engine import money as reserving
+from runguard.engine import reserving
 from tests.kit.accounts import CALL, Shop, soon, user_budget
 from tests.kit.waiting import turns
 

@@ -8,6 +8,7 @@ import pytest
 
 from runguard.core.decision import (
     Action,
+    Finding,
     trip,
 )
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, RunInfo, ToolCall
@@ -41,6 +42,16 @@ def test_after_a_stop_everything_in_the_run_is_refused_with_the_same_trip(drive:
         assert (decision.action, decision.enforced) == (Action.STOP, True)
         assert decision.trip is first
     assert len(d.guard.trips) == 1
+
+
+def test_two_threads_that_decide_to_stop_a_run_make_one_trip(drive: type[Driver]) -> None:
+    d = drive(max_model_calls=1)
+    event = ModelCall("run", "", "a", d.now)
+    run = d.guard.runs["run"]
+    finding = Finding("max_model_calls", Action.STOP, 2, 1, "model calls", "run")
+    found = [d.guard.deciding.decide(run, run.lanes[ROOT_LANE], event, finding) for _ in range(2)]
+    (first,) = d.guard.trips
+    assert [decision.trip for decision in found] == [first, first]
 
 
 def test_a_loop_in_a_parallel_branch_stops_that_branch_alone(drive: type[Driver]) -> None:

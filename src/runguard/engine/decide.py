@@ -337,16 +337,18 @@ class Deciding:
         return False
 
     def _trip(self, run: Run, lane: Lane, event: Event, finding: Finding) -> Trip:
-        owner = lane.owner(finding) if finding.scope == "lane" else None
+        owner = (lane.owner(finding) if finding.scope == "lane" else None) or run
+        if self.enforces and owner.stopped is not None:
+            return owner.stopped  # another thread of the run has decided meanwhile
         for earlier in run.trips if finding.rule == "fan_out" else ():
             if earlier.rule == finding.rule and earlier.unit == finding.unit:
                 # A surplus is one event however many branches it refuses.
-                if owner is not None and self.enforces:
+                if owner is not run and self.enforces:
                     owner.stop(earlier)
                 return earlier
         trip = self.describe(run, lane, event, finding)
         if self.enforces:
-            (run if owner is None else owner).stop(trip)
+            owner.stop(trip)
             for visit in list(run.visits):
                 visit.wake()  # a stopped call does not wait
         self._faults.attempt("recording a trip", self._record, run, trip, finding)
