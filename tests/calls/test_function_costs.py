@@ -65,6 +65,32 @@ def test_a_cost_of_input_and_output_tokens() -> None:
     assert call.spend()["usd"] == Decimal("0.6")
 
 
+@each_row(
+    ("usage", "output", "estimated"),
+    [
+        ({"prompt_tokens": 900}, 250, 1),
+        ({"prompt_tokens": 900, "completion_tokens": 0}, 250, 1),
+        ({"prompt_tokens": 900, "total_tokens": 900}, 0, 0),  # a total says that there was none
+        ({"prompt_tokens": 900, "completion_tokens": 5}, 5, 0),
+    ],
+)
+def test_an_output_that_is_not_reported_is_estimated_from_the_text(
+    usage: dict[str, int], output: int, estimated: int
+) -> None:
+    answer = {"model": "gpt-4o", "choices": [{"message": {"content": "word " * 200}}], "usage": usage}
+    call = guard(Model(answer), max_usd=1)
+    call("question")
+    spent = call.spend()
+    assert (spent["input_tokens"], spent["output_tokens"], spent["estimated_calls"]) == (900, output, estimated)
+
+
+def test_an_embedding_has_no_output_to_estimate() -> None:
+    answer = {"model": "text-embedding-3-small", "data": [{"embedding": [0.1] * 10}], "usage": {"prompt_tokens": 900}}
+    call = guard(Model(answer), max_usd=1)
+    call("text")
+    assert (call.spend()["output_tokens"], call.spend()["estimated_calls"]) == (0, 0)
+
+
 @pytest.mark.parametrize(
     "cost", [lambda r: 1 / 0, lambda r: float("nan"), lambda r: -1, lambda r: True, lambda r: "much", lambda r: None]
 )

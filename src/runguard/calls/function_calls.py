@@ -784,8 +784,11 @@ def _book(call: GuardedCall, charge: Charge, answer: Reading, result: Any, recei
     if usage is not None:
         if received:
             usage = replace(usage, output=max(usage.output, tokens_in(received)))
+        elif answer.size and not usage.output:
+            usage, guessed = replace(usage, output=tokens_in(answer.size)), True
         if not usage.input:
-            usage, guessed = _with_input(usage, answer, request)
+            usage, lacked = _with_input(usage, answer, request)
+            guessed = guessed or lacked
     elif request.input_tokens is not None or answer.size:
         output = tokens_in(answer.size) if answer.size else 0
         if not output and settings.cost_of_result is None and settings.fixed_cost is None:

@@ -439,7 +439,7 @@ class Reading:
     size: int = field(default=0, compare=False)  # bytes of all that was said; only where ``measures`` is set
     searches: int = field(default=0, compare=False)  # on the model's side, as its content shows them
     ids: tuple[str, ...] = field(default=(), compare=False)  # of the calls, "" where the provider gives none
-    measures: bool = field(default=False, compare=False, repr=False)  # no usage was reported
+    measures: bool = field(default=False, compare=False, repr=False)  # no output was reported
 
     @property
     def lacks_input(self) -> bool:
@@ -506,9 +506,9 @@ def _read(response: Any, depth: int, said: bool = True) -> Reading:
     except Exception as error:
         problems.append(f"the usage could not be read: {type(error).__name__}")
         counts = None
-    reading = Reading(None, model_of(get), usd=usd, measures=counts is None)
+    reading = Reading(None, model_of(get), usd=usd, measures=counts is None or counts.lacks_output)
     try:
-        choices = None if said or counts is None else get("choices")
+        choices = None if said or reading.measures else get("choices")
         # the content of anything but a chat completion may show searches, which cost money
         if type(choices) is not list or not choices:
             _content(response, get, reading)
