@@ -67,7 +67,7 @@ def test_a_browser_shows_every_fact_and_loads_nothing(page: Path, browser: Any, 
     told = " ".join(shown.inner_text("main").split())
     for fact in (
         "Under the defaults against a<b>&.toml",
-        "stop at call 5: repetition of",
+        "stop at call 9: repetition of",
         "then 6150 tokens, $0.0165",
         "nothing",
         "stopped although labelled a success, under the defaults: 1",
