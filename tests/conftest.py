@@ -49,16 +49,23 @@ TOGETHER = {
 
 # So many cases of one test run; ``make faults`` runs all of them. The key is how the test's id begins, and the first
 # one that fits counts. Fewer of those that play the same on many topologies, stores or clients, and all where each
-# case is something else: a page, a file, a function that is broken.
+# case is something else: a page, a file, a function that is broken. None of a few slow ones that test our own tools.
 MOST_CASES = {
+    "tests/frameworks/test_framework_examples.py::test_benchmark_measures_every_framework": 0,
+    "tests/scripts/test_api_breaks.py::test_the_adapters_of_other_frameworks_are_compared_too": 0,
+    "tests/scripts/test_own_tests.py::test_what_the_guard_breaks_is_found": 0,
     **dict.fromkeys(("tests/docs_site/", "tests/faults/", "tests/fuzz/", "tests/golden/"), 1_000),
     **dict.fromkeys(("tests/test_docs.py", "tests/frameworks/test_pages.py"), 1_000),
-    "tests/adk/": 4,
+    **dict.fromkeys(("tests/calls/", "tests/core/", "tests/policy/", "tests/pricing/", "tests/termination/"), 1_000),
+    "tests/adk/install/test_adk_cli.py": 1,
+    "tests/adk/": 3,
     "tests/examples/": 1,
+    "tests/gateway/": 3,
     "tests/ledger/identity/": 2,
     "tests/ledger/shared/": 2,
     "tests/ledger/": 3,
     "tests/replay/test_same_": 8,
+    "tests/wire/": 4,
     "": 6,
 }
 # Each scenario of the conformance kit runs in one of the ways to start an agent.

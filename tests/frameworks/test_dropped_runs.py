@@ -1,5 +1,6 @@
 """Runs that fail, are cancelled or are dropped: the collector ends them, and nothing hangs or stays open."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ HARNESSES: Final = {
     "openai": "from tests.frameworks.openai_harness import OpenAIAgentsHarness as Harness",
     "pydantic": "from tests.frameworks.pydantic_harness import PydanticAIHarness as Harness",
 }
+RUNS: Final = 150 if os.environ.get("RUNGUARD_FAULTS") == "long" else 40
 CODE: Final = """
     import asyncio, faulthandler, gc, logging, sys
     faulthandler.dump_traceback_later(150, exit=True)
@@ -53,7 +55,7 @@ CODE: Final = """
 
     usual = gc.get_threshold()[0]
     for kind in ("failed", "cancelled"):
-        for runs, threshold in ((150, usual), (40, 1)):
+        for runs, threshold in ((RUNS, usual), (RUNS // 4, 1)):
             guard = asyncio.run(main(runs, threshold))
             gc.set_threshold(usual)
             gc.unfreeze()
@@ -66,7 +68,7 @@ CODE: Final = """
 
 @pytest.mark.parametrize("framework", HARNESSES)
 def test_the_collector_ends_what_no_hook_ends(framework: str) -> None:
-    code = textwrap.dedent(CODE).replace("HARNESS", HARNESSES[framework])
+    code = textwrap.dedent(CODE).replace("HARNESS", HARNESSES[framework]).replace("RUNS", str(RUNS))
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
     )
