@@ -80,6 +80,9 @@ def of(reply: StoreReply, key: str = "k#") -> Balance:
 # Each worker is a process of its own, forked from one that has imported everything: to start one costs milliseconds,
 # and it can be killed.
 WORKERS = multiprocessing.get_context("forkserver")
+WORKERS.set_forkserver_preload(
+    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
+)
 
 
 PREAMBLE = """

@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count
 
@@ -19,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
-from runguard.ledger.ledger import Account, Hold, Ledger, Refusal, Stale
+from runguard.ledger.ledger import Account, Hold, Ledger, Line, Refusal, Stale
+from tests.kit.store_model import StoreModel
 from tests.kit.waiting import PATIENCE_S
 
 TTL_S = 300.0  # a hold that no test outlives
@@ -124,80 +124,32 @@ class Desk:
         return found.spent, found.held
 
 
-@dataclass
-class Slip:
-    """One call on paper: where it counts, what it holds, what it took."""
+class Paper(StoreModel):
+    """Accounts as one keeps them by hand. A release takes back what was charged for a hold that outlived its time."""
 
-    keys: tuple[str, ...]
-    holds: Amount
-    took: Amount = NOTHING
-
-
-@dataclass
-class Page:
-    """One account on paper. What is spent and held is in the slips."""
-
-    cap: list[int]
-    granted: list[int] = field(default_factory=lambda: [0, 0, 0])
-    overrun: list[int] = field(default_factory=lambda: [0, 0, 0])
-    closed: bool = False
-    marks: dict[str, tuple[Fraction, Amount]] = field(default_factory=dict)
-
-
-class Paper:
-    """Accounts as one keeps them by hand: nothing is carried over, every sum is made anew from all slips."""
-
-    def __init__(self, caps: dict[str, Amount]) -> None:
-        self.pages = {key: Page(list(cap)) for key, cap in caps.items()}
-        self.slips: list[Slip] = []
-
-    def spent(self, key: str, unit: int) -> int:
-        return sum(slip.took[unit] for slip in self.slips if key in slip.keys)
-
-    def held(self, key: str, unit: int) -> int:
-        return sum(slip.holds[unit] for slip in self.slips if key in slip.keys)
-
-    def cap(self, key: str, unit: int) -> int:
-        page = self.pages[key]
-        return UNLIMITED if page.cap[unit] == UNLIMITED else page.cap[unit] + page.granted[unit]
-
-    def above(self, key: str, unit: int) -> int:
-        """How far spend and holds are above the cap; below zero there is room."""
-        return self.spent(key, unit) + self.held(key, unit) - self.cap(key, unit)
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: dict[tuple[str, str], tuple[Fraction, Amount]] = {}
 
     def room(self, key: str, unit: int) -> int:
-        return 0 if self.pages[key].closed else max(-self.above(key, unit), 0)
+        return 0 if self.accounts[key].closed else max(-self.due(key, unit), 0)
 
-    def refusing(self, key: str, want: Amount) -> int | None:
-        """The first unit in which an account refuses."""
-        page = self.pages[key]
-        if page.closed:
-            return next(unit for unit in range(3) if page.overrun[unit])  # what closed it
-        return next((unit for unit in range(3) if self.above(key, unit) + want[unit] > 0), None)
+    def release(self, name: str, now: float = 0.0) -> None:
+        hold = self.holds[name]
+        if hold.state != "settled":
+            hold.state, hold.amount = "released", NOTHING
 
-    def settle(self, slip: Slip, took: Amount) -> None:
-        # one of the two is nothing
-        before = [max(held, paid) for held, paid in zip(slip.holds, slip.took, strict=True)]
-        slip.holds, slip.took = NOTHING, took
-        for key in slip.keys:
-            page = self.pages[key]
-            for unit in range(3):
-                excess, above = took[unit] - before[unit], self.above(key, unit)
-                if excess > 0 and above > 0:
-                    page.closed = True
-                    page.overrun[unit] = max(page.overrun[unit], min(above, page.overrun[unit] + excess))
-
-    def extend(self, key: str, more: Amount) -> None:
-        page = self.pages[key]
-        page.granted = [had + new for had, new in zip(page.granted, more, strict=True)]
-        page.closed = page.closed and any(self.above(key, unit) > 0 for unit in range(3))
-        page.marks = {mark: entry for mark, entry in page.marks.items() if self.is_reached(key, *entry)}
+    def extend(self, line: Line, more: Amount) -> None:
+        super().extend(line, more)
+        self.marks = {
+            mark: entry
+            for mark, entry in self.marks.items()
+            if mark[0] != line.key or self.is_reached(line.key, *entry)
+        }
 
     def is_reached(self, key: str, share: Fraction, limit: Amount) -> bool:
-        granted = self.pages[key].granted
-        return any(
-            limit[u] < UNLIMITED and self.spent(key, u) >= math.ceil((limit[u] + granted[u]) * share) for u in range(3)
-        )
+        granted, spent = self.accounts[key].granted, self.sum_of(key, "settled", "expired")
+        return any(limit[u] < UNLIMITED and spent[u] >= math.ceil((limit[u] + granted[u]) * share) for u in range(3))
 
 
 KEYS = ("run", "user", "app")
@@ -227,10 +179,13 @@ class AgainstPaper(RuleBasedStateMachine):
         super().__init__()
         self.desk, self.loop = desk, loop
         self.caps: dict[str, Amount] = dict.fromkeys(KEYS, FREE)
-        self.paper, self.holds, self.honest = Paper(self.caps), list[Hold](), True
+        self.paper, self.holds, self.honest = Paper(), list[Hold](), True
 
     def accounts(self, keys: Sequence[str]) -> list[Account]:
         return [self.desk.account(key, self.caps[key]) for key in keys]
+
+    def lines(self, keys: Sequence[str]) -> list[Line]:
+        return [Line(key, self.desk.scope, None, None, None, self.caps[key]) for key in keys]
 
     def told(self, hold: Hold, took: Amount) -> None:
         """Settled, and booked when this returns."""
@@ -238,106 +193,115 @@ class AgainstPaper(RuleBasedStateMachine):
         self.desk.ledger.settle(hold, took, booked.set)
         assert booked.wait(PATIENCE_S)
 
+    def key_of(self, account: Account) -> str:
+        return account.key.removeprefix(f"{self.desk.name}/").removesuffix("#")
+
     @initialize(caps=st.tuples(CAPS, CAPS, CAPS))
     def begin(self, caps: tuple[Amount, Amount, Amount]) -> None:
         self.desk = Desk(self.desk.ledger)
         self.caps = dict(zip(KEYS, caps, strict=True))
-        self.paper = Paper(self.caps)
+        self.paper.touch(self.lines(KEYS))
         self.loop.run_until_complete(self.desk.held(self.accounts(KEYS), NOTHING))
 
-    @rule(keys=SETS, want=AMOUNTS, force=st.sampled_from([False, False, False, False, True]))
-    def reserve(self, keys: list[str], want: Amount, force: bool) -> None:
+    @rule(
+        keys=SETS,
+        want=AMOUNTS,
+        force=st.sampled_from([False, False, False, False, True]),
+        outlives=st.sampled_from([False, False, False, True]),
+    )
+    def reserve(self, keys: list[str], want: Amount, force: bool, outlives: bool) -> None:
         refusing = {key: unit for key in keys if (unit := self.paper.refusing(key, want)) is not None}
-        result = self.loop.run_until_complete(self.desk.reserve(self.accounts(keys), want, force=force))
+        ttl = 0.001 if outlives else TTL_S
+        result = self.loop.run_until_complete(self.desk.ledger.reserve(self.accounts(keys), want, force=force, ttl=ttl))
         if refusing and not force:
             assert isinstance(result, Refusal)
             self.check_refusal(result, keys, want, refusing)
             return
         assert isinstance(result, Hold)
         self.honest = self.honest and not refusing
+        name = f"{len(self.holds)}"
         self.holds.append(result)
-        self.paper.slips.append(Slip(tuple(keys), want))
+        assert self.paper.reserve(name, 0.0 if outlives else TTL_S, self.lines(keys), want, 0.0, force=force) == "ok"
+        if outlives:
+            time.sleep(0.003)
+            self.paper.expire(0.0)
 
     def check_refusal(self, refusal: Refusal, keys: list[str], want: Amount, refusing: dict[str, int]) -> None:
-        paper, key = self.paper, refusal.account.key.removeprefix(f"{self.desk.name}/").removesuffix("#")
+        paper = self.paper
         others_hold = [
-            not paper.pages[k].closed and paper.held(k, u) > 0 and paper.spent(k, u) < paper.cap(k, u)
+            not paper.accounts[k].closed
+            and paper.sum_of(k, "open")[u] > 0
+            and paper.due(k, u) - paper.sum_of(k, "open")[u] < 0
             for k, u in refusing.items()
         ]
-        assert refusing.get(key) == refusal.unit
-        assert (refusal.unit, paper.room(key, refusal.unit)) == min(
+        assert refusing.get(self.key_of(refusal.account)) == refusal.unit
+        assert (refusal.unit, paper.room(self.key_of(refusal.account), refusal.unit)) == min(
             (unit, paper.room(k, unit)) for k, unit in refusing.items()
         )
         assert refusal.room == tuple(min(paper.room(k, unit) for k in keys) for unit in range(3))
         assert refusal.wanted == want
         assert refusal.wait_helps is all(others_hold)
+        assert str(refusal).startswith(f"{self.desk.scope} has no room for {want[refusal.unit]} ")
 
     @precondition(lambda self: self.holds)
     @rule(pick=PICKS, part=st.sampled_from([0, 1, 2]), more=st.one_of(st.just(NOTHING), AMOUNTS))
     def settle(self, pick: int, part: int, more: Amount) -> None:
         """An open call, or once more one that has ended."""
-        hold, slip = self.holds[pick % len(self.holds)], self.paper.slips[pick % len(self.holds)]
-        took = tuple(amount * part // 2 + extra for amount, extra in zip(hold.amount, more, strict=True))
-        assert len(took) == 3
-        if any(new > max(held, paid) for new, held, paid in zip(took, slip.holds, slip.took, strict=True)):
-            self.honest = False
+        number = pick % len(self.holds)
+        hold, known = self.holds[number], self.paper.holds[f"{number}"]
+        usd, tokens, calls = (amount * part // 2 + extra for amount, extra in zip(hold.amount, more, strict=True))
+        took = usd, tokens, calls
+        self.honest = self.honest and not any(new > before for new, before in zip(took, known.amount, strict=True))
         self.told(hold, took)
-        self.paper.settle(slip, took)
+        self.paper.settle(f"{number}", (), took, 0.0)
+        assert (hold.booked, hold.is_open) == (took, False)
 
     @precondition(lambda self: self.holds)
     @rule(pick=PICKS)
     def release(self, pick: int) -> None:
         self.desk.release(self.holds[pick % len(self.holds)])
-        self.paper.slips[pick % len(self.holds)].holds = NOTHING
+        self.paper.release(f"{pick % len(self.holds)}")
 
     @rule(keys=SETS, took=AMOUNTS)
     def book(self, keys: list[str], took: Amount) -> None:
-        hold, slip = self.desk.ledger.book(self.accounts(keys)), Slip(tuple(keys), NOTHING)
+        hold = self.desk.ledger.book(self.accounts(keys))
         self.told(hold, took)
+        self.paper.settle(f"{len(self.holds)}", self.lines(keys), took, 0.0)
         self.holds.append(hold)
-        self.paper.slips.append(slip)
-        self.paper.settle(slip, took)
         self.honest = self.honest and took == NOTHING
 
     @rule(key=st.sampled_from(KEYS), more=AMOUNTS)
     def extend(self, key: str, more: Amount) -> None:
         (account,) = self.accounts([key])
         self.desk.ledger.extend(account, more)
-        self.paper.extend(key, more)
+        self.paper.extend(self.lines([key])[0], more)
 
     @rule(key=st.sampled_from(KEYS), caps=CAPS)
     def change_the_policy(self, key: str, caps: Amount) -> None:
         self.honest = self.honest and all(new >= old for new, old in zip(caps, self.caps[key], strict=True))
         self.caps[key] = caps
-        self.paper.pages[key].cap = list(caps)
+        self.paper.touch(self.lines([key]))
         hold = self.loop.run_until_complete(self.desk.held(self.accounts([key]), NOTHING, force=True))
         self.desk.release(hold)
 
     @rule(key=st.sampled_from(KEYS), mark=st.sampled_from(sorted(SHARES)))
     def reach_a_mark(self, key: str, mark: str) -> None:
-        page, (account,) = self.paper.pages[key], self.accounts([key])
-        assert self.desk.first(account, mark, SHARES[mark], self.caps[key]) is (mark not in page.marks)
-        page.marks.setdefault(mark, (Fraction(str(SHARES[mark])), self.caps[key]))
+        (account,) = self.accounts([key])
+        is_first = self.desk.first(account, mark, SHARES[mark], self.caps[key])
+        assert is_first is ((key, mark) not in self.paper.marks)
+        self.paper.marks.setdefault((key, mark), (Fraction(str(SHARES[mark])), self.caps[key]))
 
     @invariant()
     def the_books_say_what_is_on_paper(self) -> None:
-        found = {
-            account.key.removeprefix(f"{self.desk.name}/").removesuffix("#"): account
-            for account in self.desk.ledger.find(self.desk.scope)
-        }
+        found = {self.key_of(account): account for account in self.desk.ledger.find(self.desk.scope)}
         if not found:
             return  # not begun
         assert sorted(found) == sorted(KEYS)
-        for key, account in found.items():
-            page = self.paper.pages[key]
-            assert account.spent == tuple(self.paper.spent(key, unit) for unit in range(3))
-            assert account.held == tuple(self.paper.held(key, unit) for unit in range(3))
-            assert account.caps == tuple(self.paper.cap(key, unit) for unit in range(3))
-            assert (list(account.granted), list(account.overrun), account.closed) == (
-                page.granted,
-                page.overrun,
-                page.closed,
-            )
+        for key, (caps, spent, held, _, granted, overrun, closed) in self.paper.books().items():
+            account = found[key]
+            with_granted = tuple(c if c == UNLIMITED else c + g for c, g in zip(caps, granted, strict=True))
+            assert (account.spent, account.held, account.caps) == (spent, held, with_granted)
+            assert (account.granted, account.overrun, account.closed) == (granted, overrun, closed)
             if self.honest:
-                assert all(self.paper.above(key, unit) <= 0 for unit in range(3))
+                assert all(self.paper.due(key, unit) <= 0 for unit in range(3))
                 assert not account.closed

@@ -21,7 +21,7 @@ from typing import Any
 from runguard.core.money import UNLIMITED, Amount
 from runguard.ledger.ledger import Line
 from tests.kit.simulated_store import VirtualTime, simulated_store
-from tests.kit.store_model import StoreModel
+from tests.kit.store_model import StoreModel, book_of
 
 TTL_S, TIMEOUT_S, REPEAT_S, PERIOD_S = 60.0, 5.0, 8.0, 400.0
 DELAYS = (0.01, 0.01, 0.05, 0.2, 1.0, 4.0, 20.0, 90.0)
@@ -120,7 +120,7 @@ class Episode:
 
     def compare(self) -> None:
         self.model.expire(self.time.now)
-        found = {b.key: (b.spent, b.held, b.granted, b.overrun, b.closed) for b in self.store.read()}
+        found = {balance.key: book_of(balance) for balance in self.store.read()}
         assert found == self.model.books()
 
     # ---- workers ----------------------------------------------------------------------------------------------------

@@ -3,8 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from runguard.core.money import NOTHING, Amount
-from runguard.ledger.ledger import Line
+from runguard.core.money import NOTHING, UNLIMITED, Amount
+from runguard.ledger.ledger import Balance, Line
+
+Book = tuple[Amount, Amount, Amount, Amount, Amount, Amount, bool]
+
+
+def book_of(balance: Balance) -> Book:
+    """What the model knows of an account, as a store tells it."""
+    b = balance
+    return b.caps, b.spent, b.held, b.expired, b.granted, b.overrun, b.closed
 
 
 @dataclass
@@ -36,8 +44,17 @@ class StoreModel:
     def due(self, key: str, unit: int) -> int:
         """How far an account is above its cap; below zero there is room."""
         account = self.accounts[key]
-        taken = self.sum_of(key, "open", "settled", "expired")[unit]
-        return taken - account.caps[unit] - account.granted[unit]
+        cap = account.caps[unit]
+        return self.sum_of(key, "open", "settled", "expired")[unit] - (
+            cap if cap == UNLIMITED else cap + account.granted[unit]
+        )
+
+    def refusing(self, key: str, want: Amount) -> int | None:
+        """The first unit in which an account refuses; of a closed one, what closed it."""
+        account = self.accounts[key]
+        if account.closed:
+            return next(unit for unit in range(3) if account.overrun[unit])
+        return next((unit for unit in range(3) if self.due(key, unit) + want[unit] > 0), None)
 
     def touch(self, lines: Sequence[Line]) -> None:
         for line in lines:
@@ -49,7 +66,9 @@ class StoreModel:
                 hold.state = "expired"
                 self.expiries += 1
 
-    def reserve(self, name: str, ttl: float, lines: Sequence[Line], want: Amount, now: float) -> str:
+    def reserve(
+        self, name: str, ttl: float, lines: Sequence[Line], want: Amount, now: float, *, force: bool = False
+    ) -> str:
         """Return ok, refused or stale."""
         known = self.holds.get(name)
         if known is not None:
@@ -60,15 +79,14 @@ class StoreModel:
         self.expire(now)
         self.touch(lines)
         keys = tuple(line.key for line in lines)
-        for key in keys:
-            if self.accounts[key].closed or any(self.due(key, unit) + want[unit] > 0 for unit in range(3)):
-                return "refused"
+        if not force and any(self.refusing(key, want) is not None for key in keys):
+            return "refused"
         self.holds[name] = ModelHold(keys, "open", want, now + ttl)
         return "ok"
 
     def settle(self, name: str, lines: Sequence[Line], actual: Amount, now: float) -> None:
         hold = self.holds.get(name)
-        if hold is None or not hold.keys:
+        if hold is None or (hold.state == "released" and not hold.keys):
             self.touch(lines)
             hold = self.holds[name] = ModelHold(tuple(line.key for line in lines), "released", NOTHING)
         before = NOTHING if hold.state == "released" else hold.amount
@@ -97,11 +115,13 @@ class StoreModel:
         account.granted = (granted[0] + more[0], granted[1] + more[1], granted[2] + more[2])
         account.closed = account.closed and any(self.due(line.key, unit) > 0 for unit in range(3))
 
-    def books(self) -> dict[str, tuple[Amount, Amount, Amount, Amount, bool]]:
+    def books(self) -> dict[str, Book]:
         return {
             key: (
+                account.caps,
                 self.sum_of(key, "settled", "expired"),
                 self.sum_of(key, "open"),
+                self.sum_of(key, "expired"),
                 account.granted,
                 account.overrun,
                 account.closed,

@@ -15,7 +15,6 @@ from tests.kit.conformance import (
     LONG_S,
     SHORT_S,
     THREADS,
-    WORKERS,
     Connect,
     Worker,
     a_line,
@@ -138,11 +137,6 @@ def test_no_record_is_lost_when_many_write(sessions: list[StoreSession]) -> None
     )
     for number in range(THREADS):  # each writer's own records keep their order
         assert [text for _, ref, text in told if ref == f"{number}"] == [f"{turn}" for turn in range(5)]
-
-
-WORKERS.set_forkserver_preload(
-    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
-)
 
 
 # ---- other processes ------------------------------------------------------------------------------------------------

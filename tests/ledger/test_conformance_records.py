@@ -9,7 +9,7 @@ import pytest
 
 from runguard.core.money import NOTHING
 from runguard.ledger.ledger import Store, StoreOutage, StoreSession
-from tests.kit.conformance import CALL, LONG_S, SHORT_S, WORKERS, Connect, a_line, an_id, calls, past, the
+from tests.kit.conformance import CALL, LONG_S, SHORT_S, Connect, a_line, an_id, calls, past, the
 from tests.kit.waiting import PATIENCE_S, at_once
 
 # ---- marks ----------------------------------------------------------------------------------------------------------
@@ -270,8 +270,3 @@ def test_many_workers_may_open_a_new_store_at_the_same_moment(store: Store) -> N
             return session.reserve(an_id(), LONG_S, [a_line(caps=calls(5))], CALL).ok
 
     assert sorted(at_once(work)) == [False] * 11 + [True] * 5
-
-
-WORKERS.set_forkserver_preload(
-    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
-)

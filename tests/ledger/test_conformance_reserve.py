@@ -15,7 +15,6 @@ from tests.kit.conformance import (
     CALL,
     LONG_S,
     SHORT_S,
-    WORKERS,
     Connect,
     a_line,
     an_id,
@@ -367,8 +366,3 @@ def test_names_with_odd_characters_are_names_like_any_other(session: StoreSessio
     assert [(run, worker, text) for run, worker, _, text in session.running(60)] == [(odd, odd, odd)]
     assert session.claim(odd, LONG_S) == "yes"
     assert session.claim(odd, LONG_S) == "pending"
-
-
-WORKERS.set_forkserver_preload(
-    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
-)

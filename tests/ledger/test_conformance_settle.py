@@ -9,7 +9,7 @@ import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.ledger import Balance, Line, Store, StoreSession
-from tests.kit.conformance import CALL, LONG_S, SCOPE, SHORT_S, WORKERS, Connect, a_line, an_id, calls, of, past, the
+from tests.kit.conformance import CALL, LONG_S, SCOPE, SHORT_S, Connect, a_line, an_id, calls, of, past, the
 from tests.kit.waiting import PATIENCE_S
 
 # ---- settle ---------------------------------------------------------------------------------------------------------
@@ -260,8 +260,3 @@ def test_a_workers_clock_does_not_matter(
     assert the(session, "short#").expired == CALL
     session.beat("run", "w", "")
     assert [run for run, *_ in session.running(60)] == ["run"]
-
-
-WORKERS.set_forkserver_preload(
-    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
-)

@@ -6,14 +6,14 @@ import json
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.ledger import Account, Hold, Refusal, Stale
-from tests.kit.ledgers import CALL, FREE, Desk, usd
+from tests.kit.ledgers import FREE, Desk, usd
 from tests.kit.waiting import PATIENCE_S, loops_at_once
 
 # ---- waiting --------------------------------------------------------------------------------------------------------
@@ -233,36 +233,11 @@ class Crowd:
         assert self.cap * 0.4 < sum(self.took) <= self.cap, "much of it was used, and not more than there was"
 
 
-async def test_many_coroutines_on_one_budget_never_break_it_and_leave_nothing_held(desk: Desk) -> None:
-    crowd = Crowd(desk, 24, 10)
-    with watched(desk, "shared") as broken:
-        await asyncio.gather(*(crowd.work(number) for number in range(24)))
-    crowd.check(broken)
-
-
 def test_many_threads_with_loops_of_their_own_never_break_a_budget_and_leave_nothing_held(desk: Desk) -> None:
     crowd = Crowd(desk, 12, 20)
     with watched(desk, "shared") as broken:
         loops_at_once([lambda number=number: crowd.work(number) for number in range(12)])  # type: ignore[misc]
     crowd.check(broken)
-
-
-@pytest.mark.parametrize("threads", [False, True])
-def test_of_many_who_ask_at_once_as_many_get_in_as_the_cap_has_room_for(desk: Desk, threads: bool) -> None:
-    for turn in range(5):
-        won: list[Hold] = []
-
-        async def ask(turn: int = turn, won: list[Hold] = won) -> None:
-            result = await desk.reserve([desk.account(f"{turn}", (UNLIMITED, UNLIMITED, 5))], CALL)
-            if isinstance(result, Hold):
-                won.append(result)
-
-        async def together(ask: Callable[[], Awaitable[None]] = ask) -> None:
-            await asyncio.gather(*(ask() for _ in range(16)))
-
-        loops_at_once([ask] * 16 if threads else [together])
-        assert len(won) == 5
-        assert desk.books(f"{turn}") == (NOTHING, (0, 0, 5))
 
 
 def test_the_control_document_loses_no_change(desk: Desk) -> None:

@@ -7,7 +7,6 @@ find another.
 """
 
 import asyncio
-import multiprocessing
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -16,18 +15,13 @@ from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger.ledger import Account, Hold, Ledger, Refusal
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
+from tests.kit.conformance import WORKERS as FORKS
 
 WORKERS = 64
 PROCESSES = 8  # with a ledger of its own each
 BUDGET = 5
 ROUNDS = {"memory": 40, "redis": 20, "sqlite": 6, "postgres": 5}  # benchmarks/crowd.py makes 100 on each
 PATIENCE_S = 50.0
-
-# Forked from a process that has imported everything: to start one costs milliseconds.
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
-)
 
 
 def account_of(ledger: Ledger, turn: int) -> Account:

@@ -1,9 +1,7 @@
 """What is special to the PostgreSQL store: its server, its connections, its locks, its schema."""
 
 import contextlib
-import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -79,48 +77,6 @@ def together(count: int, work: Callable[[int], Any]) -> list[Any]:
 # ---- accounts -------------------------------------------------------------------------------------------------------
 
 
-def test_one_line_and_several_lines_count_the_same(session: PostgresSession) -> None:
-    for lines in ([line("one", 100)], [line("z", 100), line("b", 100)]):
-        keys = [entry.key for entry in lines]
-        name = keys[0]
-        reply = session.reserve(name, 60.0, lines, (60, 5, 1))
-        assert reply.ok
-        assert [b.key for b in reply.balances] == keys
-        assert {b.held for b in reply.balances} == {(60, 5, 1)}
-        assert session.reserve(name, 60.0, lines, (60, 5, 1)).ok, "the same again answers as before"
-        refused = session.reserve(f"{name} 2", 60.0, lines, (41, 0, 1))
-        assert not refused.ok
-        assert {b.held for b in refused.balances} == {(60, 5, 1)}, "and counts once"
-        assert {b.spent for b in session.settle(name, lines, (50, 4, 1)).balances} == {(50, 4, 1)}
-        assert {b.spent for b in session.settle(name, lines, (40, 4, 1)).balances} == {(40, 4, 1)}, (
-            "the later figure replaces the earlier"
-        )
-        assert not session.reserve(name, 60.0, lines, (1, 1, 1)).ok, "the id of a settled hold is used up"
-        over = session.settle(f"{name} unknown", lines, (70, 0, 1)).balances
-        assert {(b.spent, b.overrun, b.closed) for b in over} == {((110, 4, 2), (10, 0, 0), True)}
-        assert not session.reserve(f"{name} 3", 60.0, lines, (0, 0, 0)).ok, "closed"
-        assert session.reserve(f"{name} 3", 60.0, lines, (1, 0, 0), force=True).ok
-        assert {b.held for b in session.release(f"{name} 3").balances} == {(0, 0, 0)}
-        opened = session.extend(lines[0], (100, 0, 0))
-        assert (opened.granted, opened.closed) == ((100, 0, 0), False)
-
-
-def test_an_overdue_hold_is_charged_and_a_late_settlement_corrects_it(session: PostgresSession) -> None:
-    assert session.reserve("lost", 0.0, [line("a", 100)], (30, 3, 1)).ok
-    (seen,) = session.reserve("next", 60.0, [line("a", 100)], (70, 7, 1)).balances
-    assert (seen.spent, seen.held, seen.expired) == ((30, 3, 1), (70, 7, 1), (30, 3, 1))
-    assert not session.reserve("lost", 60.0, [line("a", 100)], (30, 3, 1)).ok
-    assert session.release("lost").balances == []
-    (late,) = session.settle("lost", [line("a", 100)], (10, 1, 1)).balances
-    assert (late.spent, late.held, late.expired) == ((10, 1, 1), (70, 7, 1), (0, 0, 0))
-
-
-def test_more_overdue_holds_than_a_batch(session: PostgresSession) -> None:
-    for number in range(150):
-        session.reserve(f"lost {number}", 0.0, [line(f"k{number % 7}"), line("all")], (1, 1, 1), force=True)
-    assert {b.key: (b.spent[0], b.held[0], b.expired[0]) for b in session.read()}["all"] == (150, 0, 150)
-
-
 def test_amounts_stay_within_bigint(session: PostgresSession) -> None:
     """More than fits is not counted, and nothing fails: what happened is never refused."""
     for number in range(50):
@@ -158,15 +114,6 @@ def test_the_database_itself_refuses_a_negative_amount(pg: Server, url: str, ses
         db.execute(f"UPDATE {session._schema}.accounts SET held_usd = held_usd - 2")
 
 
-def test_periods_are_judged_by_the_servers_clock(session: PostgresSession) -> None:
-    now = session.now()
-    for lines in ([line("a", ends=now - 1)], [line("a", begins=now + 60)], [line("b"), line("a", ends=now - 1)]):
-        reply = session.reserve("h", 60.0, lines, (1, 1, 1))
-        assert (reply.ok, reply.stale, list(reply.balances)) == (False, True, [])
-    assert all(b.held == (0, 0, 0) for b in session.read())
-    assert session.reserve("h", 60.0, [line("a", begins=now - 1, ends=now + 600)], (1, 1, 1)).ok
-
-
 def test_purge_goes_in_parts(session: PostgresSession) -> None:
     for number in range(30):
         session.settle(f"h{number}", [Line(f"run:{number}", f"run:{number}", None, None, None, NO_CAP)], (1, 1, 1))
@@ -178,14 +125,6 @@ def test_purge_goes_in_parts(session: PostgresSession) -> None:
 
 
 # ---- many at once ---------------------------------------------------------------------------------------------------
-
-
-def test_workers_that_make_the_schema_at_the_same_time(url: str) -> None:
-    sessions = together(8, lambda _: PostgresStore(url).connect(10.0))
-    assert all(made.reserve(f"h{n}", 60.0, [line()], (1, 1, 1)).ok for n, made in enumerate(sessions))
-    assert sessions[0].read()[0].held == (8, 8, 8)
-    for made in sessions:
-        made.close()
 
 
 def test_accounts_in_opposite_orders_do_not_deadlock(url: str) -> None:
@@ -233,22 +172,6 @@ def test_a_cut_connection_is_made_again_at_the_next_call(pg: Server, session: Po
     with pytest.raises(StoreOutage):
         session.settle("h", [line()], (5, 5, 1))
     assert session.settle("h", [line()], (5, 5, 1)).balances[0].spent == (5, 5, 1)
-
-
-def test_a_stalled_backend_costs_no_more_than_the_timeout(url: str) -> None:
-    session = PostgresStore(url).connect(0.4)
-    session.settle("h", [line()], (5, 5, 1))
-    pid = pid_of(session)
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        with pytest.raises(StoreOutage, match=r"no answer within 0\.4 s"):
-            session.settle("h", [line()], (5, 5, 1))
-        assert 0.3 < time.monotonic() - began < 10
-    finally:
-        os.kill(pid, signal.SIGCONT)
-    assert session.settle("h", [line()], (5, 5, 1)).balances[0].spent == (5, 5, 1)
-    session.close()
 
 
 def test_a_server_that_says_nothing_costs_no_more_than_the_timeout() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from runguard.core.money import Amount
 from runguard.ledger.ledger import Balance, Line, SettledCall, StoreReply, StoreSession
-from tests.kit.conformance import CALL, LONG_S, Connect, a_line, calls, past, the
+from tests.kit.conformance import CALL, LONG_S, Connect, a_line, past, the
 
 CAPS = {"a#": (300, 400, 40), "b#": (150, 10_000, 60)}
 RECORD = ("call", "run-1", "{}")
@@ -84,24 +84,6 @@ def test_a_repeated_step_changes_nothing(session: StoreSession, connect: Connect
         assert reserved.ok
     assert (the(session).spent, the(session).held) == ((7, 8, 1), (20, 20, 1))
     assert len(session.tail("call", 9)) == 1
-
-
-def test_the_settlement_makes_room_for_the_reservation(session: StoreSession) -> None:
-    line = a_line(caps=(100, 100, 9))
-    session.reserve("first", LONG_S, [line], (100, 0, 1))
-    _, reserved = session.settle_and_reserve(
-        SettledCall("first", [line], (1, 0, 1)), "second", LONG_S, [line], (99, 0, 1)
-    )
-    assert reserved.ok
-    assert the(session).held == (99, 0, 1)
-
-
-def test_a_settlement_is_booked_beside_a_reservation_that_is_refused(session: StoreSession) -> None:
-    line = a_line(caps=calls(1))
-    session.reserve("first", LONG_S, [line], CALL)
-    _, reserved = session.settle_and_reserve(SettledCall("first", [line], CALL, RECORD), "second", LONG_S, [line], CALL)
-    assert not reserved.ok
-    assert (the(session).spent, the(session).held, len(session.tail("call", 9))) == (CALL, (0, 0, 0), 1)
 
 
 def test_a_settlement_is_booked_beside_a_reservation_of_a_past_period(session: StoreSession) -> None:

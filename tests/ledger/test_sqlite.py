@@ -21,13 +21,9 @@ from runguard.errors import PolicyError
 from runguard.ledger.ledger import SCHEMA_VERSION, StoreError, StoreOutage
 from runguard.ledger.sqlite import SqliteSession, SqliteStore
 from runguard.policy import Policy
-from tests.kit.conformance import CALL, LONG_S, WORKERS, Worker, a_line, an_id, calls, of, opened, the
+from tests.kit.conformance import CALL, LONG_S, Worker, a_line, an_id, calls, of, opened, the
 from tests.kit.examples import each_row
 from tests.kit.waiting import PATIENCE_S, at_once
-
-WORKERS.set_forkserver_preload(
-    ["runguard.ledger.sqlite", "runguard.ledger.redis", "redis", "runguard.ledger.postgres", "psycopg", "pytest"]
-)
 
 
 @pytest.fixture

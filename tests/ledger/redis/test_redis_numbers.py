@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import redis
 
-from runguard.core.money import NOTHING, UNLIMITED
+from runguard.core.money import UNLIMITED
 from runguard.ledger.ledger import MOST, StoreError
 from runguard.ledger.redis import MOST_EXACT as EXACT
 from runguard.ledger.redis import RedisSession, script_of
@@ -132,13 +132,6 @@ def test_a_script_takes_no_time_that_is_none(session: RedisSession, raw: Any, be
             identity,
             "1",
         )
-
-
-def test_an_expired_hold_of_nothing_is_in_nobodys_way(session: RedisSession) -> None:
-    session.reserve("zero", 0.01, [a_line()], NOTHING)
-    time.sleep(0.02)
-    assert session.reserve("h", 60, [a_line()], CALL).ok
-    assert session.settle("zero", [a_line()], NOTHING).balances[0].expired == NOTHING
 
 
 # ---- what it keeps --------------------------------------------------------------------------------------------------
