@@ -62,10 +62,11 @@ _HAS_ATTEMPTS: Final = hasattr(AbstractCapability, "prepare_model_request")
 class _Turn:
     """One run of an agent while it works: its ``AgentRun``, and the attempts at its newest model request."""
 
-    __slots__ = ("__weakref__", "attempts", "making", "run")
+    __slots__ = ("__weakref__", "attempts", "making", "others", "run")
 
-    def __init__(self, run: AgentRun) -> None:
-        self.run = run
+    def __init__(self, run: AgentRun, others: list[AgentRun]) -> None:
+        """``others``: what other guards have begun for the same run of the agent."""
+        self.run, self.others = run, others
         self.attempts: list[Permission] = []
         self.making = ExitStack()  # around the newest attempt
 
@@ -93,6 +94,10 @@ class _Turn:
                 used = used or Usage(self.attempts[-1].request.input_tokens)
                 total = Usage(total.input + used.input, total.output + used.output)
         return total
+
+
+# By what the contexts of a run share: the turn of the capability that has begun last.
+_newest: Final[WeakValueDictionary[tuple[str | None, int], _Turn]] = WeakValueDictionary()
 
 
 class RunGuard(Controls, AbstractCapability[Any]):
@@ -148,9 +153,12 @@ class RunGuard(Controls, AbstractCapability[Any]):
         waiting = self.guard.faults.attempt("adapter", _unanswered, ctx.messages) or {}
         if not waiting:
             whom |= asked_of(self.guard, name, ctx.prompt, goes_on=bool(ctx.messages))
-        run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, **whom)
+        key, others = (ctx.run_id, id(ctx.usage)), list[AgentRun]()
+        if (around := _newest.get(key)) is not None:
+            others = [*around.others, around.run]
+        run = await AgentRun.resume(self.guard, name, list(waiting), condition=self._condition, others=others, **whom)
         run.tools.asked_for(list(waiting.values()))
-        turn = self._turns[ctx.run_id, id(ctx.usage)] = _Turn(run)
+        turn = self._turns[key] = _newest[key] = _Turn(run, others)
         try:
             run.enter()  # a stop is in force from now on: the first model request meets it
             result = await handler()
@@ -159,7 +167,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
             return result
         finally:
             if self._turn(ctx) is turn:
-                del self._turns[ctx.run_id, id(ctx.usage)]
+                del self._turns[key]
             run.end()
 
     @property

@@ -94,8 +94,10 @@ class RunGuard(Controls, Plugin):
         if not waiting:
             asked = [block.get("text") for message in event.messages or () for block in message["content"]]
             whom |= asked_of(self.guard, event.agent.name, asked, goes_on=bool(event.agent.messages))
+        runs = event.invocation_state.setdefault(_RUNS, {})
+        whom["others"] = [run for (_, agent), run in runs.items() if agent == id(event.agent)]
         run = await AgentRun.resume(self.guard, event.agent.name, waiting, condition=self._condition, **whom)
-        event.invocation_state.setdefault(_RUNS, {})[id(self), id(event.agent)] = run
+        runs[id(self), id(event.agent)] = run
         if (trip := run.enter()) is not None:
             event.cancel = self.guard.stop_text(trip)
 

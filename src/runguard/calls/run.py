@@ -58,7 +58,7 @@ from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, HandOff, ModelCall, Outcome, RunInfo, ToolResults
 from runguard.core.identity import input_fingerprint
 from runguard.core.money import Per, shown
-from runguard.engine.charges import OWNERS, Charge
+from runguard.engine.charges import OWNERS, Charge, admits
 from runguard.engine.guard import Guard
 from runguard.engine.resume import begin_unsure, reopen
 from runguard.engine.runs import Run
@@ -86,16 +86,20 @@ class AgentRun:
         home: "Home | None" = None,
         refused: Trip | None = None,
         ending: EndingConditions | None = None,
+        is_second: bool = False,
     ) -> None:
         """Set up an agent in these layers; ``start``, ``join`` and ``beside`` do so for adapters.
 
         ``opened``: the layers whose lanes end with this agent. ``home``: who ends the run of the last layer.
-        ``refused``: the guard could not begin the run, and its settings say that then no call is made.
+        ``refused``: the guard could not begin the run, and its settings say that then no call is made. ``is_second``:
+        another one asks the guard already, and this one only for what that does not see, such as a retry between them.
         """
         self.guard, self.layers, self.agent, self.depth = guard, layers, agent, depth
+        self._is_second = is_second
         self._opened, self._home, self._refused = opened, home, refused
         self.ending = ending or EndingConditions()
         self.tools = RunTools(guard, layers, agent, depth, self.ending, refused is not None)
+        self.tools.is_second = is_second
         self._lock, self._ended = self.tools.lock, False
         self._refusal = ""  # what an agent that is nested too deep answers in place of its model
         self.prompts = GrowingPrompts()  # the messages of the last request, so that the next one measures what is new
@@ -118,6 +122,7 @@ class AgentRun:
         run: Run | None = None,
         within: RunContext | None = None,
         ending: EndingConditions | None = None,
+        others: Sequence["AgentRun"] = (),
         **whom: Any,
     ) -> "AgentRun":
         """Begin a run, or join the run around this code: of a tool call, or of a block of ``runguard.run()``.
@@ -125,21 +130,27 @@ class AgentRun:
         ``whom``: what ``Whom.of`` and ``asked_of`` give. ``condition`` ends a run that
         begins here. ``keys``: a run that was paused under one of them cannot be resumed any more. ``around``:
         an agent of another guard that hands over to this one. ``within``: a block of the adapter's own, where
-        no ``runguard.run()`` is around. ``ending``: the conditions of another agent of the same turn. ``run``:
-        the run to continue, which ``resume`` gives.
+        no ``runguard.run()`` is around. ``ending``: the conditions of another agent of the same turn. ``others``: what
+        other guards have begun for the same agent: what they ask is not asked again. ``run``: the run to continue,
+        which ``resume`` gives.
 
         A run that cannot begin refuses every call where it has a budget; else ``on_guard_error`` decides. A budget per
         user or session that is not named raises ``PolicyError``.
         """
         place, home, opened = OUTERMOST, None, list[Layer]()
+        asked = {layer.guard: (one, layer) for one in others for layer in one.layers if not one.has_ended}
+        if guard in asked:
+            first, layer = asked[guard]
+            return cls((layer,), agent, first.depth, guard=guard, refused=first._refused, is_second=True)
         try:
-            place = current_place()
+            place = current_place().without(asked, [one for other in others for one in other.ending.all])
             layers, opened, refused = _lanes_in(place, agent)
         except Exception as error:
             layers, refused = list(place.layers), guard.give_up("adapter", error, "", agent)
         known = {layer.guard for layer in layers}
         layers += [layer for layer in (around.layers if around is not None else ()) if layer.guard not in known]
-        known |= {layer.guard for layer in layers}
+        layers.sort(key=lambda layer: layer.guard is guard)  # its own comes last
+        known |= {*asked, *(layer.guard for layer in layers)}
         if guard not in known:
             for give_up in (guard.give_up, guard.give_up_call):  # without a run, nobody is asked about money: try again
                 try:
@@ -157,7 +168,7 @@ class AgentRun:
                     refused = refused or give_up("adapter", error, "", agent)
                 if refused is not None:
                     break
-        conditions = (*place.conditions, *(around.ending.all if around is not None else ()))
+        conditions = tuple(dict.fromkeys((*place.conditions, *(around.ending.all if around is not None else ()))))
         if ending is None or home is None:
             ending = EndingConditions(conditions, condition if home is not None else None)
             if run is not None and home is not None and home.begins and isinstance(run.memo, EndingConditions):
@@ -178,6 +189,7 @@ class AgentRun:
         condition: TerminationCondition | None = None,
         around: "AgentRun | None" = None,
         within: RunContext | None = None,
+        others: Sequence["AgentRun"] = (),
         **whom: Any,
     ) -> "AgentRun":
         """Continue the run that ``pause`` has kept under one of these keys for the same user, or else begin one.
@@ -191,7 +203,8 @@ class AgentRun:
                 run = await _paused_run(guard, (keys, otherwise), RunInfo("", at=guard.clock(), **whom))
         except Exception as error:
             guard.faults.note("resume", error)  # the run begins anew
-        return cls.start(guard, agent, condition=condition, around=around, run=run, within=within, **whom)
+        more: dict[str, Any] = {"around": around, "run": run, "within": within, "others": others, **whom}
+        return cls.start(guard, agent, condition=condition, **more)
 
     @classmethod
     def resume_now(cls, guard: Guard, agent: str, keys: Sequence[str], **more: Any) -> "AgentRun":
@@ -257,7 +270,7 @@ class AgentRun:
         One that is nested too deep ends at its first model call, and its caller goes on.
         """
         make = partial(AgentEntered, depth=self.depth)
-        trip: Trip | None = self.guard.faults.attempt("adapter", self._tell, make)
+        trip: Trip | None = None if self._is_second else self.guard.faults.attempt("adapter", self._tell, make)
         return trip or self._refused
 
     def hand_off(self, target: str) -> Trip | None:
@@ -406,6 +419,8 @@ class AgentRun:
         self, layer: Layer, request: ModelRequest, permission: Permission, owners: tuple[Charge, ...]
     ) -> Decision:
         """Ask the guard of one layer. ``owners``: the charges around the call, so that one store holds it once."""
+        if self._is_second and admits(layer.run.run_costs, layer.lane, owners):
+            return ALLOW
         guard, event = layer.guard, self.model_call(layer, request, no_loop=permission.task is None)
         # An argument and not a context variable, because a call that waits continues in another thread.
         event.around = (*owners, *permission.charges)
@@ -453,6 +468,8 @@ class AgentRun:
             notices = []
             for layer in self.layers:
                 answers = [answer for call in calls if (answer := call.answer_in(layer)) is not None]
+                if not answers and self._is_second:
+                    continue
                 results = partial(ToolResults, batch=calls[0].batch, answers=answers)
                 decision = self._decide(layer, layer.guard.after, results)
                 if decision.action is Action.NUDGE and decision.enforced:

@@ -8,7 +8,7 @@ import asyncio
 import inspect
 import itertools
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,6 +49,13 @@ class Place(NamedTuple):
     depth: int  # agents above
     conditions: tuple[Any, ...] = ()  # termination conditions of the runs around
 
+    def without(self, guards: Collection[Guard], conditions: Collection[Any]) -> "Place":
+        """Return the place without what these guards and conditions see of it."""
+        if not (guards or conditions):
+            return self
+        layers = tuple([layer for layer in self.layers if layer.guard not in guards])
+        return self._replace(layers=layers, conditions=tuple([one for one in self.conditions if one not in conditions]))
+
 
 OUTERMOST: Final = Place((), "", 0)
 # Frameworks that keep their own record of the current tool call, such as ADK, register a function that reads it.
@@ -88,7 +95,9 @@ class InsideTool:
         self._place, self._held = place, held
 
     def __enter__(self) -> None:
-        self._token = SURROUNDINGS.set(SURROUNDINGS.get()._replace(place=self._place))
+        before = SURROUNDINGS.get()
+        place = self._place if before.place is None else _joined(before.place, self._place)
+        self._token = SURROUNDINGS.set(before._replace(place=place))
         self._owners = OWNERS.set((*OWNERS.get(), *self._held)) if self._held else None
 
     def __exit__(self, *_: object) -> None:
@@ -96,6 +105,22 @@ class InsideTool:
             SURROUNDINGS.reset(self._token)
             if self._owners is not None:
                 OWNERS.reset(self._owners)
+
+
+def _joined(around: Any, place: Place) -> Place:
+    """Return a place with all layers around it: another guard of the same agent may have let its tool call in."""
+    layers = {one.guard: one for one in (*around.layers, *place.layers)}
+    conditions = dict.fromkeys((*around.conditions, *place.conditions))
+    return place._replace(layers=tuple(layers.values()), conditions=tuple(conditions))
+
+
+def _name_in_place(use: "ToolUse") -> str:
+    return f"{use.tool}@{use.id}"
+
+
+def _has_let_in(around: Any, use: "ToolUse", layers: Collection[Layer]) -> bool:
+    """Return whether the place around is this tool call, which these layers have admitted."""
+    return around is not None and around.call == _name_in_place(use) and all(one in around.layers for one in layers)
 
 
 def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
@@ -141,6 +166,7 @@ class OpenCall:
     value: object = None
     outcome: Outcome | None = None
     is_over: bool = False
+    is_elsewhere: bool = False  # another ``RunTools`` has asked the same guard about it, and reports its answer
 
     @property
     def key(self) -> str:
@@ -200,6 +226,7 @@ class RunTools:
         self.lock = threading.RLock()
         self._open: dict[str, OpenCall] = {}
         self._batch = ""
+        self.is_second = False  # as in ``AgentRun``
 
     def asked_for(self, calls: Sequence[ToolUse]) -> None:
         """Begin a batch with all tool calls of the newest model response."""
@@ -260,6 +287,9 @@ class RunTools:
         if self._refused:
             call.refuse()
             return NOT_EXECUTED
+        if self.is_second and _has_let_in(SURROUNDINGS.get().place, use, self._layers):
+            call.is_elsewhere = True
+            return None
         for layer in self._layers:
             guard, run, lane = layer
             try:
@@ -317,7 +347,7 @@ class RunTools:
     def inside(self, use: ToolUse) -> InsideTool:
         """Return the context manager in which the tool must run, so that agents that it starts join this run."""
         held: tuple[Charge, ...] = self._guard.faults.attempt("adapter", self._held, use) or ()
-        return InsideTool(Place(self._layers, f"{use.tool}@{use.id}", self._depth + 1, self._ending.all), held)
+        return InsideTool(Place(self._layers, _name_in_place(use), self._depth + 1, self._ending.all), held)
 
     def around(self, name: str) -> InsideTool:
         """Return the context manager for code of the agent that is no tool: agents that it starts join this run."""
@@ -344,7 +374,8 @@ class RunTools:
     def _answered(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
         call = self._call(use)
         call.answer(value, outcome)
-        self._pay(call, call.value)
+        if not call.is_elsewhere:
+            self._pay(call, call.value)
 
     def _pay(self, call: OpenCall, answer: object) -> None:
         with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
@@ -394,6 +425,9 @@ class RunTools:
 
     def _raised(self, use: ToolUse, error: BaseException) -> None:
         call = self._call(use)
+        if call.is_elsewhere:
+            call.refuse()
+            return
         if not isinstance(error, Exception):
             call.refuse()
             for guard, run, _ in self._layers:  # the tool has run, but how it ended is unknown

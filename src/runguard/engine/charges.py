@@ -193,6 +193,17 @@ def uncover(around: tuple[Charge, ...], home: Any) -> None:
             charge.covers -= {home}
 
 
+def admits(run_costs: RunCosts, lane: str, owners: tuple[Charge, ...]) -> bool:
+    """Return whether a guard has let in the call that is being made, for the same lane of its run: once for each."""
+    with _covering:
+        for charge in owners:
+            if charge.run_costs is run_costs and charge.lane == lane and not (charge.over or charge.is_tool):
+                is_first = charge.home not in charge.covers
+                charge.covers |= {charge.home}
+                return is_first
+    return False
+
+
 def not_held_by(around: tuple[Charge, ...], lines: AccountLines) -> AccountLines:
     """Return the accounts that are left to hold."""
     if not around:

@@ -80,10 +80,15 @@ class Turn:
         """Return the agent that makes the calls of a guard in one lane."""
         return self._agents.get(key)
 
+    def others(self, key: _Key) -> list[AgentRun]:
+        """Return what other guards have begun for the same agent."""
+        with self._lock:
+            return [run for known, run in self._agents.items() if known[1:] == key[1:] and known[0] is not key[0]]
+
     def is_tool_of(self, agent: "Scope", place: object) -> bool:
         """Whether a place is a tool call of this agent, which one of its guards has allowed."""
-        layers = getattr(place, "layers", None)
-        return any(run.layers is layers for key, run in self._agents.items() if key[1] is agent)
+        layers = getattr(place, "layers", ())
+        return any(all(one in layers for one in run.layers) for key, run in self._agents.items() if key[1] is agent)
 
     def first(self, guard: Guard) -> AgentRun | None:
         """Return the agent that began the run of a guard in this turn."""
@@ -324,7 +329,7 @@ class Runs:
         if (known := turn.find(key)) is not None:
             return Found(known, turn)
         with _where_it_began(scope):
-            keys, more, goes_on = self._given(scope, turn, agent)
+            keys, more, goes_on = self._given(scope, turn, key, agent)
             if not goes_on:
                 run = AgentRun.start(self.guard, agent, **more)
             else:
@@ -339,7 +344,7 @@ class Runs:
         if (known := turn.find(key)) is not None:
             return Found(known, turn)
         with _where_it_began(scope):
-            keys, more, goes_on = self._given(scope, turn, agent)
+            keys, more, goes_on = self._given(scope, turn, key, agent)
             if not goes_on:
                 run = AgentRun.start(self.guard, agent, **more)
             else:
@@ -359,12 +364,15 @@ class Runs:
         run = AgentRun.start(self.guard, agent, condition=self._condition, **whom)
         return Found(run, None, is_new=True, is_alone=True)
 
-    def _given(self, scope: Scope | None, turn: Turn, agent: str) -> tuple[tuple[str, ...], dict[str, Any], bool]:
+    def _given(
+        self, scope: Scope | None, turn: Turn, key: _Key, agent: str
+    ) -> tuple[tuple[str, ...], dict[str, Any], bool]:
         """Return the keys of a run that begins now, what it is given, and whether it goes on after a pause."""
         thread = str((var_child_runnable_config.get() or {}).get("configurable", {}).get("thread_id") or "")
         keys, first = self._keys(scope, thread), turn.first(self.guard)
         more = self._whom.of(self.guard, _runtime(), session=thread)
         more |= {"condition": self._condition, "within": turn.block if scope is not None else None}
+        more["others"] = turn.others(key)
         if first is not None:
             return keys, {**more, "ending": first.ending}, False
         more |= asked_of(self.guard, agent, asked_in(turn.inputs), goes_on=bool(thread))

@@ -1,0 +1,228 @@
+"""Two guards in a tree of agents: each counts each call once, and a guard around counts what happens in its tools."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from agent_framework import Agent as FrameworkAgent
+from agent_framework import FunctionTool
+from agents import Agent as OpenAIAgent
+from agents import Runner, function_tool
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool as langchain_tool
+from pydantic_ai import Agent as PydanticAgent
+from pydantic_ai import Tool
+from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.models.function import FunctionModel
+from strands import Agent as StrandsAgent
+from strands import tool as strands_tool
+
+import runguard
+from runguard import agent_framework, openai_agents, pydantic_ai, strands
+from runguard.langchain import GuardedChatModel, RunGuardMiddleware
+from runguard.termination import TokenUsageTermination
+from runguard.testing.conformance import MODEL, AgentSpec, Reply
+from tests.frameworks import agent_framework_harness, langchain_harness, openai_harness, strands_harness
+
+Ask = Callable[[str], Awaitable[str]]
+_CALLS = 2  # of each agent with a tool: it calls the tool, and answers
+
+
+class SecondMiddleware(RunGuardMiddleware):
+    """LangChain takes one middleware of each name."""
+
+
+class SecondPlugin(strands.RunGuard):
+    """Strands takes one plugin of each name."""
+
+    name = "second"
+
+
+def _spec(ask: Ask | None) -> AgentSpec:
+    def script(number: int, _: str) -> Reply:
+        return Reply(calls=[("ask", {"q": "what"})]) if ask is not None and number == 1 else Reply("done")
+
+    return AgentSpec(script, "agent")
+
+
+async def _look(q: str) -> str:
+    """Look."""
+    return "an answer"
+
+
+def _langchain(guards: Sequence[Any], ask: Ask | None) -> Ask:
+    model: Any = langchain_harness.ScriptedChat(_spec(ask).script, [0])
+    agent = create_agent(model, [langchain_tool("ask")(ask)] if ask is not None else [], middleware=guards)
+    return _invoked(agent)
+
+
+def _invoked(agent: Any) -> Ask:
+    async def run(q: str) -> str:
+        return str((await agent.ainvoke({"messages": [HumanMessage(q)]}))["messages"][-1].content)
+
+    return run
+
+
+def _pydantic(guards: Sequence[Any], ask: Ask | None) -> Ask:
+    made = 0
+
+    def script(messages: Any, info: Any) -> ModelResponse:
+        nonlocal made
+        made += 1
+        is_call = ask is not None and made == 1
+        return ModelResponse([ToolCallPart("ask", {"q": "what"}) if is_call else TextPart("done")])
+
+    agent: Any = PydanticAgent(
+        FunctionModel(script, model_name=MODEL),
+        tools=[Tool(ask, name="ask")] if ask is not None else [],
+        capabilities=guards,
+    )
+
+    async def run(q: str) -> str:
+        return str((await agent.run(q)).output)
+
+    return run
+
+
+def _strands(guards: Sequence[Any], ask: Ask | None) -> Ask:
+    model = strands_harness.ScriptedModel(_spec(ask), [0])
+    tools: Any = [strands_tool(name="ask")(ask)] if ask is not None else []
+    agent = StrandsAgent(model=model, tools=tools, plugins=[*guards], callback_handler=None)
+
+    async def run(q: str) -> str:
+        return str(await agent.invoke_async(q)).strip()
+
+    return run
+
+
+def _agent_framework(guards: Sequence[Any], ask: Ask | None) -> Ask:
+    client: Any = agent_framework_harness.ScriptedClient(_spec(ask), [0])
+    tools = [FunctionTool(name="ask", description="Ask.", func=ask)] if ask is not None else []
+    agent: Any = FrameworkAgent(client, tools=tools, middleware=[*guards])
+
+    async def run(q: str) -> str:
+        return str((await agent.run(q)).text)
+
+    return run
+
+
+def _openai(guards: Sequence[Any], ask: Ask | None) -> Ask:
+    tools: Any = [function_tool(ask, name_override="ask")] if ask is not None else []
+    agent: Any = OpenAIAgent(name="agent", model=openai_harness.ScriptedModel(_spec(ask), [0]), tools=tools)
+    for guard in reversed(guards):
+        agent = guard.guarded(agent)
+
+    async def run(q: str) -> str:
+        return str((await Runner.run(agent, q)).final_output)
+
+    return run
+
+
+_FRAMEWORKS: dict[str, Any] = {
+    "langchain": (_langchain, RunGuardMiddleware, SecondMiddleware),
+    "pydantic_ai": (_pydantic, pydantic_ai.RunGuard, pydantic_ai.RunGuard),
+    "strands": (_strands, strands.RunGuard, SecondPlugin),
+    "agent_framework": (_agent_framework, agent_framework.RunGuard, agent_framework.RunGuard),
+    "openai_agents": (_openai, openai_agents.AgentGuard, openai_agents.AgentGuard),
+}
+
+
+@pytest.mark.parametrize("inner", ["", "A", "B", "AB", "BA"])
+@pytest.mark.parametrize("outer", ["A", "AB"])
+@pytest.mark.parametrize("framework", _FRAMEWORKS)
+async def test_each_guard_counts_each_call_once(framework: str, outer: str, inner: str) -> None:
+    build, first, second = _FRAMEWORKS[framework]
+    limits: Any = {"max_model_calls": 2 * _CALLS, "max_tool_calls": 2}  # one of each agent
+    guards = {"A": first(**limits), "B": second(**limits)}
+    sub = build([guards[name] for name in inner], _look)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        return str(await sub(q))
+
+    with runguard.run() as turn:
+        assert await build([guards[name] for name in outer], ask)("go") == "done"
+    seen = bool(inner) or framework == "openai_agents"  # there, the agents of a tool are guarded, too
+    expected = {
+        name: (_CALLS if name in outer else 0) + (_CALLS if seen and name in outer + inner else 0) for name in guards
+    }
+    assert {name: guard.spend()["calls"] for name, guard in guards.items()} == expected
+    assert (guards["A"].trips, guards["B"].trips, turn.trips) == ([], [], [])
+
+
+@pytest.mark.parametrize("framework", _FRAMEWORKS)
+async def test_a_limit_around_two_guards_counts_each_call_once(framework: str) -> None:
+    build, first, second = _FRAMEWORKS[framework]
+    with runguard.run(max_model_calls=_CALLS) as turn:
+        assert await build([first(max_model_calls=50), second(max_model_calls=50)], _look)("go") == "done"
+    assert (turn.calls, turn.trips) == (_CALLS, [])
+
+
+@pytest.mark.parametrize("inner_has_middleware", [False, True])
+async def test_a_guarded_model_in_a_guarded_agent_is_counted_once_by_a_guard_around(inner_has_middleware: bool) -> None:
+    around = RunGuardMiddleware(max_model_calls=50)
+    model: Any = GuardedChatModel(langchain_harness.ScriptedChat(_spec(None).script, [0]), max_model_calls=50)
+    sub = _invoked(create_agent(model, [], middleware=[around] if inner_has_middleware else []))
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        return await sub(q)
+
+    assert await _langchain([around], ask)("go") == "done"
+    assert (around.spend()["calls"], model.spend()["calls"]) == (_CALLS + 1, 1)
+
+
+@pytest.mark.parametrize("framework", _FRAMEWORKS)
+async def test_the_cap_of_a_guard_holds_for_an_agent_that_another_one_guards(framework: str) -> None:
+    build, first, second = _FRAMEWORKS[framework]
+    capped, other = first(max_model_calls=1), second(max_model_calls=50)
+    asked = 0
+    sub = build([other], None)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        nonlocal asked
+        asked += 1
+        return str(await sub(q))
+
+    await build([capped, other], ask)("go")
+    assert asked <= 1
+    assert (capped.spend()["calls"], other.spend()["calls"]) == (1, 1)
+    assert [trip.rule for trip in capped.trips] == ["model_calls"]
+
+
+@pytest.mark.parametrize("framework", ["langchain", "strands", "agent_framework", "openai_agents"])
+async def test_a_condition_around_two_guards_counts_each_answer_once(framework: str) -> None:
+    build, first, second = _FRAMEWORKS[framework]
+    reply = Reply()
+    condition = TokenUsageTermination(max_total=2 * _CALLS * (reply.input_tokens + reply.output_tokens) + 1)
+    outer, inner = first(max_model_calls=50, termination_condition=condition), second(max_model_calls=50)
+    sub = build([outer, inner], _look)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        return str(await sub(q))
+
+    assert await build([outer, inner], ask)("go") == "done"
+
+
+class TwoAttempts(AgentMiddleware[Any, Any, Any]):
+    """Asks the model twice, as a retry does whose first attempt was answered and billed."""
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        await handler(request)
+        return await handler(request)
+
+
+async def test_each_attempt_between_the_guards_of_an_inner_agent_is_counted() -> None:
+    around, within = RunGuardMiddleware(max_model_calls=50), SecondMiddleware(max_model_calls=50)
+    sub = _langchain([around, TwoAttempts(), within], None)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        return await sub(q)
+
+    assert await _langchain([around, within], ask)("go") == "done"
+    assert (around.spend()["calls"], within.spend()["calls"]) == (_CALLS + 1, _CALLS + 2)
