@@ -23,11 +23,11 @@ import runguard
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, Recording, ScriptedModel, assert_calls_answered, assert_stopped, call, text
-from tests.kit.adk_runs import play, told
+from tests.kit.adk_runs import play
 from tests.kit.endless_agents import endless, options, worker
 from tests.kit.money import CALL_TOKENS, CALL_USD, agent, assert_nothing_reserved, guard
 from tests.kit.tools import step
-from tests.kit.topologies import TOPOLOGIES, Team, spread
+from tests.kit.topologies import Team, spread
 
 # ---- whom a budget is about -----------------------------------------------------------------------------------------
 
@@ -180,7 +180,8 @@ async def test_a_cap_from_a_function_knows_whom_it_is_for() -> None:
         model = endless()
         await play(worker(model=model), plugins=[plugin], user_id=user)
         made[user] = model.calls
-    assert made == {"free": 1, "pro": 5, "staff": 8}
+    assert made == {"free": 1, "pro": 5, "staff": 8}, "none is no limit"
+    assert plugin.budgets("user:app/staff") == []
     assert set(seen) == {("user", "free"), ("user", "pro"), ("user", "staff")}
     assert_nothing_reserved(plugin)
 
@@ -408,9 +409,6 @@ async def test_a_live_sessions_usage_is_booked_once_at_the_price_of_its_model() 
     assert_nothing_reserved(plugin)
 
 
-# ---- Budgets that cap or wait, and budgets that are raised while a run goes on
-
-
 # ---- capping and waiting --------------------------------------------------------------------------------------------
 
 
@@ -567,25 +565,6 @@ async def test_rewinding_a_session_gives_no_money_back() -> None:
     assert plugin.spend("session:app/u1/s1")["usd"] == Decimal("0.06")
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda topology: topology.__name__)
-async def test_a_healthy_run_does_not_notice_its_budgets(topology: Callable[[Team], Any]) -> None:
-    alone, beside = Team(endless=False), Team(endless=False)
-    plain = await play(topology(alone))
-    kinds = ("session", "user", "agent", "model", "run+agent", "tool")
-    plugin = guard(
-        max_usd=1_000,
-        max_context_tokens=1_000_000,
-        budgets=[Budget(usd=1_000, tokens=10**9, calls=10_000, per=kind) for kind in kinds],
-    )
-    guarded = await play(topology(beside), plugins=[plugin])
-    # strands side by side have no order between them
-    assert sorted(map(str, told(guarded.events))) == sorted(map(str, told(plain.events)))
-    assert beside.calls == alone.calls
-    assert plugin.spend()["usd"] == beside.calls * CALL_USD
-    assert plugin.trips == []
-    assert_nothing_reserved(plugin)
-
-
 @pytest.mark.parametrize(("topology", "limit"), spread(1, 5))
 async def test_one_cap_in_dollars_holds_for_the_whole_tree_exactly(topology: Callable[[Team], Any], limit: int) -> None:
     """Transfers, agents as tools, tasks, single turns, branches, workflow nodes: one account, whatever the shape."""
@@ -668,13 +647,6 @@ async def test_a_cap_of_0_tokens_or_calls_lets_nothing_through(unit: str) -> Non
     plugin = RunGuardPlugin(budgets=[Budget(**cap, per="user")], prices=FREE)
     assert_stopped(await play(agent("a", model, tools=[step]), plugins=[plugin]), "budget")
     assert model.calls == 0
-
-
-async def test_none_is_no_limit() -> None:
-    model = steps(5)
-    plugin = guard(budgets=[Budget(usd=lambda scope: None, per="user")])
-    assert (await play(agent("a", model, tools=[step]), plugins=[plugin])).trips == []
-    assert plugin.budgets("user:app/u1") == []
 
 
 @pytest.mark.parametrize("on_guard_error", ["allow", "block"])

@@ -136,13 +136,6 @@ async def test_a_limit_holds_while_calls_wait_in_line(topology: Topology) -> Non
 
 
 @everywhere
-async def test_the_guard_writes_no_session_state(topology: Topology) -> None:
-    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=4)
-    result = await play(topology(team), plugins=[plugin])
-    assert {key for key in result.session.state if not key.endswith("_said") and key != "word"} == set()
-
-
-@everywhere
 async def test_the_last_word_of_a_stopped_run_is_the_stop(topology: Topology) -> None:
     if topology is workflow_parallel_worker:
         pytest.skip("answers of workers that were on their way may follow the stop of another")

@@ -108,19 +108,22 @@ async def seen_with(way: Callable[[Desk], Any], desk: Desk) -> Observed:
     return await observe(way(desk), message="keep an eye on order 7")
 
 
+LOST: dict[str, Callable[[int], Any]] = {
+    "equal answers": lambda n: {"order": 7, "state": "lost"},
+    "answers with a clock": lambda n: {"order": 7, "state": "lost", "checked_at": f"2031-05-04T10:{n:02}:00Z"},
+}
+
+
 @everywhere
-async def test_a_supervisor_who_repeats_himself_in_new_words_is_stopped(way: Callable[[Desk], Any]) -> None:
-    desk = Desk(lambda n: {"order": 7, "state": "lost"})
+@pytest.mark.parametrize("answer", LOST.values(), ids=LOST)
+async def test_a_supervisor_who_repeats_himself_in_new_words_is_stopped(
+    way: Callable[[Desk], Any], answer: Callable[[int], Any]
+) -> None:
+    desk = Desk(answer)
     seen = await seen_with(way, desk)
     assert_stopped(seen.result)
     assert_calls_answered(seen.result.session, open_calls=1 if way is task else 0)
     assert desk.calls <= 45
-
-
-@everywhere
-async def test_an_answer_with_a_clock_is_still_the_same(way: Callable[[Desk], Any]) -> None:
-    desk = Desk(lambda n: {"order": 7, "state": "lost", "checked_at": f"2031-05-04T10:{n:02}:00Z"})
-    assert_stopped((await seen_with(way, desk)).result)
 
 
 @everywhere

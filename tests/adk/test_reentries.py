@@ -223,12 +223,17 @@ def between(tool: str, end: int) -> Any:
 
 
 @pytest.mark.parametrize("guarded", [None, LIMITS], ids=["plugin", "guarded model"])
-async def test_news_between_hand_offs_is_work(guarded: dict[str, Any] | None) -> None:
-    root, model = pair(between("dig", 40), guarded)
-    plugins = [RunGuardPlugin(**LIMITS)] if guarded is None else []
-    result = await run(root, plugins=plugins)
-    assert result.texts == ["done"]
-    assert model.calls == 41
+@pytest.mark.parametrize(
+    ("script", "calls"),
+    [(between("dig", 40), 41), (lambda n, request: ping_pong(n, request) if n < 5 else text("done"), 5)],
+    ids=["news between", "one return"],
+)
+async def test_news_between_hand_offs_is_work_and_one_return_is_normal(
+    script: Any, calls: int, guarded: dict[str, Any] | None
+) -> None:
+    root, model = pair(script, guarded)
+    result = await run(root, plugins=[RunGuardPlugin(**LIMITS)] if guarded is None else [])
+    assert (result.texts, model.calls) == (["done"], calls)
 
 
 @pytest.mark.parametrize("guarded", [None, {**LIMITS, "rules": {"stall": False}}], ids=["plugin", "guarded model"])
@@ -240,14 +245,6 @@ async def test_a_failure_between_is_no_news(guarded: dict[str, Any] | None) -> N
     assert caught.value.trip.rule == "cycle"
     assert set(caught.value.pattern) == {"triage_agent", "research_agent"}
     assert model.calls == 12
-
-
-@pytest.mark.parametrize("guarded", [None, LIMITS], ids=["plugin", "guarded model"])
-async def test_one_return_is_normal(guarded: dict[str, Any] | None) -> None:
-    root, model = pair(lambda n, request: ping_pong(n, request) if n < 5 else text("done"), guarded)
-    result = await run(root, plugins=[RunGuardPlugin(**LIMITS)] if guarded is None else [])
-    assert result.texts == ["done"]
-    assert model.calls == 5
 
 
 async def test_stacked_with_the_plugin_only_the_plugin_judges() -> None:

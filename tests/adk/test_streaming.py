@@ -24,7 +24,7 @@ from google.genai import types
 
 import runguard
 from runguard.adk import RunGuardPlugin
-from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
+from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play, told
 from tests.kit.agents import stepping as worker
 from tests.kit.topologies import Team, custom_quiet_loop, parallel, single, workflow_cycle
@@ -155,14 +155,6 @@ async def test_a_cancelled_run_leaves_nothing_behind(shape: Callable[[], Any]) -
     assert (plugin.trips, plugin.snapshot()["guard_errors"]) == ([], 0)
 
 
-@slow_shapes
-async def test_a_run_that_times_out_outside_leaves_nothing_behind(shape: Callable[[], Any]) -> None:
-    plugin = RunGuardPlugin()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(run(shape(), plugins=[plugin]), timeout=0.2)
-    assert await _eventually(lambda: _nothing_left(plugin))
-
-
 TALKATIVE: list[Callable[[], Any]] = [
     lambda: single(Team(endless=True)),
     lambda: parallel(Team(endless=True)),
@@ -286,15 +278,3 @@ async def test_two_runs_in_one_session_at_once_are_two_runs() -> None:
     await asyncio.gather(*(play(single(team), plugins=[plugin], session_service=service) for team in teams))
     assert [team.calls for team in teams] == [4, 4]
     assert len({trip.run_id for trip in plugin.trips}) == 2
-
-
-# ---- the framework's own limit --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-async def test_the_frameworks_own_limit_ends_in_a_clean_stop(limit: int) -> None:
-    team, plugin = Team(endless=True), RunGuardPlugin()
-    result = await play(single(team), plugins=[plugin], run_config=RunConfig(max_llm_calls=limit))
-    assert team.calls == limit
-    assert_stopped(result, "model_calls")
-    assert_calls_answered(result.session)

@@ -15,10 +15,12 @@ from google.adk.workflow import Workflow
 from google.genai import types
 
 import runguard
+from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.core.decision import STOP_CODE
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play, prompts, told
+from tests.kit.money import CALL_USD, assert_nothing_reserved, guard
 from tests.kit.topologies import (
     TOPOLOGIES,
     Answer,
@@ -54,23 +56,17 @@ async def test_a_limit_stops_exactly_there_and_harms_nothing(topology: Topology,
     trip = assert_stopped(result, "model_calls")
     assert [t.id for t in plugin.trips] == [trip.id]
     assert (trip.limit, trip.model_calls, trip.scope, trip.enforced) == (limit, limit, "run", True)
-    for stop in (event for event in result.events if event.error_code == "RUNGUARD_STOP"):
-        assert stop.custom_metadata is not None
-        assert stop.custom_metadata["runguard"] == trip.to_dict()
-        assert stop.error_message
+    streamed, stored = (
+        [event for event in events if event.error_code == "RUNGUARD_STOP"]
+        for events in (result.events, result.session.events)
+    )
+    assert told(streamed) == told(stored)
+    assert [(event.custom_metadata or {})["runguard"] for event in streamed] == [trip.to_dict()] * len(streamed)
+    assert all(event.error_message for event in streamed)
+    assert {key for key in result.session.state if not key.endswith("_said") and key != "word"} == set()
     assert_calls_answered(result.session, open_calls=open_calls(topology, limit))
     assert plugin.snapshot()["runs"] == []
     assert plugin.snapshot()["guard_errors"] == 0
-
-
-@everywhere
-async def test_the_stop_is_stored_as_it_was_streamed(topology: Topology) -> None:
-    team, plugin = Team(endless=True), RunGuardPlugin(max_model_calls=5)
-    result = await play(topology(team), plugins=[plugin])
-    stored = [event for event in result.session.events if event.error_code == "RUNGUARD_STOP"]
-    assert stored
-    assert told(stored) == told([event for event in result.events if event.error_code == "RUNGUARD_STOP"])
-    assert all(runguard.trip(event) == plugin.trips[0] for event in stored)
 
 
 @pytest.mark.parametrize(("topology", "limit"), spread(5, 6))
@@ -172,7 +168,10 @@ async def test_an_agent_that_was_stopped_as_a_tool_answers_with_a_refusal(topolo
 async def test_a_healthy_run_is_the_same_with_and_without_the_guard(topology: Topology) -> None:
     bare, guarded = Team(endless=False), Team(endless=False)
     heard: list[Any] = []
-    plugin = RunGuardPlugin(max_model_calls=50, max_seconds=60, max_tool_result_chars=10_000, on_decision=heard.append)
+    kinds = ("session", "user", "agent", "model", "run+agent", "tool")
+    budgets = [Budget(usd=1_000, tokens=10**9, calls=10_000, per=kind) for kind in kinds]
+    limits: dict[str, Any] = {"max_model_calls": 50, "max_seconds": 60, "max_tool_result_chars": 10_000, "max_usd": 9}
+    plugin = guard(**limits, max_context_tokens=1_000_000, budgets=budgets, on_decision=heard.append)
     without = await play(topology(bare))
     with_guard = await play(topology(guarded), plugins=[plugin])
     assert told(with_guard.events) == told(without.events)
@@ -180,7 +179,8 @@ async def test_a_healthy_run_is_the_same_with_and_without_the_guard(topology: To
     assert with_guard.session.state == without.session.state
     assert prompts(guarded.requests) == prompts(bare.requests)
     assert plugin.flush()
-    assert (plugin.trips, heard, plugin.snapshot()["runs"], plugin.snapshot()["guard_errors"]) == ([], [], [], 0)
+    assert (plugin.trips, heard, plugin.spend()["usd"]) == ([], [], bare.calls * CALL_USD)
+    assert_nothing_reserved(plugin)
 
 
 @everywhere
