@@ -312,7 +312,7 @@ async def test_one_fault_leaves_no_reservation_that_later_calls_wait_for(
 
 
 async def test_a_fault_at_the_border_books_an_estimate_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from runguard.adk.model_calls import CallAccount
+    from runguard.adk.runs import ModelInFlight
 
     held: list[Any] = []
 
@@ -325,7 +325,7 @@ async def test_a_fault_at_the_border_books_an_estimate_at_once(monkeypatch: pyte
 
     model = ScriptedModel([call("look", n=1), text("done")])
     plugin = RunGuardPlugin(max_usd=ONE_AT_A_TIME, **PRICED)
-    monkeypatch.setattr(CallAccount, "saw", broken)
+    monkeypatch.setattr(ModelInFlight, "saw", broken)
     result = await play(LlmAgent(name="solo", model=model, tools=[look]), plugins=[plugin])
     assert (result.texts, held) == (["done"], [0])
     assert (plugin.spend()["calls"], plugin.spend()["estimated_calls"]) == (2, 2)

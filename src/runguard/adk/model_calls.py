@@ -23,7 +23,6 @@ from runguard.adk.requests import cap_output
 from runguard.adk.runs import (
     ANNOUNCED,
     HERE,
-    Invocation,
     ModelInFlight,
     enclosing_tool,
     here_of,
@@ -38,180 +37,68 @@ from runguard.calls.surroundings import SURROUNDINGS
 from runguard.calls.tool_calls import Place
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip, text_for_user
 from runguard.core.errors import RunStoppedError
-from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
-from runguard.engine.charges import OWNERS, Charge
+from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall
+from runguard.engine.charges import OWNERS
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
-from runguard.providers.errors import was_unbilled
-from runguard.providers.usage import CallBill, CallUsage
+from runguard.providers.usage import CallUsage
 from runguard.termination.conditions import KEY, Ended
 
 _log: Final = logging.getLogger("runguard")
 _BLOCK: Final = Action.BLOCK
 
-# ---- The accounts of one model call
+# ---- A model call on its way to its model
 
 # Why a call is not made: a stop; or the text to answer with, where only this call is refused; or None, where the run
 # has already given its last answer.
 Stop = tuple[Trip | str | None, Guard]
 
 
-class CallAccount:
-    """One guard's account of one model call."""
-
-    __slots__ = (
-        "_flight",
-        "_invocation",
-        "_model",
-        "_settled",
-        "_usage",
-        "charge",
-        "delegated",
-        "guard",
-        "holder",
-        "is_layer",
-    )
-
-    def __init__(
-        self,
-        guard: Guard,
-        charge: Charge,
-        invocation: Invocation | None = None,
-        flight: ModelInFlight | None = None,
-        *,
-        is_layer: bool = False,
-        usage: CallUsage | None = None,
-    ) -> None:
-        """``is_layer``: of a guarded model. No hook sees its answer, so the detectors see it here. ``usage``: where to
-        collect what the model reports.
-        """
-        self.guard, self.charge, self.is_layer = guard, charge, is_layer
-        self._invocation, self._flight = invocation, flight
-        self._usage = usage or CallUsage()
-        self._settled: tuple[CallBill, str] | None = None
-        self._model = ""
-        self.holder: asyncio.Task[Any] | None = None  # the task that holds a slot for the call
-        self.delegated = False  # other models do the work: they are billed instead
-
-    @property
-    def run(self) -> Run | None:
-        return self.guard.runs.get(self.charge.run_costs.info.run)
-
-    @property
-    def place(self) -> tuple[Invocation | None, ModelInFlight | None]:
-        return self._invocation, self._flight
-
-    def saw(self, response: LlmResponse) -> None:
-        """Read a chunk or the whole answer.
-
-        Settle the charge when the answer is complete, and again when a later report changes the usage.
-        """
-        if self.charge.on_over is not None:  # the provider answers: do not wait for the end of the stream
-            self.charge.on_over(self.charge, True)
-        is_new = self._usage.add(response)
-        self._model = response.model_version or self._model
-        if is_new and self._flight is not None and self._invocation is not None:
-            flight, tokens = self._flight, self._usage.prompt or 0
-            flight.usage = self._usage
-            if flight.projection is not None and tokens > 0:
-                flight.projection.tokens = tokens  # the model has counted the prompt
-                self._invocation.prompts[flight.lane, flight.agent] = flight.projection
-        if response.partial and not self.charge.over:
-            return
-        self.settle()
-
-    def settle(self) -> None:
-        """Book what is known of the usage, where it differs from what was booked."""
-        bill = self._usage.bill(self.charge.input, self.charge.audio)
-        if self._settled != (bill, self._model):
-            self.guard.settle(self.charge, bill.usage, self._model, estimated=bill.estimated)
-            self._settled = bill, self._model
-
-    def called_off(self) -> None:
-        """Release the reservation of a call that will not be sent."""
-        self._give_back()
-        if not self.charge.over:
-            self.guard.release(self.charge)
-            self.guard.unspent(self.charge.run_costs.info.run)
-
-    def _give_back(self) -> None:
-        run, holder, self.holder = self.run, self.holder, None
-        if run is not None and holder is not None:
-            run.slots.give_back(holder)
-
-    def ended(self, error: BaseException | None, streaming: bool) -> None:
-        if self.holder is not None:
-            self._give_back()
-        if self.is_layer and error is None and not self.delegated:
-            charge, usage = self.charge, self._usage
-            output = usage.reported.output if usage.reported is not None else None
-            self.guard.after(
-                ModelResult(
-                    charge.run_costs.info.run, charge.lane, charge.agent, self.guard.clock(), usage.prompt, output
-                )
-            )
-        if self.delegated or self.charge.over:
-            return
-        if self._usage.reported is not None:
-            self.settle()
-            return
-        received = self._usage.text_tokens
-        if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it, so it was never sent
-            self.called_off()
-            return
-        self.guard.abandon(self.charge, received, streaming=streaming, refused=was_unbilled(error), error=error)
-
-
-class PassingCall:
+class PassingCall(Interruption):
     """A call on its way to its model: its accounts, and how the kill switch ends it. The switch cancels the task, and
     the cancellation becomes a stop.
     """
 
-    __slots__ = ("_runs", "accounts", "cut", "is_due", "llm", "owners")
+    __slots__ = ("_runs", "accounts", "is_due", "llm", "owners")
 
-    def __init__(self, llm: BaseLlm, accounts: list[CallAccount]) -> None:
+    def __init__(self, llm: BaseLlm, accounts: list[ModelInFlight]) -> None:
+        super().__init__()
         self.llm, self.accounts = llm, accounts
         around = OWNERS.get()
         self.owners = tuple([charge for charge in around if not charge.over]) if around else ()
-        self.cut = Interruption()  # of the task that waits for the model
         self.is_due = False  # the switch was thrown, perhaps while no task waited
         self._runs: list[Run] = []
         for account in accounts:
             self.owners += (account.charge,)
-            if (run := account.guard.runs.get(account.charge.run_costs.info.run)) is not None:
+            if (run := account.run) is not None:
                 self._runs.append(run)
-                run.in_flight.add(self._throw)
+                run.in_flight.add(self)
                 self.is_due = self.is_due or run.stopped is not None
+
+    def __call__(self) -> None:
+        """End the call, because its run was stopped. Safe to call from any thread."""
+        self.is_due = True
+        super().__call__()
 
     def end_if_due(self) -> None:
         """End the call where its run is still stopped by the switch."""
         self.is_due = any(run.stopped is not None and run.stopped.rule == "kill_switch" for run in self._runs)
         if self.is_due:
-            self._throw()
+            self()
 
     def over(self) -> None:
         for run in self._runs:
-            run.in_flight.discard(self._throw)
-
-    def _throw(self) -> None:
-        self.is_due = True
-        self.cut()
+            run.in_flight.discard(self)
 
     def by_switch(self) -> tuple[Trip, Guard] | None:
         """Return the stop that ended the call, and its guard. None when other code cancelled it."""
-        if not self.cut.undone():
+        if not self.undone():
             return None
-        return next(
-            (
-                (account.run.stopped, account.guard)
-                for account in self.accounts
-                if account.run is not None and account.run.stopped is not None
-            ),
-            None,
-        )
+        runs = ((account.run, account.guard) for account in self.accounts)
+        return next(((run.stopped, guard) for run, guard in runs if run is not None and run.stopped is not None), None)
 
 
-def give_up(account: CallAccount, fault: Exception) -> None:
+def give_up(account: ModelInFlight, fault: Exception) -> None:
     """Book an estimate at once where the usage cannot be booked. Other models bill a call that they carry out."""
     if account.delegated:
         account.guard.fault("border", fault, account.charge.run_costs.info.run)
@@ -219,7 +106,7 @@ def give_up(account: CallAccount, fault: Exception) -> None:
         write_off(account.guard, account.charge, "border", fault)
 
 
-def call_off(accounts: list[CallAccount]) -> None:
+def call_off(accounts: list[ModelInFlight]) -> None:
     """Release the accounts of a call that will not be sent: another guard refused it, or its caller was cancelled."""
     for account in accounts:
         try:
@@ -278,11 +165,13 @@ async def _guarded(
     A failure of RunGuard does not change them and leaves no reservation behind.
     """
     outer = HERE.get().model_call
-    accounts: list[CallAccount] = []
+    accounts: list[ModelInFlight] = []
     passing: PassingCall | None = None
     own = request.config
     try:
-        stop = await _open_accounts(outer, request, accounts)
+        stop = None
+        if outer is not None or not _is_announced(request, accounts):
+            stop = await _open_accounts(outer, request, accounts)
         if stop is None:
             passing = PassingCall(llm, accounts)
     except Exception as fault:
@@ -311,7 +200,7 @@ async def _guarded(
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if passing is not None:
-                        passing.cut.task = asyncio.current_task()
+                        passing.task = asyncio.current_task()
                         if passing.is_due:
                             passing.end_if_due()
                 except Exception as fault:
@@ -322,7 +211,7 @@ async def _guarded(
                     break
                 finally:
                     if passing is not None:
-                        passing.cut.task = None
+                        passing.task = None
                     OWNERS.reset(tokens[1])
                     now = HERE.get()
                     HERE.reset(tokens[0])
@@ -362,7 +251,7 @@ async def _guarded(
                 give_up(account, fault)
 
 
-def _stop_by_switch(passing: PassingCall | None, accounts: list[CallAccount]) -> LlmResponse | None:
+def _stop_by_switch(passing: PassingCall | None, accounts: list[ModelInFlight]) -> LlmResponse | None:
     """Return the answer to a call that the kill switch has ended. None when other code has cancelled it."""
     try:
         stopped = passing.by_switch() if passing is not None else None
@@ -379,7 +268,7 @@ def _stop_by_switch(passing: PassingCall | None, accounts: list[CallAccount]) ->
         return LlmResponse(error_code=STOP_CODE, error_message=trip.rule)
 
 
-def _fault(fault: Exception, accounts: list[CallAccount]) -> Stop | None:
+def _fault(fault: Exception, accounts: list[ModelInFlight]) -> Stop | None:
     """Report a failure of RunGuard to the guards of this call. Return a stop where the policy of one says stop."""
     guards, runs = _guards_of_call(accounts)
     if not guards:
@@ -395,11 +284,11 @@ def _fault(fault: Exception, accounts: list[CallAccount]) -> Stop | None:
     return stop
 
 
-def _guards_of_call(accounts: list[CallAccount]) -> tuple[set[Guard], dict[Any, str]]:
+def _guards_of_call(accounts: list[ModelInFlight]) -> tuple[set[Guard], dict[Any, str]]:
     """Return the guards around this call, and the run of each by its ``Accounts``, as far as they are known."""
     guards = (
         {account.guard for account in accounts}
-        | {guard for guard, _, _ in ANNOUNCED.get()}
+        | {flight.guard for flight in ANNOUNCED.get()}
         | {layer.guard for layer in HERE.get().layers}
     )
     runs = {charge.home: charge.run_costs.info.run for charge in (account.charge for account in accounts)}
@@ -413,14 +302,9 @@ def _guards_of_call(accounts: list[CallAccount]) -> tuple[set[Guard], dict[Any, 
     return guards, runs
 
 
-async def _open_accounts(outer: PassingCall | None, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
-    """Add an account to ``accounts`` for each guard of this call. Return a stop when the call may not be made."""
-    if outer is not None:
-        for account in outer.accounts:
-            stop = await _attempt(account, request, accounts)
-            if stop is not None:
-                return stop
-    for account in announced_accounts(request) if outer is None else ():
+def _is_announced(request: LlmRequest, accounts: list[ModelInFlight]) -> bool:
+    """Add the accounts that hooks have opened for this call. Return whether no other guard is around it: most calls."""
+    for account in announced_accounts(request):
         accounts.append(account)
         charge, asked = account.charge, request.config.max_output_tokens
         # a callback after ours may have asked for more output than is held
@@ -431,26 +315,33 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
         ):
             cap_output(request, charge.max_output)
     here = HERE.get()
-    if accounts and not here.layers and here.tool is None and here.stream is not None:
-        registry = here.stream.registry
-        if registry is not None and registry.guard is accounts[0].guard:
-            return None  # the common case: the hook of the only guard around has announced the call
+    if not accounts or here.layers or here.tool is not None or here.stream is None:
+        return False
+    registry = here.stream.registry
+    return registry is not None and registry.guard is accounts[0].guard
+
+
+async def _open_accounts(outer: PassingCall | None, request: LlmRequest, accounts: list[ModelInFlight]) -> Stop | None:
+    """Add the accounts that no hook has opened for this call. Return a stop when the call may not be made."""
+    for account in outer.accounts if outer is not None else ():
+        stop = await _attempt(account, request, accounts)
+        if stop is not None:
+            return stop
     mine = {account.guard for account in accounts}
-    for guard, invocation, lane, agent, tool, is_layer in callers(request):
-        if guard in mine or (outer is not None and not is_layer):
+    for flight in callers(request):
+        if flight.guard in mine or (outer is not None and not flight.is_layer):
             continue  # its own hook announced the call
         owners = OWNERS.set((*OWNERS.get(), *(account.charge for account in accounts)))
         try:
-            stop = await _ask(
-                guard, invocation, lane, agent, tool, request, accounts, is_layer=is_layer, slot=bool(tool)
-            )
+            stop = await _ask(flight, request, accounts, slot=bool(flight.tool))
         except Exception as error:
-            stop = await _recover(guard, invocation.run.info.run, lane, agent, tool, request, accounts, error)
+            run = flight.invocation.run.info.run if flight.invocation is not None else ""
+            stop = await _recover(flight, run, request, accounts, error)
         finally:
             OWNERS.reset(owners)
         if stop is not None:
             return stop
-    stream = here.stream
+    stream = HERE.get().stream
     if outer is None and stream is not None and stream.registry is not None and not stream.invocation_ids:
         guard = stream.registry.guard
         if guard not in mine and guard.must_hold():  # the run of this guard could not begin
@@ -459,16 +350,10 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
 
 
 async def _recover(
-    guard: Guard,
-    run_id: str,
-    lane: str,
-    agent: str,
-    tool: str,
-    request: LlmRequest,
-    accounts: list[CallAccount],
-    error: Exception,
+    flight: ModelInFlight, run_id: str, request: LlmRequest, accounts: list[ModelInFlight], error: Exception
 ) -> Stop | None:
-    """Add an account that is reserved without rules, after a fault of ``guard``. Return a stop if that fails."""
+    """Add an account that is reserved without rules, after a fault of its guard. Return a stop if that fails."""
+    guard, lane, agent = flight.guard, flight.lane, flight.agent
     describe = partial(plain_call, request, run_id, lane, agent)
     decision, event = await guard.recover("border", error, run_id, agent, describe)
     if decision.action is Action.STOP and decision.enforced:
@@ -476,7 +361,7 @@ async def _recover(
     if event is None:
         return None
     try:
-        accounts.append(CallAccount(guard, event.charge))
+        accounts.append(ModelInFlight(guard, None, lane, agent, charge=event.charge))
     except Exception as second:
         guard.release(event.charge)
         return guard.faults.refuse("border", second, run_id, agent), guard
@@ -490,71 +375,64 @@ def plain_call(request: LlmRequest, run_id: str, lane: str, agent: str, at: floa
     return ModelCall(run_id, lane, agent, at, *sized, candidates=config.candidate_count or 1)
 
 
-async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
+async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[ModelInFlight]) -> Stop | None:
     """Reserve a call, after a fault before it is sent, for every guard around it that has no account of it yet.
 
     A guard that cannot reserve refuses the call: see ``Guard.recover``. Return its stop, or None.
     """
     guards, runs = _guards_of_call(accounts)
     mine = {account.guard for account in accounts}
-    mine |= {guard for guard, _, flight in ANNOUNCED.get() if flight.charge is not None and not flight.charge.over}
+    mine |= {one.guard for one in ANNOUNCED.get() if one.charge is not None and not one.charge.over}
     stop = _fault(fault, accounts)
     for guard in guards - mine if stop is None else ():
-        stop = await _recover(guard, runs.get(guard.accounts, ""), ROOT_LANE, "", "", request, accounts, fault)
+        unknown = ModelInFlight(guard, None, ROOT_LANE, "")
+        stop = await _recover(unknown, runs.get(guard.accounts, ""), request, accounts, fault)
         if stop is not None:
             return stop
     return stop
 
 
-async def _attempt(account: CallAccount, request: LlmRequest, accounts: list[CallAccount]) -> Stop | None:
+async def _attempt(account: ModelInFlight, request: LlmRequest, accounts: list[ModelInFlight]) -> Stop | None:
     """Ask for a call that a model makes of another model, such as a fallback. Return a stop, or None.
 
     The first attempt takes over the reservation of the outer call; each further one is a call of its own.
     """
     guard, charge = account.guard, account.charge
-    invocation, flight = account.place
     first = not account.delegated
     account.delegated = True
+    attempt = ModelInFlight(guard, account.invocation, charge.lane, charge.agent, tool=charge.tool)
+    attempt.is_layer, attempt.whole = account.is_layer, account.whole or account
     if first and (request.model or "") == charge.model and not charge.over:
-        accounts.append(CallAccount(guard, charge, invocation, flight, is_layer=account.is_layer))
+        attempt.charge = charge
+        accounts.append(attempt)
         return None
     if first:
         guard.release(charge)
         guard.unspent(charge.run_costs.info.run)
-    return await _ask(
-        guard, invocation, charge.lane, charge.agent, charge.tool, request, accounts, flight, in_layer=account.is_layer
-    )
+    return await _ask(attempt, request, accounts)
 
 
 async def _ask(
-    guard: Guard,
-    invocation: Invocation | None,
-    lane: str,
-    agent: str,
-    tool: str,
-    request: LlmRequest,
-    accounts: list[CallAccount],
-    flight: ModelInFlight | None = None,
-    *,
-    is_layer: bool = False,
-    in_layer: bool = False,
-    slot: bool = False,
+    flight: ModelInFlight, request: LlmRequest, accounts: list[ModelInFlight], *, slot: bool = False
 ) -> Stop | None:
+    """Ask the guard of ``flight`` for a call that no hook has announced. ``slot``: it takes one of its run."""
+    guard, invocation, lane, agent = flight.guard, flight.invocation, flight.lane, flight.agent
     if guard.policy.mode == "off" or invocation is None:
         return None
-    sizes = project(request, invocation.prompts.get((lane, agent)) if is_layer else None)
-    event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", tool=tool)
+    is_measured = flight.is_layer and flight.whole is None  # no hook has measured this request
+    sizes = project(request, invocation.prompts.get((lane, agent)) if is_measured else None)
+    event = ModelCall(invocation.run.info.run, lane, agent, guard.clock(), request.model or "", tool=flight.tool)
     event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
     event.max_output_tokens = request.config.max_output_tokens
     event.after_answer, event.candidates = invocation.finished, request.config.candidate_count or 1
-    if is_layer:  # no hook has measured this request
+    if is_measured:
         event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
         event.context_limit = guard.context_limit(event.model)
-        flight = ModelInFlight(agent, None, lane, projection=sizes)
+        flight.projection = sizes
     counter = guard.policy.tokens
     if counter is not None and (counted := await count_tokens(counter, request)) is not None:
         event.input_tokens = counted
-        event.projected_tokens = counted if is_layer else None
+        event.projected_tokens = counted if is_measured else None
     around = enclosing_tool(guard) if slot else None  # the tool call that makes this call
     # agents that no hook sees: each Runner is one delegation deeper
     if around is not None and (inside := runners_inside(around)):
@@ -571,11 +449,11 @@ async def _ask(
         if around is not None and (call := around.invocation.calls.get(around.call_id)) is not None:
             call.interrupted = True
         return decision.trip, guard
-    charge = event.charge
+    charge = flight.charge = event.charge
     if charge is not None:
         try:
-            accounts.append(CallAccount(guard, charge, invocation, flight, is_layer=is_layer or in_layer))
-            accounts[-1].holder = asyncio.current_task() if slot else None
+            flight.holder = asyncio.current_task() if slot else None
+            accounts.append(flight)
         except BaseException:
             guard.release(charge)
             raise
@@ -590,41 +468,33 @@ _DIRECT: Final = "(direct)"  # the agent of a call that no agent's hook announce
 _AGENT_LABEL: Final = "adk_agent_name"
 
 
-def announced_accounts(request: LlmRequest) -> list[CallAccount]:
+def announced_accounts(request: LlmRequest) -> list[ModelInFlight]:
     """Return the accounts that hooks have opened for this call, each once."""
-    found: list[CallAccount] = []
-    for guard, invocation, flight in ANNOUNCED.get():
-        if (
-            flight.charge is None
-            or flight.left
-            or flight.answered
-            or flight.charge.over
-            or flight.request() is not request
-        ):
+    announced = ANNOUNCED.get()
+    found: list[ModelInFlight] = []
+    for flight in announced:
+        charge = flight.charge
+        if charge is None or charge.over or flight.left or flight.answered or charge.request() is not request:
             continue
-        found.append(CallAccount(guard, flight.charge, invocation, flight, usage=flight.usage))
+        found.append(flight)
         flight.left = True  # last: the after-hook settles the others
     if found:
-        announced = ANNOUNCED.get()
-        ANNOUNCED.set(tuple([e for e in announced if not e[2].left]) if len(announced) > len(found) else ())
+        ANNOUNCED.set(tuple([e for e in announced if not e.left]) if len(announced) > len(found) else ())
     return found
 
 
-def callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, str, bool]]:
-    """Find who makes a call that no hook announced: guarded models around it, then its tool call or else its Runner.
-
-    Yield guard, invocation, lane, agent, tool, and whether it is a guarded model.
-    """
+def callers(request: LlmRequest) -> Iterable[ModelInFlight]:
+    """Find who makes a call that no hook announced: guarded models around it, then its tool call or else its Runner."""
     child = _child_agent(request)
     for layer in HERE.get().layers:
-        yield layer.guard, layer.invocation, layer.lane, layer.agent, "", True
+        yield ModelInFlight(layer.guard, layer.invocation, layer.lane, layer.agent, is_layer=True)
     tool, seen = HERE.get().tool, set()
     while tool is not None:
         run = tool.invocation.run
         if tool.guard not in seen and tool.guard.runs.get(run.info.run) is run:
             seen.add(tool.guard)
             agent = child or (tool.path[-1] if tool.path else _DIRECT)
-            yield tool.guard, tool.invocation, tool.lane, agent, tool.name, False
+            yield ModelInFlight(tool.guard, tool.invocation, tool.lane, agent, tool=tool.name)
         tool = tool.outer
     stream = HERE.get().stream
     while stream is not None and stream.registry is None:  # a Runner without a guard inside of one that has a guard
@@ -634,7 +504,7 @@ def callers(request: LlmRequest) -> Iterable[tuple[Guard, Invocation, str, str, 
     for invocation_id in reversed(stream.invocation_ids):
         invocation = stream.registry.find(invocation_id)
         if invocation is not None:
-            yield stream.registry.guard, invocation, invocation.lane, child or _DIRECT, "", False
+            yield ModelInFlight(stream.registry.guard, invocation, invocation.lane, child or _DIRECT)
             return
 
 
@@ -657,7 +527,7 @@ def _child_agent(request: LlmRequest) -> str:
 _SPINS: Final = 1_000
 
 
-async def refuse(trip: Trip | str | None, guard: Guard, accounts: list[CallAccount]) -> LlmResponse:
+async def refuse(trip: Trip | str | None, guard: Guard, accounts: list[ModelInFlight]) -> LlmResponse:
     """Answer instead of the model. Raise ``Halt`` or ``RunStoppedError`` in a loop that ignores the refusals."""
     call_off(accounts)  # another guard may have admitted the call
     if isinstance(trip, str):
@@ -681,7 +551,9 @@ async def refuse(trip: Trip | str | None, guard: Guard, accounts: list[CallAccou
     return refused_response(trip, guard.stop_text(trip))
 
 
-def refuse_barely(trip: Trip | str | None, guard: Guard, accounts: list[CallAccount], fault: Exception) -> LlmResponse:
+def refuse_barely(
+    trip: Trip | str | None, guard: Guard, accounts: list[ModelInFlight], fault: Exception
+) -> LlmResponse:
     """Refuse a call although ``refuse`` failed. Raise ``Halt`` where the whole run is stopped, outside of tools."""
     guard.faults.note("refusing", fault)
     call_off(accounts)
@@ -717,8 +589,8 @@ async def _paid_by(
 ) -> AsyncGenerator[LlmResponse, None]:
     config, is_read = request.config, True
     try:
-        held = (flight.charge for _, _, flight in ANNOUNCED.get() if flight.request() is request)
-        token = OWNERS.set((*OWNERS.get(), *(charge for charge in held if charge is not None)))
+        charges = [flight.charge for flight in ANNOUNCED.get() if flight.charge is not None]
+        token = OWNERS.set((*OWNERS.get(), *(charge for charge in charges if charge.request() is request)))
         try:  # so that one store does not hold again what ADK's guard holds in it
             permission = await run.ask(lambda: _asked(llm, request))
         finally:

@@ -393,6 +393,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 # ---- Before and after a model call
 
 _LIMITS_KEPT: Final = 64
+_MAX_TOKENS: Final = types.FinishReason.MAX_TOKENS
 
 
 class ModelHooks:
@@ -419,10 +420,9 @@ class ModelHooks:
                 last = invocation.flights.get(task)
                 if last is not None and (not last.answered or (last.charge is not None and not last.charge.over)):
                     self._settle_unanswered(invocation, last)
-                event = ModelCall(
-                    run.info.run, lane, agent.name if agent is not None else "", guard.clock(), llm_request.model or ""
-                )
-                flight = ModelInFlight(event.agent, branch, lane)
+                name = agent.name if agent is not None else ""
+                event = ModelCall(run.info.run, lane, name, guard.clock(), llm_request.model or "")
+                flight = ModelInFlight(guard, invocation, lane, name, branch)
                 state = run.lanes[lane]
                 state.offered = llm_request.tools_dict
                 if state.withheld and not invocation.live:
@@ -448,7 +448,7 @@ class ModelHooks:
                     if reserved is not ALLOW and reserved:
                         decision = reserved
                 if decision.action is not _STOP or not decision.enforced:
-                    self._admit(invocation, event, flight, llm_request, task)
+                    self._admit(flight, event, llm_request, task)
                     if state.notice:
                         llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=state.notice)]))
                         state.notice = ""
@@ -462,7 +462,7 @@ class ModelHooks:
                     and await ask_for_last_answer(guard, run, event, agent, llm_request)
                 ):
                     flight.last_after, flight.projection = trip, None
-                    self._admit(invocation, event, flight, llm_request, task)
+                    self._admit(flight, event, llm_request, task)
                     return None
             except Exception as error:
                 trip = self._stopper.fault("before_model", error, ic, recovers=True)
@@ -484,7 +484,8 @@ class ModelHooks:
         if event is None or invocation is None:
             return None
         try:
-            self._admit(invocation, event, ModelInFlight(agent, ic.branch, lane), request, asyncio.current_task())
+            flight = ModelInFlight(guard, invocation, lane, agent, ic.branch)
+            self._admit(flight, event, request, asyncio.current_task())
         except Exception as second:
             guard.release(event.charge)
             return guard.faults.refuse("before_model", second, run, agent)
@@ -527,29 +528,29 @@ class ModelHooks:
 
     def _admit(
         self,
-        invocation: Invocation,
-        event: ModelCall,
         flight: ModelInFlight,
+        event: ModelCall,
         request: LlmRequest,
         task: "asyncio.Task[Any] | None",
     ) -> None:
         """Record a call that may be made. ``model_calls``, or the event of another answer, reports how it ends."""
-        guard = self._guard
+        guard, invocation = self._guard, flight.invocation
+        assert invocation is not None
         charge = flight.charge = event.charge
-        flight.request = weakref.ref(request)
         if charge is not None:
-            charge.request = flight.request
+            charge.request = weakref.ref(request)
             if charge.lowered:
                 cap_output(request, charge.max_output)
-        if charge is not None and invocation.live:
-            guard.release(charge)
-        invocation.flights[task] = flight
-        if len(invocation.flights) > FLIGHTS_KEPT:
+            if invocation.live:
+                guard.release(charge)
+        flights = invocation.flights
+        flights[task] = flight
+        if len(flights) > FLIGHTS_KEPT:
             for over in invocation.drop_flights():
                 self._invocations.close_flight(over)
         announced = ANNOUNCED.get()
-        others = [entry for entry in announced if entry[0] is not guard and not entry[2].left] if announced else ()
-        ANNOUNCED.set((*others, (guard, invocation, flight)))
+        others = [other for other in announced if other.guard is not guard and not other.left] if announced else ()
+        ANNOUNCED.set((*others, flight))
 
     def _take_back(self, event: ModelCall | None) -> None:
         """Release what was reserved for a call, because the guard failed afterwards.
@@ -615,8 +616,6 @@ class ModelHooks:
             if llm_response.partial:
                 flight.streamed = True
             else:
-                flight.text = _final_text(llm_response, flight.streamed)
-                flight.is_cut = llm_response.finish_reason is types.FinishReason.MAX_TOKENS
                 flight.done_at, flight.delivered = time.monotonic(), False
                 charge = flight.charge
                 # a model that is not one of ADK's classes: ``model_calls`` does not see it
@@ -624,15 +623,14 @@ class ModelHooks:
                     bill = flight.usage.bill(charge.input, charge.audio)
                     self._guard.settle(charge, bill.usage, estimated=bill.estimated)
                 if not flight.judged:  # the detectors see an answer once, however many responses it came in
-                    flight.judged, usage, said = True, flight.usage, flight.text
+                    flight.judged, usage = True, flight.usage
                     output = usage.reported.output if usage.reported is not None else None
                     name, now = invocation.run.info.run, self._guard.clock()
-                    result = ModelResult(
-                        name, flight.lane, flight.agent, now, usage.prompt, output, is_cut=flight.is_cut
-                    )
+                    result = ModelResult(name, flight.lane, flight.agent, now, usage.prompt, output)
+                    result.is_cut = llm_response.finish_reason is _MAX_TOKENS
+                    said = _final_text(llm_response, flight.streamed)
                     if said is not None:
                         result.text_id, result.text = words_name(said), said
-                        flight.text = None
                     self._guard.after(result)
                 if task is not None:
                     invocation.run.slots.give_back(task)

@@ -20,15 +20,17 @@ from typing import Any, Final, NamedTuple
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from runguard.core.decision import Trip
-from runguard.core.events import ROOT_LANE, Outcome
+from runguard.core.errors import RunStoppedError
+from runguard.core.events import ROOT_LANE, ModelResult, Outcome
 from runguard.core.identity import HEAD, LruDict, copy_of, size_of
-from runguard.engine.charges import Charge
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
-from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, CallUsage, media_tokens, text_size
+from runguard.providers.errors import was_unbilled
+from runguard.providers.usage import IMAGE_TOKENS, LIKELY, UPPER, CallBill, CallUsage, media_tokens, text_size
 from runguard.termination.conditions import branch_lane, parallel_part
 
 _log: Final = logging.getLogger("runguard")
@@ -68,35 +70,100 @@ class OpenToolCall:
     agent: str = ""  # the agent whose model asked
 
 
-def _no_request() -> None:
-    return None
-
-
 @dataclass(slots=True)
 class ModelInFlight:
-    """A model call between its before-hook and its answer."""
+    """One guard's account of one model call: from its hook, or from the model where no hook saw it, to its bill."""
 
-    agent: str
-    branch: str | None
+    guard: Guard
+    invocation: "Invocation | None"  # None: not known, after a fault
     lane: str
+    agent: str
+    branch: str | None = None
+    tool: str = ""  # the tool call that makes it, where no hook saw it
+    charge: Any = None  # once it is reserved
+    projection: "PromptProjection | None" = None
+    usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
+    left: bool = False  # it reached the model
     answered: bool = False  # by the model, a callback or another plugin
     done_at: float = 0.0  # when its last chunk came, by the monotonic clock
     delivered: bool = False  # its event has passed the Runner
-    charge: Charge | None = None
-    left: bool = False  # it reached the model
-    request: Callable[[], Any] = _no_request  # a weak reference to the admitted request
-    projection: "PromptProjection | None" = None
-    usage: CallUsage = field(default_factory=CallUsage)  # what the model reported
     judged: bool = False  # the detectors have seen its result
-    text: str | None = None  # that ends the work of the agent
-    is_cut: bool = False  # it hit its output limit
     streamed: bool = False  # chunks of it came before
     last_after: Trip | None = None  # the stop after which it gives the last answer
+    is_layer: bool = False  # of a guarded model: no hook sees its answer, so the detectors see it here
+    delegated: bool = False  # other models do the work: they are billed instead
+    whole: "ModelInFlight | None" = None  # the call of which this is an attempt: a model asks other models
+    holder: "asyncio.Task[Any] | None" = None  # the task that holds a slot for the call
+    model: str = ""  # that answered
+    settled: tuple[CallBill, str] | None = None
 
     def is_over(self, task: "asyncio.Task[Any] | None", now: float) -> bool:
         if self.done_at and not self.delivered:
             return now - self.done_at > DELIVERY_S
         return self.delivered or (task is not None and task.done())
+
+    @property
+    def run(self) -> Run | None:
+        return self.guard.runs.get(self.charge.run_costs.info.run)
+
+    def saw(self, response: LlmResponse) -> None:
+        """Read a chunk or the whole answer.
+
+        Settle the charge when the answer is complete, and again when a later report changes the usage.
+        """
+        charge, usage = self.charge, self.usage
+        if charge.on_over is not None:  # the provider answers: do not wait for the end of the stream
+            charge.on_over(charge, True)
+        is_new = usage.add(response)
+        self.model = response.model_version or self.model
+        if is_new:
+            whole = self.whole or self
+            whole.usage, projection = usage, whole.projection
+            if projection is not None and self.invocation is not None and usage.prompt:
+                projection.tokens = usage.prompt  # the model has counted the prompt
+                self.invocation.prompts[whole.lane, whole.agent] = projection
+        if charge.over or not response.partial:
+            self.settle()
+
+    def settle(self) -> None:
+        """Book what is known of the usage, where it differs from what was booked."""
+        charge = self.charge
+        bill = self.usage.bill(charge.input, charge.audio)
+        if self.settled != (bill, self.model):
+            self.guard.settle(charge, bill.usage, self.model, estimated=bill.estimated)
+            self.settled = bill, self.model
+
+    def called_off(self) -> None:
+        """Release the reservation of a call that will not be sent."""
+        self._give_back()
+        if not self.charge.over:
+            self.guard.release(self.charge)
+            self.guard.unspent(self.charge.run_costs.info.run)
+
+    def _give_back(self) -> None:
+        run, holder, self.holder = self.run, self.holder, None
+        if run is not None and holder is not None:
+            run.slots.give_back(holder)
+
+    def ended(self, error: BaseException | None, streaming: bool) -> None:
+        """Close the account of a call that was sent."""
+        if self.holder is not None:
+            self._give_back()
+        charge, usage = self.charge, self.usage
+        if self.is_layer and error is None and not self.delegated:
+            output = usage.reported.output if usage.reported is not None else None
+            run, now = charge.run_costs.info.run, self.guard.clock()
+            self.guard.after(ModelResult(run, charge.lane, charge.agent, now, usage.prompt, output))
+        if self.delegated or charge.over:
+            return
+        if usage.reported is not None:
+            self.settle()
+            return
+        received = usage.text_tokens
+        if isinstance(error, RunStoppedError) and not received:  # a guard further in refused it, so it was never sent
+            self.called_off()
+            return
+        self.guard.abandon(charge, received, streaming=streaming, refused=was_unbilled(error), error=error)
 
 
 @dataclass(slots=True)
@@ -268,6 +335,7 @@ class Invocations:
             attempt("end of run", self.close_flight, flight)
             if task is not None:
                 attempt("end of run", invocation.run.slots.give_back, task)
+        invocation.flights.clear()  # each refers to the invocation
         for close in list(invocation.at_end.values()):
             attempt("end of run", close)
         if not invocation.nested:
@@ -393,9 +461,7 @@ enclosing_of: Final[Callable[[tuple[Any, ...]], EnclosingTool]] = partial(tuple.
 
 HERE: Final[ContextVar[Here]] = ContextVar("runguard_here", default=Here())  # noqa: B039 - immutable
 # Model calls that a hook admitted and that have not reached their model yet. One entry per guard.
-ANNOUNCED: Final[ContextVar[tuple[tuple[Guard, Invocation, ModelInFlight], ...]]] = ContextVar(
-    "runguard_announced", default=()
-)
+ANNOUNCED: Final[ContextVar[tuple[ModelInFlight, ...]]] = ContextVar("runguard_announced", default=())
 
 
 @contextmanager
