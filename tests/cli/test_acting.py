@@ -241,3 +241,10 @@ def test_alerts_of_the_policy_are_told(file_store: str, monkeypatch: pytest.Monk
         thread.join()
         server.server_close()
     assert "ops stopped user:docs/alice: a bad day" in json.dumps(heard)
+
+
+def test_a_subcommand_takes_the_store_of_its_command(file_store: str) -> None:
+    ran = runguard("store", "--store", file_store, "--json", "repair")
+    assert json.loads(ran.stdout)["store"] == told("store", "repair", "--store", file_store)["store"]
+    last = runguard("trips", "--store", file_store, "--json", "show", "last")
+    assert json.loads(last.stdout) == told("trips", "show", "last", "--store", file_store)

@@ -133,7 +133,7 @@ def test_a_price_per_token_is_a_warning_that_names_the_unit(command: str) -> Non
 def test_doctor_shows_the_date_and_warns_after_90_days(days: int, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = packaged_table().date
     now = (made.toordinal() - 719_163 + days) * 86_400 + 3600.0  # days between year 1 and 1970
-    monkeypatch.setattr("runguard.cli.screens.time.time", lambda: now)
+    monkeypatch.setattr("runguard.cli.policy_commands.time.time", lambda: now)
     found = line()
     age = f"table of {made}, {days} {'day' if days == 1 else 'days'} old"
     assert (found["state"], age in found["found"]) == (state, True)

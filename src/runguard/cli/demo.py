@@ -1,6 +1,6 @@
 """``runguard demo``: four runaways and six healthy look-alikes on real ADK, each run without and with the guard.
 
-``policy_commands`` calls ``run``. ``stories`` holds and runs the agents; nothing of Google's is loaded before ``run``.
+``stories`` holds and runs the agents; nothing of Google's is loaded before ``run``.
 ``doctor`` uses ``load`` and ``defaults``, too.
 """
 

@@ -1,7 +1,4 @@
-"""``runguard doctor``: check the installation and the user's app, and prove that a stop works.
-
-``policy_commands`` calls ``examine`` and prints its lines.
-"""
+"""``runguard doctor``: check the installation and the user's app, and prove that a stop works."""
 
 import asyncio
 import contextlib
@@ -21,19 +18,23 @@ from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Literal
 
+from rich.text import Text
+
 from runguard import _version
 from runguard.cli.demo import AdkMissingError, defaults, load
-from runguard.cli.main import CommandError
-from runguard.cli.screens import (
+from runguard.cli.main import CommandError, print_json
+from runguard.cli.policy_commands import (
     OLD_DAYS,
     REFRESH,
-    check_file,
     limits_usd,
     list_in_use,
     policy_here,
     price_of,
     seen_models,
 )
+from runguard.cli.store_commands import check_file
+from runguard.console import console
+from runguard.core.decision import printable
 from runguard.core.errors import PolicyError, RunGuardError, RunStoppedError, did_you_mean
 from runguard.ledger.ledger import StoreDeniedError
 from runguard.ledger.memory import check_store, in_memory
@@ -55,6 +56,30 @@ class CheckResult:
     state: Literal["ok", "warning", "problem"]
     found: str
     do: str = ""
+
+
+_COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def run(target: str | None, models: tuple[str, ...], store: str | None, as_json: bool) -> int:
+    lines = examine(target, models, store)
+    problems, warnings = (sum(line.state == state for line in lines) for state in ("problem", "warning"))
+    if as_json:
+        print_json({"ok": not problems, "checks": lines})
+        return int(problems > 0)
+    out = console()
+    for line in lines:
+        # indent an error of several lines below its heading
+        found = f"\n{'':20}".join(printable(line.found.split("\n")))
+        state, check = (f"{line.state:<8}", _COLOURS[line.state]), (f"{line.check:<12}", "bold")
+        out.print(Text.assemble(state, check, found), soft_wrap=True)
+        if line.do:
+            out.print(f"{'':20}→ {printable(line.do)}", soft_wrap=True)
+    counted = [
+        f"{many or 'no'} {word}{'s' * (many != 1)}" for many, word in ((problems, "problem"), (warnings, "warning"))
+    ]
+    out.print(", ".join(counted), style="dim")
+    return int(problems > 0)
 
 
 def examine(target: str | None, models: tuple[str, ...], store: str | None) -> list[CheckResult]:

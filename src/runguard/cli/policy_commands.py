@@ -1,35 +1,70 @@
-"""Commands around a policy: init, check, demo, doctor, replay, calibrate, gate and prices.
+"""Commands around a policy: init, check and prices; and the policy that a command uses.
 
-``main`` imports this module for any of them, also for its help: everything heavy is imported inside of the commands.
+``main`` declares the commands. ``doctor`` and the other commands share the policy and the prices.
 """
 
+import contextlib
 import json
 import os
-import sys
+import time
 import tomllib
+from datetime import UTC, datetime
+from decimal import Decimal
+from fnmatch import fnmatchcase
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from runguard.cli.main import (
-    Command,
-    CommandError,
-    fail,
-    json_option,
-    model_option,
-    policy_option,
-    print_json,
-    print_notes,
-    store_option,
-    unpacked_option,
-    workers_option,
+from runguard.cli.main import CommandError, answer, noted, print_json
+from runguard.console import console, print_table, table
+from runguard.core.decision import printable
+from runguard.core.errors import PolicyError, RunGuardError, did_you_mean
+from runguard.core.money import nanos, to_usd, usd_text
+from runguard.ledger.memory import in_memory, store_name
+from runguard.policy.settings import (
+    FILE_NAME,
+    RULES,
+    Policy,
+    PolicyFile,
+    find_policy_file,
+    load_policy_file,
+    policy_schema,
 )
+from runguard.pricing import book
+from runguard.pricing.book import (
+    LIMITS,
+    PricesSource,
+    PriceTable,
+    Pricing,
+    current_table,
+    listed_models,
+    price_list,
+    prices_per_token,
+    updated_path,
+)
+from runguard.pricing.rates import Band, Rates, normalise
+from runguard.view.store import TOOLS, StoreView
 
-if TYPE_CHECKING:
-    from runguard.cli.doctor import CheckResult
-    from runguard.policy.settings import Policy
+# ---- the policy that a command uses
+
+
+def policy_here(store: str | None = None) -> Policy:
+    """Return the policy that a run started here would use; ``store`` overrides the file and the environment."""
+    if store is None:
+        return Policy.build()
+    path = find_policy_file()
+    values = load_policy_file(path) if path is not None else {}
+    if mode := os.environ.get("RUNGUARD_MODE"):
+        values = {**values, "mode": mode}
+    sources = [str(path)] * (path is not None) + ["RUNGUARD_MODE"] * bool(mode) + ["--store"]
+    return Policy.validated({**values, "store": store}, " and ".join(sources))
+
+
+def load(path: Path | None) -> Policy:
+    """Return the policy of a file without the environment, or the defaults if there is no file."""
+    return Policy.validated({} if path is None else load_policy_file(path), str(path or ""))
 
 
 # ---- ``runguard init``: write a commented ``runguard.toml`` to start from
@@ -123,32 +158,7 @@ PRESETS: Final[dict[str, dict[str, str]]] = {
 }
 
 
-@click.command(
-    "init",
-    cls=Command,
-    examples="""
-    runguard init
-    runguard init --preset production
-    runguard init --preset production deploy/runguard.toml --force
-    """,
-)
-@click.argument("file", default="runguard.toml", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--preset",
-    type=click.Choice(list(PRESETS)),
-    default="development",
-    show_default=True,
-    help="The purpose of the file.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing file.")
-@json_option
-def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
-    """Write a commented runguard.toml.
-
-    FILE defaults to ./runguard.toml. The development preset caps a run at $0.50 and keeps everything in memory; the
-    production preset caps it at $5, keeps accounts in a file and logs alerts. Exit code 0 if the file was written, 2 if
-    not. Only --force replaces an existing file.
-    """
+def init(file: Path, preset: str, force: bool, as_json: bool) -> None:
     if file.exists() and not force:
         raise CommandError(
             f"{file} already exists and was not changed; pass --force to replace it, or name another FILE"
@@ -158,8 +168,6 @@ def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
             f"{file}: this command writes separate files such as runguard.toml; a policy in pyproject.toml "
             "belongs under [tool.runguard]"
         )
-    from runguard.policy.settings import RULES
-
     text = _TEMPLATE.substitute(PRESETS[preset], preset=preset, rules=", ".join(RULES))
     try:
         file.write_text(text, encoding="utf-8")
@@ -167,18 +175,16 @@ def init_command(file: Path, preset: str, force: bool, as_json: bool) -> None:
         do = f"; create the folder {file.parent} first" if not file.parent.exists() else ""
         raise CommandError(f"{file}: cannot write the file: {error.strerror or error}{do}") from None
     notes = _why_unused(file)
-    if as_json:
-        print_json({"ok": True, "file": str(file), "preset": preset, "notes": notes})
-        return
-    click.echo(f"written: {file} ({preset})")
-    print_notes(notes)
-    click.echo("  next: read it, then `runguard check` and `runguard doctor`")
+    lines = [
+        f"written: {file} ({preset})",
+        *noted(notes),
+        "  next: read it, then `runguard check` and `runguard doctor`",
+    ]
+    answer(as_json, {"ok": True, "file": str(file), "preset": preset, "notes": notes}, lines)
 
 
 def _why_unused(file: Path) -> list[str]:
     """Return why runs started here would not use the new file."""
-    from runguard.policy.settings import FILE_NAME, find_policy_file
-
     if file.name != FILE_NAME:
         return [
             f"RunGuard finds only files named {FILE_NAME} automatically; set RUNGUARD_POLICY={file} to use this one"
@@ -197,75 +203,35 @@ def _why_unused(file: Path) -> list[str]:
 # ---- ``runguard check``: validate a policy and show what it changes
 
 
-def _load(path: Path | None) -> "Policy":
-    """Return the policy of a file without the environment, or the defaults if there is no file."""
-    from runguard.policy.settings import Policy, load_policy_file
-
-    return Policy.validated({} if path is None else load_policy_file(path), str(path or ""))
-
-
-@click.command(
-    "check",
-    cls=Command,
-    examples="""
-    runguard check
-    runguard check deploy/runguard.toml
-    runguard check --schema > runguard.schema.json
-    """,
-)
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@json_option
-@click.option("--schema", is_flag=True, help="Print the JSON Schema of runguard.toml and do nothing else.")
-@click.pass_context
-def check_command(ctx: click.Context, file: Path | None, as_json: bool, schema: bool) -> None:
-    """Validate a policy file and show what it changes.
-
-    FILE is a runguard.toml, or a pyproject.toml with [tool.runguard]. Default: the file that a run started here would
-    use. Exit code 0 if the policy is valid, 1 if FILE is a pyproject.toml without a [tool.runguard] table, 2 if the
-    policy, RUNGUARD_MODE or RUNGUARD_STORE is not valid.
-    """
-    from runguard.core.errors import PolicyError
-    from runguard.policy.settings import Policy, find_policy_file, policy_schema
-    from runguard.pricing.book import prices_per_token
-
+def check(file: Path | None, schema: bool, as_json: bool) -> int:
     if schema:
         click.echo(json.dumps(policy_schema(), indent=2))
-        return
+        return 0
     path = file
     try:
         path = path or find_policy_file()
-        policy = _load(path)
+        policy = load(path)
         for name in ("mode", "store"):  # the environment overrides every file
             if value := os.environ.get(f"RUNGUARD_{name.upper()}"):
                 Policy.validated({name: value}, f"RUNGUARD_{name.upper()}")
     except PolicyError as error:
-        fail(ctx, str(error), file=str(path) if path else None)
+        raise CommandError(str(error), file=str(path) if path else None) from None
     changed = _changed(policy)
     notes = _overrides() + prices_per_token(policy.prices, policy.prices_source)
     sets_nothing = path is not None and not _has_table(path)
-    if as_json:
-        settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
-        facts = {"ok": not sets_nothing, "file": str(path) if path else None}
-        print_json({**facts, "settings": settings, "policy": policy.digest, "notes": notes})
-    else:
-        _print_policy(path, sets_nothing, changed, notes)
-    sys.exit(1 if sets_nothing else 0)
-
-
-def _print_policy(path: Path | None, sets_nothing: bool, changed: dict[str, tuple[Any, Any]], notes: list[str]) -> None:
+    settings = {name: {"value": value, "default": default} for name, (value, default) in changed.items()}
+    facts = {"ok": not sets_nothing, "file": str(path) if path else None, "settings": settings}
+    lines = [f"ok: {path or 'no policy file in this folder or its parents'}"]
     if sets_nothing:
-        click.echo(f"{path}: no [tool.runguard] table, so this file sets nothing")
-    else:
-        click.echo(f"ok: {path}" if path else "ok: no policy file in this folder or its parents")
+        lines = [f"{path}: no [tool.runguard] table, so this file sets nothing"]
     width = max((len(name) for name in changed), default=0)
     for name, (value, default) in changed.items():
-        click.echo(
-            f"  {name:<{width}}  {_shown(value)}"
-            + ("" if name.startswith("tools.") else f"  (default {_shown(default)})")
-        )
+        usual = "" if name.startswith("tools.") else f"  (default {_shown(default)})"
+        lines.append(f"  {name:<{width}}  {_shown(value)}{usual}")
     if not changed:
-        click.echo("  every setting at its default")
-    print_notes(notes)
+        lines.append("  every setting at its default")
+    answer(as_json, {**facts, "policy": policy.digest, "notes": notes}, [*lines, *noted(notes)])
+    return int(sets_nothing)
 
 
 def _has_table(path: Path) -> bool:
@@ -286,11 +252,8 @@ def _overrides() -> list[str]:
     return notes
 
 
-def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
+def _changed(policy: Policy) -> dict[str, tuple[Any, Any]]:
     """Return settings that differ from the defaults: name -> (value, default). Rules appear as their final rungs."""
-    from runguard.ledger.memory import store_name
-    from runguard.policy.settings import RULES, Policy, PolicyFile
-
     changed: dict[str, tuple[Any, Any]] = {}
     current, defaults = (_plain(each) for each in (policy, Policy.validated({}, "")))
     for name in PolicyFile.model_fields:
@@ -309,10 +272,8 @@ def _changed(policy: "Policy") -> dict[str, tuple[Any, Any]]:
     return changed
 
 
-def _plain(policy: "Policy") -> dict[str, Any]:
+def _plain(policy: Policy) -> dict[str, Any]:
     """Return the settings of a policy as plain data."""
-    from runguard.policy.settings import PolicyFile
-
     return policy.model_dump(
         mode="json", include=set(PolicyFile.model_fields), exclude_none=True, exclude={"tools", "rules"}
     )
@@ -341,389 +302,22 @@ def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-# ---- ``runguard demo``: stop runaways and leave healthy runs alone, on real ADK
+# ---- ``runguard prices``: dollars per million tokens, and the price table that they come from
+
+OLD_DAYS: Final = 90  # providers change prices several times a year
+REFRESH: Final = "pip install -U genai-prices"
+_KINDS: Final = ("input", "output", "cached", "cache_write", "audio", "cached_audio", "audio_output")
+_SOURCES: Final = {"prices": "this policy, prices", "on_unpriced": "this policy, on_unpriced"}
+_SAME_AS: Final = {
+    "cached": "input",
+    "cache_write": "input",
+    "audio": "input",
+    "cached_audio": "cached",
+    "audio_output": "output",
+}
 
 
-@click.command("demo", cls=Command, examples="runguard demo\nrunguard demo --json")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON instead of tables.")
-def demo_command(as_json: bool) -> None:
-    """Show runaway agents being stopped and healthy ones left alone.
-
-    Runs four runaways and six healthy look-alikes, each without and with the guard on its defaults, on real Google ADK
-    with scripted models: no network, no key. Exit code 0 if every runaway was stopped and no healthy run was touched, 1
-    otherwise, 2 without google-adk.
-    """
-    from runguard.cli.demo import run
-
-    sys.exit(run(as_json=as_json))
-
-
-# ---- ``runguard doctor``: check the installation and prove that a stop works
-
-
-@click.command(
-    "doctor",
-    cls=Command,
-    examples="""
-    runguard doctor
-    runguard doctor --app agents/docs
-    runguard doctor --app my_service.main:app --model gemini-2.5-flash
-    """,
-)
-@click.option(
-    "--app",
-    "target",
-    metavar="APP",
-    help="Your app: an agent folder as for adk web, or module:attribute (App, Runner, or an agent of any framework). "
-    "Its code runs.",
-)
-@click.option("--model", "models", multiple=True, help="A model in use, to look up its price. May be repeated.")
-@store_option
-@json_option
-def doctor_command(target: str | None, models: tuple[str, ...], store: str | None, as_json: bool) -> None:
-    """Check the installation and prove that a stop works.
-
-    Checks Python, google-adk and its features, other frameworks, other packages of the same name, the policy, the order
-    of plugins, agents without a guard, the store and the prices of the models in use. A live test then stops agents on
-    real ADK with a scripted model, without network. Exit code 0 without a problem (warnings are allowed), 1 with one, 2
-    if APP does not exist.
-    """
-    from runguard.cli.doctor import examine
-
-    lines = examine(target, models, store)
-    ok = all(line.state != "problem" for line in lines)
-    if as_json:
-        print_json({"ok": ok, "checks": lines})
-    else:
-        _print_checks(lines)
-    sys.exit(0 if ok else 1)
-
-
-def _print_checks(lines: "list[CheckResult]") -> None:
-    from rich.text import Text
-
-    from runguard.console import console
-    from runguard.core.decision import printable
-
-    out, colours = console(), {"ok": "green", "warning": "yellow", "problem": "bold red"}
-    for line in lines:
-        # indent an error of several lines below its heading
-        found = f"\n{'':20}".join(printable(line.found.split("\n")))
-        out.print(
-            Text.assemble((f"{line.state:<8}", colours[line.state]), (f"{line.check:<12}", "bold"), found),
-            soft_wrap=True,
-        )
-        if line.do:
-            out.print(f"{'':20}→ {printable(line.do)}", soft_wrap=True)
-    problems, warnings = (sum(line.state == state for line in lines) for state in ("problem", "warning"))
-    out.print(
-        f"{problems or 'no'} problem{'' if problems == 1 else 's'}, {warnings or 'no'} "
-        f"warning{'' if warnings == 1 else 's'}",
-        style="dim",
-    )
-
-
-# ---- ``runguard replay``: show what a policy would have done to recorded runs
-
-
-@click.command(
-    "replay",
-    cls=Command,
-    examples="""
-    runguard replay sessions.db
-    runguard replay sessions.db --policy strict.toml --against runguard.toml
-    runguard replay runs.jsonl.gz --html report.html
-    runguard replay sessions.db --explain e-1b7f
-    """,
-)
-@click.argument("source")
-@policy_option
-@click.option("--against", type=click.Path(path_type=Path), help="A second policy, shown side by side.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON: every run, then the totals.")
-@click.option(
-    "--html",
-    "page",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write one self-contained page with plots to this file.",
-)
-@click.option(
-    "--explain",
-    metavar="RUN",
-    help="Show why this run stopped or not, and the highest count of each rule. A unique prefix of an id is enough.",
-)
-@click.option("--all", "every", is_flag=True, help="Also show runs that the policy would not have touched.")
-@model_option
-@workers_option
-@unpacked_option
-def replay_command(
-    source: str,
-    policy_file: Path | None,
-    against: Path | None,
-    as_json: bool,
-    page: Path | None,
-    explain: str | None,
-    every: bool,
-    model: str,
-    workers: int | None,
-    max_unpacked: int,
-) -> None:
-    """Show what a policy would have done to recorded runs.
-
-    SOURCE is an ADK session database (a SQLite file, or postgresql://...), ADK's JSON (a session export, an eval set),
-    a RunGuard store (SQLite, postgresql://... or redis://...), JSONL of runs (plain or .gz), or a folder of those.
-    Replay writes nothing to it, enforces nothing and sends no alert. It skips and counts records that cannot be read.
-    Exit code 2 if the source or a policy cannot be used, no run can be read, or the run to explain does not exist.
-    """
-    if explain is not None and (page is not None or against is not None):
-        other = "--html" if page is not None else "--against"
-        raise click.UsageError(
-            f"--explain shows one run under one policy, on the screen or as JSON; {other} is for all runs: "
-            "use only one of them"
-        )
-    from runguard.policy.settings import find_policy_file
-    from runguard.replay import output
-    from runguard.replay.sources import open_sources
-
-    path = policy_file or find_policy_file()
-    policies = [(str(path.name) if path else "the defaults", _load(path))]
-    if against is not None:
-        policies.append((against.name if against.name != policies[0][0] else str(against), _load(against)))
-    sources = open_sources(source, max_unpacked)
-    if explain is not None:
-        output.run_explanation(sources, explain, policies[0][1], as_json=as_json, model=model)
-        return
-    if page is not None:
-        output.check_place(page)
-    report = output.run(sources, policies, as_json=as_json, every=every, workers=workers, model=model)
-    if page is not None:
-        output.write_file(page, _page(report.page_data()))
-
-
-_MODULES: Final = ("words.js", "dom.js", "chart.js", "report.js")
-
-
-def _page(data: dict[str, Any]) -> str:
-    """Return one file that shows ``data`` with the dashboard's scripts and style, and loads nothing.
-
-    Its policy allows only the two scripts in it.
-    """
-    import re
-    from base64 import b64encode
-    from hashlib import sha256
-    from importlib.resources import files
-
-    folder = files("runguard.cli.dashboard") / "static"
-    text = {path: (folder / path).read_text(encoding="utf-8") for path in ("report.html", "page.css", *_MODULES)}
-    library, style = ((folder / "vendor" / f"uPlot.{kind}").read_text("utf-8") for kind in ("iife.min.js", "min.css"))
-    program = "".join(re.sub(r"(?m)^import .*\n|^export ", "", text[name]) for name in _MODULES)
-    allowed = (b64encode(sha256(script.encode()).digest()).decode() for script in (library, program))
-    return Template(text["report.html"]).substitute(
-        allowed=" ".join(f"'sha256-{digest}'" for digest in allowed),
-        style=style + text["page.css"],
-        data=json.dumps(data).replace("<", "\\u003c"),  # no name can end the script that holds it
-        library=library,
-        program=program,
-    )
-
-
-# ---- ``runguard calibrate``: propose limits from recorded runs
-
-
-@click.command(
-    "calibrate",
-    cls=Command,
-    examples="""
-    runguard calibrate sessions.db
-    runguard calibrate runs.jsonl.gz --write runguard.toml
-    runguard calibrate costs.jsonl
-    runguard calibrate runs/ --policy now.toml
-    """,
-)
-@click.argument("source")
-@policy_option
-@click.option(
-    "--write",
-    "target",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the proposal as a commented runguard.toml.",
-)
-@click.option("--force", is_flag=True, help="Let --write replace a file.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-@model_option
-@workers_option
-@unpacked_option
-def calibrate_command(
-    source: str,
-    policy_file: Path | None,
-    target: Path | None,
-    force: bool,
-    as_json: bool,
-    model: str,
-    workers: int | None,
-    max_unpacked: int,
-) -> None:
-    """Propose limits from recorded runs.
-
-    SOURCE is any source of 'runguard replay', or a log with one JSON object per run: usd, tokens or calls, and
-    optionally id and ok. Limits are 2.5 times the 95th percentile of the successful runs, with its confidence interval.
-    Exit code 0 with a proposal, 1 if there is nothing to propose, 2 if the source or a file cannot be used.
-    """
-    from runguard.calibrate.proposal import run
-    from runguard.policy.settings import find_policy_file
-    from runguard.replay.sources import open_sources
-
-    if target is not None and target.exists() and not force:
-        raise CommandError(f"{target} already exists; pass --force to replace it")
-    policy, sources = _load(policy_file or find_policy_file()), open_sources(source, max_unpacked)
-    has_advice = run(sources, policy, target=target, as_json=as_json, workers=workers, model=model)
-    sys.exit(0 if has_advice else 1)
-
-
-# ---- ``runguard gate``: fail a build that would stop good runs, cost more per success, or miss a known loop
-
-_FILE = click.Path(path_type=Path, dir_okay=False)
-
-
-@click.command(
-    "gate",
-    cls=Command,
-    examples="""
-    runguard gate recorded/ --assume-success
-    runguard gate recorded/ --loops loops.jsonl --baseline gate.json
-    runguard gate recorded/ --baseline gate.json --update-baseline
-    runguard gate recorded/ --loops loops.jsonl --junit gate.xml --markdown gate.md
-    """,
-)
-@click.argument("source")
-@policy_option
-@click.option(
-    "--loops", multiple=True, metavar="SOURCE", help="Recorded loops, each of which must be stopped. Repeatable."
-)
-@click.option("--baseline", type=_FILE, help="The figures to compare the cost per success with.")
-@click.option("--update-baseline", is_flag=True, help="Write the file of --baseline instead of comparing with it.")
-@click.option(
-    "--max-rise",
-    type=click.FloatRange(0, 1000),
-    default=0.0,
-    metavar="PERCENT",
-    help="By how much the cost per success may rise. Default: by what chance explains.",
-)
-@click.option(
-    "--assume-success", is_flag=True, help="Treat unlabelled recordings as successful, unless RunGuard stopped them."
-)
-@click.option("--junit", type=_FILE, help="Write the result as JUnit XML to this file.")
-@click.option("--markdown", type=_FILE, help="Write the result as Markdown to this file, for a pull request.")
-@json_option
-@model_option
-@workers_option
-@unpacked_option
-def gate_command(
-    source: str,
-    policy_file: Path | None,
-    loops: tuple[str, ...],
-    baseline: Path | None,
-    update_baseline: bool,
-    max_rise: float,
-    assume_success: bool,
-    junit: Path | None,
-    markdown: Path | None,
-    as_json: bool,
-    model: str,
-    workers: int | None,
-    max_unpacked: int,
-) -> None:
-    """Fail a build that stops good runs, costs more or misses a loop.
-
-    SOURCE is any source of 'runguard replay': recorded runs that must keep working. The gate fails if the policy would
-    stop a successful run or refuse one of its calls, if the cost per success rises beyond its interval, if a run of
-    --loops is not stopped, or if a record cannot be read. It runs no agent and changes no source. Exit code 0 if every
-    check passes, 1 if one fails, 2 if a source, policy or file cannot be used.
-    """
-    if update_baseline and baseline is None:
-        raise click.UsageError("--update-baseline writes the file of --baseline: pass both")
-    from runguard.console import console
-    from runguard.gate import checks
-    from runguard.policy.settings import find_policy_file
-    from runguard.replay.output import check_place, write_file
-
-    for place in (junit, markdown, baseline if update_baseline else None):
-        if place is not None:
-            check_place(place)
-    report = checks.gate(
-        source,
-        _load(policy_file or find_policy_file()),
-        loops=loops,
-        baseline=checks.Baseline.read(baseline) if baseline is not None and not update_baseline else None,
-        max_rise=max_rise / 100,
-        assume_success=assume_success,
-        model=model,
-        workers=workers or os.cpu_count() or 1,
-        max_unpacked=max_unpacked,
-    )
-    if as_json:
-        print_json(report.to_dict())
-    else:
-        checks.print_report(console(), report)
-    if junit is not None:
-        write_file(junit, checks.junit(report))
-    if markdown is not None:
-        write_file(markdown, checks.markdown(report))
-    if update_baseline and baseline is not None and report.ok:
-        write_file(baseline, report.figures.to_json())
-    sys.exit(0 if report.ok else 1)
-
-
-# ---- ``runguard prices``: show what a model costs, the source of the price, and what an unknown price means
-
-
-@click.command(
-    "prices",
-    cls=Command,
-    examples="""
-    runguard prices gemini-2.5-flash
-    runguard prices 'claude-sonnet-*' openai/gpt-5-mini
-    runguard prices
-    runguard prices --update
-    runguard prices --update --from prices.jsonl
-    """,
-)
-@click.argument("models", nargs=-1, metavar="[MODEL]...")
-@click.option(
-    "--update", is_flag=True, help="First write the prices of the installed genai-prices, for all later runs."
-)
-@click.option(
-    "--from",
-    "table",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="With --update: take the price table FILE, which `runguard prices --update` wrote elsewhere.",
-)
-@store_option
-@json_option
-def prices_command(models: tuple[str, ...], update: bool, table: Path | None, store: str | None, as_json: bool) -> None:
-    """Show what models cost and where the price comes from.
-
-    Prices are in dollars per million tokens, under the policy in force here. MODEL is an id as your agents use it, or a
-    glob over the known models. Default: the models that the policy names, and those seen in its store. Exit code 0 if
-    every model has a price, 1 if one has none, 2 if the policy or the store cannot be used.
-
-    Runs use the newest of the built-in table, the installed genai-prices and the table that --update wrote. --update
-    writes a table from the installed genai-prices or from FILE, if that is newer than the table there is. It does not
-    use the network. Exit code 2 if genai-prices is not installed, FILE is not a price table or the table cannot be
-    written.
-    """
-    from runguard.cli.screens import (
-        asked_models,
-        limits_usd,
-        list_in_use,
-        policy_here,
-        price_of,
-        print_prices,
-        update_table,
-    )
-    from runguard.pricing.book import prices_per_token
-
+def prices(models: tuple[str, ...], update: bool, table: Path | None, store: str | None, as_json: bool) -> int:
     if table is not None and not update:
         raise click.UsageError("--from FILE needs --update")
     updated = update_table(table) if update else None
@@ -745,4 +339,196 @@ def prices_command(models: tuple[str, ...], update: bool, table: Path | None, st
         print_json(result)
     else:
         print_prices(result)
-    sys.exit(0 if ok else 1)
+    return int(not ok)
+
+
+def list_in_use(source: PricesSource) -> dict[str, Any]:
+    """Name, date and age of the price list that runs use."""
+    used = price_list(source)
+    if used is None:  # a policy with this source is not valid without the package
+        return {"source": None, "date": None, "days_old": None, "old": True}
+    today = datetime.fromtimestamp(time.time(), UTC).date()  # noqa: TID251 - how old it is now
+    days = max((today - used.date).days, 0)
+    return {"source": used.source, "date": used.date.isoformat(), "days_old": days, "old": days > OLD_DAYS}
+
+
+def update_table(file: Path | None) -> dict[str, Any]:
+    """Write a table from a file or the installed genai-prices. Return where, or why the table in use stays.
+
+    It never uses the network.
+    """
+    try:
+        text = book.table_text(book.snapshot(), book.installed_on()) if file is None else file.read_text("utf-8")
+        new = PriceTable(text)
+    except ImportError:
+        raise CommandError(book.MISSING) from None
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        what = "the installed genai-prices" if file is None else str(file)
+        raise CommandError(
+            f"{what} cannot be used: {error}; name a file that `runguard prices --update` wrote"
+        ) from None
+    if not new.is_newer_than(used := book.newest_file()):
+        what = f"the installed genai-prices {new.release}" if file is None else f"{file} ({new.source})"
+        do = ": pip install -U genai-prices" if file is None else ""
+        return {"written": False, "file": None, "why": f"{what} is not newer than {used.source}{do}"}
+    try:
+        path = updated_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)  # a program that reads meanwhile sees the old table or the new one
+    except (OSError, RuntimeError) as error:
+        raise CommandError(
+            f"the price table cannot be written: {error}; name a file with the variable RUNGUARD_PRICES"
+        ) from None
+    current_table.cache_clear()
+    return {"written": True, "file": str(path), "why": None}
+
+
+def asked_models(policy: Policy, asked: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Return the models to show, and notes for the user."""
+    notes: list[str] = []
+    names: list[str] = []
+    for model in asked:
+        is_glob = any(sign in model for sign in "*?[") and model not in policy.prices
+        matching = (
+            [name for name in _known_models(policy) if fnmatchcase(name, normalise(model))] if is_glob else [model]
+        )
+        if not matching:
+            notes.append(f"no known model matches {model!r}")
+        names += matching
+    if not asked:
+        names = [*policy.prices, *policy.models]
+        try:
+            names += seen_models(policy)
+        except RunGuardError as error:
+            notes.append(f"cannot read the models seen in the store: {error}")
+        if not names:
+            notes.append("neither the policy nor its store names a model; pass one: runguard prices gemini-2.5-flash")
+    return list(dict.fromkeys(names)), notes
+
+
+def seen_models(policy: Policy) -> list[str]:
+    """Return the models of the last 30 days in the policy's store; none if the store is in memory."""
+    if in_memory(policy.store):
+        return []
+    with contextlib.closing(StoreView(policy.store)) as view:
+        now = view.now()
+        spend = view.spend(now - 30 * 86_400, now, by="model")
+    return [figures.name for figures in spend.totals if figures.name and figures.name not in ("others", TOOLS)]
+
+
+def limits_usd(policy: Policy) -> bool:
+    """Return whether this policy limits dollars; only then RunGuard refuses a model without a price."""
+    return policy.max_usd is not None or any(budget.usd is not None for budget in policy.budgets)
+
+
+def _known_models(policy: Policy) -> list[str]:
+    """Return the known ids: of the table of limits, the price list and the policy."""
+    return sorted({*LIMITS, *listed_models(policy.prices_source), *policy.prices, *policy.models})
+
+
+def price_of(policy: Policy, model: str) -> dict[str, Any]:
+    """Return a model's price with its source and its limits, or the reason why it has no price."""
+    pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
+    found = pricing.rates(model, time.time())  # noqa: TID251 - prices of now
+    window, output = pricing.limits(model)
+    line: dict[str, Any] = {
+        "model": model,
+        "known_as": normalise(model),
+        "source": None,
+        "estimated": False,
+        "usd_per_million": None,
+        "tiers": [],
+    }
+    if isinstance(found, Rates):
+        base, *long = found.bands
+        line |= {
+            "source": _SOURCES.get(found.source, found.source),
+            "estimated": found.estimated,
+            "usd_per_million": _dollars(base),
+        }
+        line["tiers"] = [{"above": band.above, "usd_per_million": _dollars(band)} for band in long]
+        line["usd_per_call"] = str(to_usd(found.nano_per_call)) if found.nano_per_call else None
+        line["unpriced"] = line["add"] = None
+    else:
+        near = did_you_mean(normalise(model), _known_models(policy), cutoff=0.8, shown=0)
+        reason = found.reason + (f"; {near}" if near else "")
+        line |= {
+            "usd_per_call": None,
+            "unpriced": reason,
+            "add": (
+                f"[prices.{json.dumps(model, ensure_ascii=False)}]\ninput = …   # dollars per million "
+                "tokens\noutput = …"
+            ),
+        }
+    return {**line, "context_window": window, "max_output_tokens": output}
+
+
+def _dollars(band: Band) -> dict[str, str]:
+    """Return the price of each kind of token, without kinds that cost the same as their parent kind."""
+    prices = {kind: getattr(band, kind) for kind in _KINDS}
+    own = {kind: nano for kind, nano in prices.items() if kind not in _SAME_AS or nano != prices[_SAME_AS[kind]]}
+    return {kind: f"{to_usd(nano):f}" for kind, nano in own.items()}
+
+
+def print_prices(result: dict[str, Any]) -> None:
+    out, result = (
+        console(),
+        printable(result | {"models": [line | {"add": (line["add"] or "").split("\n")} for line in result["models"]]}),
+    )
+    priced = [line for line in result["models"] if line["source"] is not None]
+    if priced:
+        shown = table(
+            "model",
+            "input",
+            "output",
+            "cached",
+            "window",
+            "max output",
+            "from",
+            right=("input", "output", "cached", "window", "max output"),
+            whole=(),
+        )
+        for line in priced:
+            source = line["source"] + (", estimated" if line["estimated"] else "")
+            shown.add_row(
+                line["model"],
+                *_cells(line["usd_per_million"]),
+                _limit(line["context_window"]),
+                _limit(line["max_output_tokens"]),
+                source,
+            )
+            for tier in line["tiers"]:
+                shown.add_row(f"  above {tier['above']:,} input", *_cells(tier["usd_per_million"]), "", "", "")
+        out.print("dollars per million tokens", style="dim")
+        print_table(out, shown)
+    for line in (line for line in result["models"] if line["source"] is None):
+        out.print(f"\n{line['model']}: no price: {line['unpriced']}", style="yellow", soft_wrap=True)
+        out.print(f"  {_what_follows(result)}", soft_wrap=True)
+        out.print("  add to runguard.toml:", soft_wrap=True)
+        for row in line["add"]:
+            out.print(f"    {row}", soft_wrap=True)
+    if result["updated"] is not None:
+        wrote = f"wrote {result['updated']['file']}" if result["updated"]["written"] else result["updated"]["why"]
+        out.print(f"{wrote}\nprice list: {result['list']['source']}", soft_wrap=True)
+    elif result["list"]["old"]:
+        out.print(f"note: the price list is old ({result['list']['source']}); {REFRESH}", soft_wrap=True)
+    for note in result["notes"]:
+        out.print(f"note: {note}", soft_wrap=True)
+
+
+def _limit(tokens: int | None) -> str:
+    return "unknown" if tokens is None else f"{tokens:,}"
+
+
+def _cells(prices: dict[str, str]) -> list[str]:
+    return [usd_text(nanos(Decimal(prices[kind]))) if kind in prices else "" for kind in ("input", "output", "cached")]
+
+
+def _what_follows(result: dict[str, Any]) -> str:
+    if not result["limits_usd"]:
+        return "its calls are allowed and counted in tokens, because no limit in dollars is set; their cost is unknown"
+    if result["on_unpriced"] == "tokens":
+        return 'on_unpriced = "tokens": its calls are allowed and counted in tokens; limits in dollars ignore them'
+    return "its calls are refused, because the policy limits dollars"

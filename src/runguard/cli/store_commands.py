@@ -1,85 +1,171 @@
-"""Commands on a store: status, spend, trips, dashboard, stop, resume, extend and store.
+"""Commands on a store: status, spend, trips, stop, resume, extend and store; what they read, change and print.
 
-``main`` imports this module for any of them, also for its help: everything heavy is imported inside of the commands.
+``main`` declares them.
 """
 
-import json
-import os
-import re
+import contextlib
+import csv
+import logging
 import sys
 import time
-from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from datetime import date
+from typing import Any, Final
 
 import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from runguard.cli.main import (
-    Command,
-    CommandError,
-    CommandGroup,
-    Since,
-    check_dollars,
-    json_option,
-    print_json,
-    print_notes,
-    store_option,
+from runguard.cli.main import CommandError, answer, check_dollars, noted, print_json
+from runguard.cli.policy_commands import policy_here
+from runguard.console import amount, console, heading, moment, print_table, span, table, usd
+from runguard.core.decision import printable
+from runguard.core.errors import PolicyError, did_you_mean
+from runguard.core.events import RunInfo
+from runguard.core.money import KINDS, Per
+from runguard.engine.guard import Guard, this_user
+from runguard.engine.spending import scopes_of
+from runguard.ledger import ledger
+from runguard.ledger.ledger import ALL, StoreDeniedError, StoreOutage, StoreSession, check_scope, is_id
+from runguard.ledger.memory import in_memory, store_of
+from runguard.ledger.sqlite import SqliteStore
+from runguard.policy.settings import Policy
+from runguard.view.store import BillRow, StoreView, bill_of, check_groups
+from runguard.view.story import (
+    WITHOUT_A_COUNT,
+    BreakerRow,
+    BudgetRow,
+    Figures,
+    RunForecast,
+    RunningRow,
+    Spend,
+    Story,
+    StoryRow,
+    counted,
+    hint,
+    plain,
+    whole,
+    why_of,
 )
 
-if TYPE_CHECKING:
-    from runguard.policy import Policy
-    from runguard.view.store import BillRow, StoreView
-    from runguard.view.story import BudgetRow
+# ---- the store that a command reads or changes, ``--store`` or the store of the policy in force
+
+_ALERTS_S: Final = 5.0
+_LOOK_S: Final = 3.0
+_SCOPES: Final = 20
+
+
+def look_at(store: str | None) -> tuple[StoreView, Policy]:
+    """Return a view of the store and the policy in force; raise if the store is not durable or does not answer.
+
+    The view is closed when the command ends.
+    """
+    policy = _policy(store)
+    check_file(policy.store)
+    # an outage ends the command with one message; do not log it as well
+    logging.getLogger("runguard").addHandler(logging.NullHandler())
+    view = StoreView(policy.store, _LOOK_S)
+    click.get_current_context().call_on_close(view.close)
+    try:
+        view.now()
+    except StoreOutage as error:
+        if isinstance(error, StoreDeniedError) or policy.store.startswith("sqlite:"):
+            raise
+        message = str(error)
+        raise CommandError(
+            f"{message}{' ' if message.endswith(('.', '?')) else '. '}"
+            "Start the store, check host and port, or pass another --store"
+        ) from None
+    return view, policy
+
+
+@contextlib.contextmanager
+def named_store(store: str | None) -> Iterator[tuple[str, StoreSession]]:
+    """Connect to the store; give its name and the connection. Initialize an empty store."""
+    policy = _policy(store)
+    if in_memory(policy.store):
+        raise CommandError(
+            f"store = '{policy.store}' ends with its process; name a durable store, in the policy or with --store"
+        )
+    check_file(policy.store)
+    found = store_of(policy.store)
+    with contextlib.closing(found.connect(_LOOK_S)) as session:
+        yield found.name, session
+
+
+def _policy(store: str | None) -> Policy:
+    """Return the policy in force. With ``--store``, an invalid policy must not block status or the kill switch."""
+    if store is None:
+        try:
+            return policy_here()
+        except PolicyError as error:
+            raise CommandError(f"{error}\npass --store URL to work without this policy") from None
+    alone = Policy.validated({"store": store}, "--store")
+    try:
+        return policy_here(store)
+    except PolicyError as error:
+        click.echo(f"note: ignoring the local policy; its alerts will not be sent: {error}", err=True)
+        return alone
+
+
+def check_file(store: str) -> None:
+    """Reject a directory as a SQLite store; it would look like a file that does not exist yet."""
+    if store.startswith("sqlite:") and (path := SqliteStore(store).path).is_dir():
+        raise CommandError(
+            f"sqlite:///{path}: is a directory; name a file in it, such as sqlite:///{path / 'guard.db'}"
+        )
+
+
+def desk(policy: Policy) -> Guard:
+    """Return a guard for operators: it changes accounts and the kill switch and sends the policy's alerts."""
+    return Guard(policy.model_copy(update={"telemetry": False}), switches_models=True)
+
+
+def tell_alerts(guard: Guard) -> list[str]:
+    """Wait until the policy's alerts are sent; return a note if they were not."""
+    if guard.flush(_ALERTS_S) or guard.alarms is None:
+        return []
+    return [f"the alerts of the policy were not sent within {_ALERTS_S:g} s"]
+
+
+def running_in(view: StoreView, scope: str) -> list[str]:
+    """Return the ids of the active runs of a scope."""
+    return [row.run for row in view.running() if scope == ALL or scope in _scopes(row)]
+
+
+def begins_with(row: RunningRow, prefix: str) -> bool:
+    """Return whether a scope of the run starts with ``prefix``; True for scopes that a run does not tell, as model:."""
+    scopes, kind = _scopes(row), prefix.partition(":")[0]
+    return any(scope.startswith(prefix) for scope in scopes) or not any(scope.startswith(kind) for scope in scopes)
+
+
+def known_scopes(view: StoreView) -> list[str]:
+    """Return every scope that has a budget in the store or an active run."""
+    running = {scope for row in view.running() for scope in _scopes(row)}
+    return sorted({row.scope for row in view.budgets()} | running)
+
+
+def near(scope: str, known: list[str]) -> str:
+    """Return a hint for an unknown scope: the nearest one, or the first ones of the store."""
+    if not known:
+        return "this store has no scope yet"
+    return did_you_mean(scope, printable(known), cutoff=0.8, shown=_SCOPES)
+
+
+def _scopes(row: RunningRow) -> tuple[str, ...]:
+    return scopes_of(RunInfo(run=row.run, app=row.app, user=row.user, session=row.session))
 
 
 # ---- ``runguard status``: show the current state of a store
 
 _ROWS: Final = 25
+_NAMES: Final = 15
+_RUNS: Final = 25
 
 
-@click.command(
-    "status",
-    cls=Command,
-    examples="""
-    runguard status
-    runguard status --by user --since 7d
-    runguard status --scope user:docs/ --all
-    runguard status --store redis://cache:6379/0 --json
-    """,
-)
-@click.option(
-    "--scope",
-    metavar="PREFIX",
-    default="",
-    help="Only budgets, runs and spending whose scope starts with this: user:, user:docs/alice.",
-)
-@click.option(
-    "--by",
-    type=click.Choice(["app", "agent", "model", "user", "tool"]),
-    default="app",
-    show_default=True,
-    help="Group spending by this.",
-)
-@click.option(
-    "--since",
-    type=Since(),
-    default="24h",
-    show_default=True,
-    help="Spending since this time: 90m, 24h, 7d, 2026-11-01.",
-)
-@click.option("--all", "every", is_flag=True, help="Every budget, not only the fullest.")
-@store_option
-@json_option
-def status_command(scope: str, by: str, since: float, every: bool, store: str | None, as_json: bool) -> None:
-    """Show budgets, spend, running runs, stops and breakers.
-
-    Covers all workers that share the store. Budgets show what is spent and what calls in flight have reserved. Exit
-    code 0 if nothing needs attention, 1 if a stop is in force, a breaker is open or a budget is used up, 2 if the store
-    cannot be read.
-    """
-    from runguard.cli.screens import look_at, print_status
-    from runguard.core.errors import did_you_mean
-    from runguard.core.money import KINDS
-
+def status(scope: str, by: str, since: float, every: bool, store: str | None, as_json: bool) -> int:
     kind = scope.partition(":")[0].partition("+")[0]
     if not any(known.startswith(kind) for known in KINDS):
         raise CommandError(f"--scope {scope}: no such scope; {did_you_mean(kind, KINDS)}")
@@ -97,12 +183,10 @@ def status_command(scope: str, by: str, since: float, every: bool, store: str | 
         print_json({"ok": not attention, "store": view.name, "mode": policy.mode, **state, "spend": spend})
     else:
         print_status(view, policy, state, None if every else _ROWS, store, scope)
-    sys.exit(1 if attention else 0)
+    return int(attention)
 
 
-def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, Any]:
-    from runguard.cli.screens import begins_with
-
+def _gather(view: StoreView, scope: str, by: str, since: float) -> dict[str, Any]:
     now = view.now()
     budgets = [row for row in view.budgets() if row.scope.startswith(scope)]
     return {
@@ -116,113 +200,238 @@ def _gather(view: "StoreView", scope: str, by: str, since: float) -> dict[str, A
     }
 
 
-def _rate_limits(policy: "Policy") -> set[tuple[str, str | None]]:
+def _rate_limits(policy: Policy) -> set[tuple[str, str | None]]:
     """Return kind and window of the budgets that wait: they are meant to be used up."""
-    from runguard.core.money import Per
-
     ways: dict[tuple[str, str | None], set[str]] = {}
     for budget in policy.budgets:
         ways.setdefault((Per.parse(budget.per).kind, budget.window), set()).add(budget.on_exhausted)
     return {key for key, found in ways.items() if found == {"wait"}}
 
 
-def _is_used_up(row: "BudgetRow") -> bool:
+def _is_used_up(row: BudgetRow) -> bool:
     """Return whether a budget is spent; an unspent cap of 0 is a plan without money, not a used-up budget."""
     return row.closed or (row.spent > 0 and row.spent >= row.limit + row.granted)
 
 
+def print_status(
+    view: StoreView, policy: Policy, state: dict[str, Any], rows: int | None, store: str | None, scope: str
+) -> None:
+    hints = [hint("resume", stop.scope, store) for stop in state["stops"]]
+    state = printable(state)
+    out, now = console(), state["now"]
+    out.print(f"{view.name}, {moment(now)}; mode {policy.mode} in the local policy", style="dim", soft_wrap=True)
+    for stop, back in zip(state["stops"], hints, strict=True):
+        words = f"stopped: {stop.scope}, by {stop.actor} {span(now - stop.at)} ago{stop.because}  ({back})"
+        out.print(words, style="bold red", soft_wrap=True)
+    _running(out, state["running"])
+    _budgets(out, state, rows, printable(scope))
+    _spend(out, state["spend"])
+    _breakers(out, state["breakers"], now)
+    if state["unreadable"]:
+        out.print(
+            f"\n{state['unreadable']} records could not be read and are not in these figures",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _running(out: Console, running: list[RunningRow]) -> None:
+    out.print(Text.assemble("\n", heading(f"running now: {len(running)}")))
+    if not running:
+        return
+    shown = table(
+        "run",
+        "app",
+        "user",
+        "for",
+        "model calls",
+        "tool calls",
+        "tokens",
+        "spent",
+        "reserved",
+        "",
+        right=("for", "model calls", "tool calls", "tokens"),
+    )
+    for row in running[:_RUNS]:
+        remarks = [f"stopped by {row.stopped}"] if row.stopped else []
+        remarks += [f"{row.in_flight} in flight"] if row.in_flight else []
+        remarks += [f"{row.waiting} waiting"] if row.waiting else []
+        remarks += _forecast(row.forecast)
+        remarks += row.notes
+        spent = usd(row.spent_usd) + (f" + {row.unpriced_calls} unpriced" if row.unpriced_calls else "")
+        counts = (_count(row.model_calls), _count(row.tool_calls), _count(row.tokens))
+        shown.add_row(
+            row.run,
+            row.app,
+            row.user,
+            span(row.seconds or 0),
+            *counts,
+            spent,
+            usd(row.reserved_usd),
+            ", ".join(remarks),
+        )
+    print_table(out, shown)
+    if len(running) > _RUNS:
+        out.print(f"and {len(running) - _RUNS} more; --json lists all", style="dim")
+
+
+def _forecast(forecast: RunForecast | None) -> list[str]:
+    """Return the nearest limit of a run, as at most one line."""
+    if forecast is None:
+        return []
+    named = (("cap", forecast.cap), ("context window", forecast.window), ("higher price", forecast.tier))
+    found = [(ahead.calls_left, name, ahead) for name, ahead in named if ahead is not None]
+    if not found:
+        return []
+    calls, name, ahead = min(found, key=lambda entry: entry[0])
+    money = f", {usd(ahead.usd)}" if ahead.usd is not None else ""
+    return [f"{name} in about {calls:,} call{'' if calls == 1 else 's'}{money}"]
+
+
+def _budgets(out: Console, state: dict[str, Any], rows: int | None, scope: str) -> None:
+    budgets = state["budgets"]
+    out.print(Text.assemble("\n", heading(f"budgets: {len(budgets)}")))
+    if not budgets and scope:
+        out.print(f"no scope of a budget starts with {scope}; omit --scope to show all", style="dim", soft_wrap=True)
+        return
+    if not budgets:
+        out.print("no budget beyond single runs; set budgets = [...] in the policy", style="dim", soft_wrap=True)
+        return
+    print_table(out, budget_table(budgets[:rows], state["now"]))
+    if rows is not None and len(budgets) > rows:
+        out.print(f"and {len(budgets) - rows} more, less full; --all shows them, --scope filters", style="dim")
+
+
+def _spend(out: Console, spend: Spend) -> None:
+    where = f"in {spend.scope} " if spend.scope else ""
+    out.print(Text.assemble("\n", heading(f"spent {where}since {moment(spend.since)}: {_figures(spend.total)}")))
+    if spend.total.calls or spend.total.tool_calls:
+        shown = table(spend.by, "cost", "tokens", "model calls", "", right=("cost", "tokens", "model calls"))
+        for row in spend.totals[:_NAMES]:
+            shown.add_row(row.name or "(no name)", usd(row.usd), f"{row.tokens:,}", f"{row.calls:,}", _remarks(row))
+        print_table(out, shown)
+        if len(spend.totals) > _NAMES:
+            out.print(f"and {len(spend.totals) - _NAMES} more; --json lists all", style="dim")
+    if spend.capped_at is not None:
+        out.print(
+            f"only the last {spend.capped_at:,} calls were read; earlier calls are missing",
+            style="yellow",
+            soft_wrap=True,
+        )
+
+
+def _figures(row: Figures) -> str:
+    remarks = _remarks(row)
+    calls = f"{row.calls:,} model call{'' if row.calls == 1 else 's'}"
+    if row.tool_calls:
+        calls += f", {row.tool_calls:,} paid tool call{'' if row.tool_calls == 1 else 's'}"
+    return f"{usd(row.usd)}, {row.tokens:,} tokens, {calls}" + (f" ({remarks})" if remarks else "")
+
+
+def _remarks(row: Figures) -> str:
+    remarks = [f"{row.unpriced} without a price, not in the cost"] if row.unpriced else []
+    remarks += [f"{row.estimated} estimated"] if row.estimated else []
+    return ", ".join(remarks)
+
+
+def _breakers(out: Console, breakers: list[BreakerRow], now: float) -> None:
+    if not breakers:
+        return
+    out.print(Text.assemble("\n", heading("breakers")))
+    shown = table("tool", "state", "failures", "in runs", "since", right=("failures", "in runs"))
+    for row in breakers:
+        state = Text(row.state, "red" if row.state != "closed" else "")
+        shown.add_row(
+            row.tool,
+            state,
+            str(row.failures),
+            str(row.runs),
+            f"{span(now - row.opened_at)} ago" if row.opened_at else "",
+        )
+    print_table(out, shown)
+
+
+def _count(number: int | None, unknown: str = "?") -> str:
+    return unknown if number is None else f"{number:,}"
+
+
+def budget_table(rows: Sequence[BudgetRow], now: float) -> Table:
+    shown = table(
+        "scope",
+        "window",
+        "spent",
+        "reserved",
+        "limit",
+        "used",
+        "",
+        right=("spent", "reserved", "limit", "used"),
+        whole=("limit",),
+    )
+    for row in rows:
+        what = {"usd": ""}.get(row.unit, f" {row.unit}")
+        limit = f"{amount(row.unit, row.limit + row.granted)}{what}"
+        colour = "red" if row.closed or row.share >= 1 else "yellow" if row.share >= 0.8 else ""
+        shown.add_row(
+            row.scope,
+            row.window or "",
+            amount(row.unit, row.spent),
+            amount(row.unit, row.reserved),
+            limit,
+            Text(f"{row.share:.0%}", colour),
+            _budget_remarks(row, now),
+        )
+    return shown
+
+
+def _budget_remarks(row: BudgetRow, now: float) -> str:
+    remarks = [f"{amount(row.unit, row.granted)} extension"] if row.granted else []
+    remarks += [f"{amount(row.unit, row.overrun)} over"] if row.overrun else []
+    remarks += ["closed until it is extended" + (" or the next window" if row.ends else "")] if row.closed else []
+    remarks += [f"resets in {span(row.ends - now)}"] if row.ends else []
+    if row.forecast is not None and row.share < 1:
+        at, share = row.forecast.used_up_at, row.forecast.share_at_end
+        remarks.append(f"about {share:.0%} by then" if at is None else f"used up in about {span(at - now)}")
+    return ", ".join(remarks)
+
+
 # ---- ``runguard spend``: what the calls of a store cost, grouped for a bill
 
-_DAYS: Final = re.compile(r"([1-9]\d{0,3})([dw])")
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet runs a cell that begins with one of these
 
 
-class Day(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """A day in UTC: 30d or 4w back, today included, or 2026-11-01."""
-
-    name = "day"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> date:
-        if isinstance(value, date):
-            return value
-        if (found := _DAYS.fullmatch(value.strip().lower())) is not None:
-            days = int(found[1]) * (7 if found[2] == "w" else 1)
-            return datetime.now(UTC).date() - timedelta(days - 1)  # noqa: TID251 - a command uses the system's clock
-        try:
-            return date.fromisoformat(value.strip())
-        except ValueError:
-            self.fail(f"{value!r} is not a day; sums are kept by day: use 30d, 4w or 2026-11-01", param, ctx)
-
-
-@click.command(
-    "spend",
-    cls=Command,
-    examples="""
-    runguard spend --by app,user --since 30d
-    runguard spend --by day,model --since 2026-11-01 --until 2026-11-30
-    runguard spend --by label:team --csv > november.csv
-    """,
-)
-@click.option(
-    "--by",
-    default="app",
-    show_default=True,
-    metavar="GROUPS",
-    help="What to group by, with commas: day, app, user, agent, model, tool, label:NAME.",
-)
-@click.option("--since", type=Day(), default="30d", show_default=True, help="The first day: 30d, 4w, 2026-11-01.")
-@click.option("--until", type=Day(), default="1d", help="The last day. Default: today.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print the rows as CSV.")
-@store_option
-@json_option
-def spend_command(by: str, since: date, until: date, as_csv: bool, store: str | None, as_json: bool) -> None:
-    """Show what calls cost by app, user, model or label, for a bill.
-
-    Days are in UTC. Sums are exact and equal the budgets' accounts; they are kept when old records are purged. Exit
-    code 0, also if nothing was spent, or 2 if the store cannot be read.
-    """
+def spend(by: str, since: date, until: date, as_csv: bool, store: str | None, as_json: bool) -> None:
     if as_csv and as_json:
         raise click.UsageError("give --csv or --json, not both")
     if since > until:
         raise click.UsageError(f"--since {since} is after --until {until}")
-    from runguard.cli.screens import look_at
-    from runguard.view.store import bill_of, check_groups
-
     groups = check_groups([name.strip() for name in by.split(",") if name.strip()] or ["app"])
     view, _ = look_at(store)
     days = view.daily_sums(since, until)
     unreadable = sum(sums.unreadable for sums in days.values())
     rows, total = bill_of(days, groups)
     if as_json:
-        named = [dict(zip(groups, row.names, strict=True)) | _figures(row) for row in rows]
+        named = [dict(zip(groups, row.names, strict=True)) | _sums_of(row) for row in rows]
         facts = {"ok": True, "store": view.name, "since": str(since), "until": str(until), "by": groups}
-        print_json({**facts, "rows": named, "total": _figures(total), "unreadable": unreadable})
+        print_json({**facts, "rows": named, "total": _sums_of(total), "unreadable": unreadable})
     elif as_csv:
         _print_csv(groups, rows)
     else:
         _print_bill(f"{view.name}: {since} to {until} (UTC)", groups, rows, total, unreadable)
 
 
-def _figures(row: "BillRow") -> dict[str, Any]:
-    from runguard.view.story import plain
-
+def _sums_of(row: BillRow) -> dict[str, Any]:
     return {name: value for name, value in plain(row).items() if name != "names"}
 
 
-def _print_csv(groups: tuple[str, ...], rows: list["BillRow"]) -> None:
-    import csv
-
+def _print_csv(groups: tuple[str, ...], rows: list[BillRow]) -> None:
     out = csv.writer(sys.stdout, lineterminator="\n")
     out.writerow([*groups, "calls", "tool_calls", "input_tokens", "output_tokens", "usd", "unpriced", "estimated"])
     for row in rows:
         names = [f"'{name}" if name.startswith(_FORMULA) else name for name in row.names]
-        out.writerow([*names, *_figures(row).values()])
+        out.writerow([*names, *_sums_of(row).values()])
 
 
-def _print_bill(title: str, groups: tuple[str, ...], rows: list["BillRow"], total: "BillRow", unreadable: int) -> None:
-    from runguard.console import console, heading, print_table, table, usd
-    from runguard.core.decision import printable
-
+def _print_bill(title: str, groups: tuple[str, ...], rows: list[BillRow], total: BillRow, unreadable: int) -> None:
     out = console()
     if not rows:
         out.print(f"{title}: no call is recorded", soft_wrap=True)
@@ -247,106 +456,41 @@ def _print_bill(title: str, groups: tuple[str, ...], rows: list["BillRow"], tota
 
 _READ: Final = 10_000
 _NAMED: Final = 10
+_STORY_ROWS: Final = 60
+_WIDE: Final = 130
+_COLOURS: Final = {"stop": "red", "block": "yellow", "nudge": "cyan", "warn": "dim"}
 
 
-@click.group(
-    "trips",
-    cls=CommandGroup,
-    invoke_without_command=True,
-    examples="""
-    runguard trips
-    runguard trips --rule budget --user alice --since 7d
-    runguard trips show 3f2a9c
-    runguard trips show last --json
-    """,
-)
-@click.option("--rule", help="Only stops by this rule.")
-@click.option("--user", help="Only stops of this user.")
-@click.option("--since", type=Since(), help="Only since this time: 90m, 24h, 7d, 2026-11-01.")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, _READ),
-    default=50,
-    show_default=True,
-    help="The highest number of trips, newest first.",
-)
-@store_option
-@json_option
-@click.pass_context
-def trips_command(
-    ctx: click.Context,
-    rule: str | None,
-    user: str | None,
-    since: float | None,
-    limit: int,
-    store: str | None,
-    as_json: bool,
+def trips(
+    rule: str | None, user: str | None, since: float | None, limit: int, store: str | None, as_json: bool
 ) -> None:
-    """List the trips in a store, or show one with its evidence.
-
-    Newest first. Trips of shadow mode, which were not enforced, are marked. Exit code 0, also if there is none, or 2 if
-    the store cannot be read.
-    """
-    if ctx.invoked_subcommand is not None:
-        return
-    from runguard.cli.screens import look_at, print_trips
-
     view, _ = look_at(store)
-    trips = view.trips(_READ)
-    rules = sorted({str(trip.get("rule")) for trip in trips})
+    known = view.trips(_READ)
     wanted = {"rule": rule, "user_id": user}
     found = [
         t
-        for t in trips
+        for t in known
         if all(value is None or t.get(key) == value for key, value in wanted.items())
         and (since is None or (t.get("at") or 0) >= since)
     ]
     if as_json:
-        print_json(
-            {
-                "ok": True,
-                "store": view.name,
-                "count": len(found),
-                "trips": found[:limit],
-                "unreadable": view.unreadable.total,
-            }
-        )
-        return
-    print_trips(view, found, limit, len(trips), rules)
+        facts = {"count": len(found), "trips": found[:limit], "unreadable": view.unreadable.total}
+        print_json({"ok": True, "store": view.name, **facts})
+    else:
+        print_trips(view, found, limit, known)
 
 
-@trips_command.command(
-    "show",
-    cls=Command,
-    examples="""
-    runguard trips show 3f2a9c
-    runguard trips show last
-    """,
-)
-@click.argument("trip")
-@store_option
-@json_option
-@click.pass_context
-def show(ctx: click.Context, trip: str, store: str | None, as_json: bool) -> None:
-    """Show one trip: its reason, its evidence, the story of the run, how to continue.
-
-    TRIP is an id from the list, a unique prefix of one, or `last`. Exit code 0, or 2 if there is no such trip or the
-    store cannot be read.
-    """
-    from dataclasses import asdict
-
-    from runguard.cli.screens import how_to_continue, look_at, print_trip
-
-    view, _ = look_at(store or (ctx.parent.params.get("store") if ctx.parent is not None else None))
+def show_trip(trip: str, store: str | None, as_json: bool) -> None:
+    view, _ = look_at(store)
     story = view.story(_trip_id(view, trip))
     assert story is not None
-    if as_json or (ctx.parent is not None and ctx.parent.params.get("as_json")):
+    if as_json:
         print_json({"ok": True, "store": view.name, **asdict(story), "do": how_to_continue(story)})
     else:
         print_trip(story)
 
 
-def _trip_id(view: "StoreView", given: str) -> str:
+def _trip_id(view: StoreView, given: str) -> str:
     """Return the full id of a trip; the error message names existing ones."""
     if given != "last" and view.trip(given) is not None:
         return given
@@ -363,108 +507,183 @@ def _trip_id(view: "StoreView", given: str) -> str:
     )
 
 
-# ---- ``runguard dashboard``: serve a web page for a store, on loopback
-
-_PORT = 8420
-
-
-@click.command(
-    "dashboard",
-    cls=Command,
-    examples="runguard dashboard\nrunguard dashboard --store sqlite:///guard.db --port auto --no-open",
-)
-@store_option
-@click.option("--port", default=str(_PORT), show_default=True, help="The port; auto takes any free one.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="A loopback address.")
-@click.option("--no-open", is_flag=True, help="Print the address without opening a browser.")
-@json_option
-def dashboard_command(store: str | None, port: str, host: str, no_open: bool, as_json: bool) -> None:
-    """Serve a web page for a store, on loopback.
-
-    Shows spending over time, budgets, running runs, breakers, and trips with their stories; live and read-only. The
-    address contains a token that works once. Needs a durable store: SQLite, Redis or Valkey, PostgreSQL. Exit code 2 if
-    it cannot start.
-    """
-    import secrets
-    import webbrowser
-
-    from runguard.cli.gateway_commands import address_of, installed, listening_on
-    from runguard.cli.screens import look_at
-
-    with installed("dashboard"):
-        from runguard.cli.dashboard.server import serve
-
-        if not address_of(host, "a loopback address, 127.0.0.1 or ::1").is_loopback:
-            raise CommandError(
-                f"--host {host}: the page has no users or passwords, so it listens on loopback only (127.0.0.1 or "
-                f"::1). From another machine, forward the port: ssh -L {_PORT}:127.0.0.1:{_PORT} this-machine"
-            )
-        if port != "auto" and not (port.isdecimal() and int(port) <= 65_535):
-            raise CommandError(f"--port {port}: must be a number up to 65535, or auto")
-    view, _ = look_at(store)
-    do = ", perhaps by another dashboard; choose another one with --port, or pass --port auto for any free one"
-    with listening_on(host, 0 if port == "auto" else int(port), do) as listening:
-        token = secrets.token_urlsafe(24)
-        name, number = listening.getsockname()[:2]
-        address = f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={token}"
-        try:
-            if as_json:
-                # one line, because a caller reads it while this process runs
-                click.echo(json.dumps({"ok": True, "url": address, "store": view.name}))
-            else:
-                click.echo(
-                    f"RunGuard dashboard for {view.name}\n\n  {address}\n\nThe link works once, in one "
-                    "browser. Ctrl+C ends it."
-                )
-            sys.stdout.flush()
-            if not no_open and has_screen():
-                webbrowser.open(address)
-            serve(view, token, listening)
-        except KeyboardInterrupt:
-            pass
+def print_trips(view: StoreView, found: list[dict[str, Any]], limit: int, known: list[dict[str, Any]]) -> None:
+    out = console()
+    if not found:
+        rules = sorted({str(trip.get("rule")) for trip in known})
+        matches = f"none of {len(known)} trips matches; their rules are {', '.join(printable(rules))}"
+        none = matches if known else "no trip yet"
+        out.print(f"{view.name}: {none}", soft_wrap=True)
+        return
+    shown = found[:limit]
+    costs = view.costs(shown)  # the cost of each run; the trip of a budget contains only the spending of the budget
+    (_narrow if out.width < _WIDE else _wide)(
+        out, printable([{**trip, "cost": usd(costs[trip["id"]])} for trip in shown])
+    )
+    if len(found) > limit:
+        out.print(f"and {len(found) - limit} older; --limit shows more", style="dim")
+    if view.unreadable.total:
+        out.print(f"{view.unreadable.total} records could not be read", style="yellow")
+    out.print("runguard trips show ID explains one and says how to continue", style="dim")
 
 
-def has_screen() -> bool:
-    """Return whether there is a screen; without one, a text browser would take over the terminal."""
-    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+def _wide(out: Console, found: list[dict[str, Any]]) -> None:
+    shown = table("when", "id", "rule", "where", "what", "cost", "", right=("cost",), whole=("when", "id", "rule"))
+    for trip in found:
+        mark = Text("shadow: not enforced", "cyan") if trip["shadow"] else Text("")
+        shown.add_row(
+            moment(trip.get("at")), trip["id"], str(trip.get("rule")), _where(trip), _what(trip), trip["cost"], mark
+        )
+    print_table(out, shown)
+
+
+def _narrow(out: Console, found: list[dict[str, Any]]) -> None:
+    """Print two lines per trip, because a table would wrap every cell."""
+    for trip in found:
+        mark = ("  shadow", "cyan") if trip["shadow"] else ("", "")
+        out.print(Text.assemble(moment(trip.get("at")), "  ", (trip["id"], "bold"), f"  {trip.get('rule')}", mark))
+        out.print(f"  {_where(trip)}  {_what(trip)}, cost {trip['cost']}", style="dim")
+
+
+def _where(trip: dict[str, Any]) -> str:
+    return "/".join(str(part) for part in (trip.get("app"), trip.get("user_id")) if part)
+
+
+def _what(trip: dict[str, Any]) -> str:
+    about = f"{trip['tool']}: " if trip.get("tool") else ""
+    if trip.get("unit") == "usd":
+        return f"{about}{usd(trip.get('observed'))} with the next call, limit {usd(trip.get('limit'))}"
+    if trip.get("rule") in WITHOUT_A_COUNT:
+        return about + why_of(trip)[0]
+    return f"{about}{counted(trip.get('unit'), trip.get('observed'))}, limit {counted('', trip.get('limit'))}"
+
+
+def print_trip(story: Story) -> None:
+    story = printable(story)
+    out, trip = console(), story.trip
+    counts = [_count(whole(trip.get(name))) for name in ("model_calls", "tool_calls", "tokens")]
+    out.print(str(trip.get("message")), style="bold", soft_wrap=True)
+    if trip["shadow"]:
+        out.print("shadow: decided but not enforced; the run continued", style="cyan", soft_wrap=True)
+    facts = {
+        "id": trip["id"],
+        "when": moment(trip.get("at")),
+        "rule": f"{trip.get('rule')}: {_what(trip)}",
+        "scope": f"{trip.get('scope')} {trip.get('scope_id') or ''}".strip(),
+        "run": (
+            f"{trip.get('run_id')}, app {trip.get('app') or '–'}, user {trip.get('user_id') or '–'}, session "
+            f"{trip.get('session_id') or '–'}"
+        ),
+        "agents": " → ".join(str(name) for name in trip.get("agent_path") or ()),
+        "model": trip.get("model") or "",
+        "so far": f"{counts[0]} model calls, {counts[1]} tool calls, {counts[2]} tokens, {_cost(story)}",
+        "policy": trip.get("policy_digest") or "",
+    }
+    out.print()
+    for name, fact in facts.items():
+        if fact:
+            out.print(Text.assemble((f"{name:<9}", "dim"), fact), soft_wrap=True)
+    _evidence(out, trip)
+    _timeline(out, story)
+    out.print(Text.assemble("\n", heading("how to continue")))
+    for line in how_to_continue(story):
+        out.print(f"  {line}", soft_wrap=True)
+
+
+def _cost(story: Story) -> str:
+    cost = usd(story.usd) if story.usd is not None else "cost unknown"
+    return f"about {cost}" if story.trip.get("estimated") else cost
+
+
+def _evidence(out: Console, trip: dict[str, Any]) -> None:
+    evidence = [entry for entry in trip.get("evidence") or () if isinstance(entry, dict)]
+    if not evidence:
+        return
+    out.print(Text.assemble("\n", heading("evidence"), ("  digests, not contents", "dim")))
+    for entry in evidence:
+        out.print("  " + ", ".join(f"{name} {value}" for name, value in entry.items() if value), soft_wrap=True)
+
+
+def _timeline(out: Console, story: Story) -> None:
+    for repeat in story.repeats:
+        answers = f", {repeat.same_answer} times with the same answer" if repeat.same_answer > 1 else ""
+        out.print(
+            Text.assemble(
+                "\n", heading("what repeated"), f"  {repeat.what} {repeat.name}: {repeat.times} times{answers}"
+            ),
+            soft_wrap=True,
+        )
+    if story.rows:
+        source = "" if story.source == "steps" else "  model calls only: this run's steps were not stored"
+        out.print(Text.assemble("\n", heading("the run"), (source, "dim")))
+        shown = table(
+            "after", "agent", "what", "", "tokens", "cost", right=("after", "tokens", "cost"), whole=("after",)
+        )
+        end = _end(story)
+        rows = story.rows[max(end - _STORY_ROWS, 0) : end]
+        if earlier := story.left_out + end - len(rows):
+            shown.add_row("", "", f"… {earlier} earlier", "", "", "")
+        for row in rows:
+            tokens = f"{row.tokens_in or 0:,} + {row.tokens_out or 0:,}" if row.kind == "model" else ""
+            shown.add_row(f"{row.after_s:.1f}s", row.agent, _row(row), _remark(row), tokens, _row_cost(row))
+        if end < len(story.rows):
+            shown.add_row("", "", f"… {len(story.rows) - end} later", "", "", "")
+        print_table(out, shown)
+    if story.usd is not None:
+        later = f", {usd(story.later_usd)} after it" if story.later_usd else ""
+        out.print(f"cost up to the stop: {usd(story.usd)}{later}", soft_wrap=True)
+    if (ahead := story.projection) is not None:
+        words = (
+            f"projection: at {usd(ahead.mean_usd)} a call, ADK's own cap of {ahead.cap} calls would have let it "
+            f"cost {usd(ahead.total_usd)}"
+        )
+        out.print(words, style="dim", soft_wrap=True)
+
+
+def _row(row: StoryRow) -> Text:
+    if row.kind == "decision":
+        return Text(
+            f"{row.decision} by {row.what}" + (f" of {row.name}" if row.name else ""), _COLOURS.get(row.decision, "")
+        )
+    return Text(f"{row.what} {row.name}".rstrip())
+
+
+def _end(story: Story) -> int:
+    """Return the position after the row of this stop; in shadow mode, and in other branches, the run continues."""
+    rule = story.trip.get("rule")
+    decided = [
+        position
+        for position, row in enumerate(story.rows, 1)
+        if row.kind == "decision" and row.decision == "stop" and row.what == rule
+    ]
+    return decided[0] if decided else len(story.rows)
+
+
+def _remark(row: StoryRow) -> str:
+    again = f"same call {row.nth_call} times" if row.nth_call > 1 else ""
+    same = f"same answer {row.nth_answer} times" if row.nth_answer > 1 else ""
+    if row.nth_call == row.nth_answer > 1:
+        again, same = f"same call and answer {row.nth_call} times", ""
+    return ", ".join(part for part in (row.outcome, again, same) if part)
+
+
+def _row_cost(row: StoryRow) -> str:
+    if row.kind != "model":
+        return ""
+    return ("≈" if row.estimated else "") + usd(row.usd) if row.usd is not None else "?"
+
+
+def how_to_continue(story: Story) -> list[str]:
+    """Return the advice of the trip, and the command that does it if there is one."""
+    return [line for line in (str(story.trip.get("resume") or ""), story.command) if line]
 
 
 # ---- ``runguard stop``: the kill switch for every worker that shares a store
 
 
-def _user() -> str:
-    from runguard.engine.guard import this_user
-
-    return this_user()
-
-
-@click.command(
-    "stop",
-    cls=Command,
-    examples="""
-    runguard stop user:docs/alice --reason "looking into her bill"
-    runguard stop app:docs --reason "bad release" --actor oncall
-    runguard stop all --reason "provider incident" --store redis://cache:6379/0
-    """,
-)
-@click.argument("scope")
-@click.option("--reason", default="", help="The reason; every following trip contains it.")
-@click.option("--actor", default=_user, show_default="the user of this system", help="Who stops the scope.")
-@store_option
-@json_option
-def stop_command(scope: str, reason: str, actor: str, store: str | None, as_json: bool) -> None:
-    """Stop a run, session, user, app or everything (the kill switch).
-
-    SCOPE is run:ID, session:APP/USER/ID, user:APP/USER, app:APP or all. Every worker that shares the store ends
-    model calls in flight within about a second and refuses later calls and new runs, until `runguard resume SCOPE`.
-    Exit code 0 if the stop is in force, 2 if not.
-    """
-    from runguard.cli.screens import desk, known_scopes, look_at, near, running_in, tell_alerts
-    from runguard.core.decision import printable
-    from runguard.ledger.ledger import ALL, check_scope
-    from runguard.view.story import hint
-
+def stop(scope: str, reason: str, actor: str | None, store: str | None, as_json: bool) -> None:
     check_scope(scope)
+    actor = this_user() if actor is None else actor
     if not actor.strip():
         raise CommandError("--actor: must not be empty")
     reason = reason if reason.strip() else ""
@@ -477,56 +696,18 @@ def stop_command(scope: str, reason: str, actor: str, store: str | None, as_json
     if not runs and before is None and scope != ALL and scope not in (known := known_scopes(view)):
         notes.append(f"the store has no budget and no active run of {scope}; {near(scope, known)}")
     notes += tell_alerts(guard)
-    if as_json:
-        print_json(
-            {
-                "ok": True,
-                "scope": scope,
-                "actor": actor,
-                "reason": reason,
-                "store": view.name,
-                "running": runs,
-                "notes": notes,
-            }
-        )
-        return
-    click.echo(printable(f"stopped: {scope}, by {actor}" + (f": {reason}" if reason else "")))
+    facts = {"scope": scope, "actor": actor, "reason": reason, "store": view.name, "running": runs, "notes": notes}
+    lines = [f"stopped: {scope}, by {actor}" + (f": {reason}" if reason else "")]
     if runs:
-        runs = printable(runs)
-        click.echo(
-            f"  {len(runs)} running now; they end within about a second: "
-            f"{', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}"
-        )
-    print_notes(notes)
-    click.echo(f"  lift it with: {hint('resume', scope, store)}")
+        named = f"{', '.join(runs[:5])}{' and more' if len(runs) > 5 else ''}"
+        lines.append(f"  {len(runs)} running now; they end within about a second: {named}")
+    answer(as_json, {"ok": True, **facts}, [*lines, *noted(notes), f"  lift it with: {hint('resume', scope, store)}"])
 
 
 # ---- ``runguard resume``: lift a stop
 
 
-@click.command(
-    "resume",
-    cls=Command,
-    examples="""
-    runguard resume user:docs/alice
-    runguard resume all
-    """,
-)
-@click.argument("scope")
-@store_option
-@json_option
-def resume_command(scope: str, store: str | None, as_json: bool) -> None:
-    """Lift a stop.
-
-    SCOPE is the scope given to `runguard stop`. The next turn continues where the last one ended. A spent budget is not
-    a stop: see `runguard extend`. Exit code 0 if the stop was lifted, 1 if there was none, 2 if the store cannot be
-    used.
-    """
-    from runguard.cli.screens import desk, look_at, tell_alerts
-    from runguard.core.decision import printable
-    from runguard.core.errors import PolicyError
-    from runguard.ledger.ledger import check_scope
-
+def resume(scope: str, store: str | None, as_json: bool) -> int:
     try:
         check_scope(scope)
     except PolicyError as error:
@@ -534,58 +715,26 @@ def resume_command(scope: str, store: str | None, as_json: bool) -> None:
     view, policy = look_at(store)
     stops = {stop.scope: stop for stop in view.stops()}
     before = stops.pop(scope, None)
-    notes = []
+    notes: list[str] = []
     if before is not None:
         guard = desk(policy)
         guard.operator_stops.release(scope)
         notes = tell_alerts(guard)
-    if as_json:
-        facts = {"ok": before is not None, "scope": scope, "store": view.name}
-        print_json({**facts, "stop": before, "stops": list(stops.values()), "notes": notes})
-    else:
-        before, stops, scope = printable((before, stops, scope))
-        if before is None:
-            click.echo(f"{scope} is not stopped", err=True)
-        else:
-            click.echo(f"resumed: {scope}, stopped by {before.actor}{before.because}")
-        for stop in stops.values():
-            click.echo(f"  still stopped: {stop.scope}, by {stop.actor}{stop.because}")
-        print_notes(notes)
-    sys.exit(0 if before is not None else 1)
+    facts = {"ok": before is not None, "scope": scope, "store": view.name, "stop": before}
+    lines = [f"resumed: {scope}, stopped by {before.actor}{before.because}"] if before is not None else []
+    lines += [f"  still stopped: {other.scope}, by {other.actor}{other.because}" for other in stops.values()]
+    if before is None and not as_json:
+        click.echo(printable(f"{scope} is not stopped"), err=True)
+    answer(as_json, {**facts, "stops": list(stops.values()), "notes": notes}, [*lines, *noted(notes)])
+    return int(before is None)
 
 
 # ---- ``runguard extend``: raise the budget of a scope in its current period
 
 
-@click.command(
-    "extend",
-    cls=Command,
-    examples="""
-    runguard extend user:docs/alice --usd 5
-    runguard extend session:docs/alice/s1 --tokens 200000
-    runguard extend app:docs --usd 20 --calls 500 --store sqlite:///guard.db
-    """,
-)
-@click.argument("scope")
-@click.option("--usd", metavar="DOLLARS", help="Dollars to add.")
-@click.option("--tokens", type=click.IntRange(min=1), help="Tokens to add.")
-@click.option("--calls", type=click.IntRange(min=1), help="Model calls to add.")
-@store_option
-@json_option
-def extend_command(
+def extend(
     scope: str, usd: str | None, tokens: int | None, calls: int | None, store: str | None, as_json: bool
 ) -> None:
-    """Raise the budget of a scope.
-
-    SCOPE is a scope as `runguard status` shows it, or a trip's scope_id. The command raises all its budgets in that
-    unit, in every current window. Past spending still counts, and the next period begins with the policy's amount
-    again. Exit code 0 if a budget was raised, 2 if there is no such budget.
-    """
-    from runguard.cli.screens import budget_table, desk, known_scopes, look_at, near, tell_alerts
-    from runguard.console import console, print_table
-    from runguard.core.decision import printable
-    from runguard.core.errors import PolicyError
-
     if usd is None and tokens is None and calls is None:
         raise CommandError("nothing to add: pass --usd, --tokens or --calls")
     check_dollars("--usd", usd)
@@ -612,7 +761,7 @@ def extend_command(
         return
     click.echo(f"extended: {printable(scope)}")
     print_table(console(), budget_table(printable(rows), view.now()))
-    print_notes(notes)
+    answer(as_json, {}, noted(notes))
 
 
 # ---- ``runguard store``: show the id of a store, accept a replaced one, repair it, delete what is old
@@ -620,138 +769,51 @@ def extend_command(
 _TRIES: Final = 5
 
 
-@click.group(
-    "store",
-    cls=CommandGroup,
-    invoke_without_command=True,
-    examples="""
-    runguard store
-    runguard store adopt 3f2a9c0d5e6b7a81
-    runguard store adopt 3f2a9c0d5e6b7a81 --store redis://cache:6379/0
-    runguard store repair
-    runguard store purge --older-than 7d
-    """,
-)
-@store_option
-@json_option
-@click.pass_context
-def store_command(ctx: click.Context, store: str | None, as_json: bool) -> None:
-    """Show the id of a store; accept it as a replacement; repair it; delete what is old.
-
-    A store has a random id in its data. Running workers refuse a store with another id than the one they know. Exit
-    code 0, 1 if the control document (stops and breakers) is damaged, 2 if the store cannot be read.
-    """
-    if ctx.invoked_subcommand is not None:
-        return
-    from runguard.cli.screens import look_at
-    from runguard.core.decision import printable
-
+def identify(store: str | None, as_json: bool) -> int:
     view, _ = look_at(store)
     own, *replaced = view.identity()
     damage = view.damage()
-    if as_json:
-        print_json(
-            {"ok": not damage, "store": view.name, "id": own or None, "replaces": replaced, "damage": damage or None}
-        )
-    else:
-        click.echo(printable(view.name))
-        click.echo(f"  id: {own or 'none yet; the next worker creates it'}")
-        for old in replaced:
-            click.echo(f"  replaces: {old}")
-        if damage:
-            click.echo(printable(f"  {damage}"))
-    sys.exit(1 if damage else 0)
+    facts = {"store": view.name, "id": own or None, "replaces": replaced, "damage": damage or None}
+    lines = [view.name, f"  id: {own or 'none yet; the next worker creates it'}"]
+    lines += [f"  replaces: {old}" for old in replaced]
+    answer(as_json, {"ok": not damage, **facts}, [*lines, f"  {damage}"] if damage else lines)
+    return int(bool(damage))
 
 
-@store_command.command(
-    "adopt",
-    cls=Command,
-    examples="""
-    runguard store adopt 3f2a9c0d5e6b7a81
-    runguard store adopt 3f2a9c0d5e6b7a81 --store redis://cache:6379/0
-    """,
-)
-@click.argument("replaced", metavar="ID")
-@store_option
-@json_option
-def adopt_command(replaced: str, store: str | None, as_json: bool) -> None:
-    """Accept this store as the replacement of the one with the given id.
-
-    The alert `store_replaced` and the log of the workers that refuse contain the ID. Running workers accept this store
-    within about a second. Budgets continue from the accounts of this store; stops of the old store are not in force.
-    Exit code 0 if the store is accepted, 2 if it cannot be reached.
-    """
-    from runguard.cli.screens import named_store
-    from runguard.core.decision import printable
-    from runguard.ledger.ledger import adopt, is_id
-
+def adopt(replaced: str, store: str | None, as_json: bool) -> None:
     if not is_id(replaced):
         raise CommandError(
             f"{replaced}: an id has 16 digits of 0-9 and a-f; find it in the alert or in the log line "
             "runguard.store_replaced"
         )
     with named_store(store) as (name, session):
-        own, *others = adopt(session, name, replaced)
+        own, *others = ledger.adopt(session, name, replaced)
         accounts = len(session.read())
-    if as_json:
-        print_json({"ok": True, "store": name, "id": own, "replaces": others, "accounts": accounts})
-        return
-    click.echo(printable(f"adopted: {name}, id {own}, replaces {replaced}"))
     known = (
         f"has {accounts} accounts: budgets continue from them" if accounts else "is empty: all budgets start at zero"
     )
-    click.echo(f"  it {known}. Stops of the old store are not in force: repeat `runguard stop` for each one you need")
+    lines = [
+        f"adopted: {name}, id {own}, replaces {replaced}",
+        f"  it {known}. Stops of the old store are not in force: repeat `runguard stop` for each one you need",
+    ]
+    answer(as_json, {"ok": True, "store": name, "id": own, "replaces": others, "accounts": accounts}, lines)
 
 
-@store_command.command("repair", cls=Command, examples="runguard store repair")
-@store_option
-@json_option
 def repair(store: str | None, as_json: bool) -> None:
-    """Remove a damaged control document.
-
-    The document holds the stops of the kill switch and the breakers of tools. While it cannot be read, RunGuard allows
-    no call, because the document may hold a stop. Afterwards no stop is in force: repeat `runguard stop` for each one
-    you need. Exit code 0 if no damage is left, 2 if the store cannot be reached.
-    """
-    from runguard.cli.screens import named_store
-    from runguard.core.decision import printable
-    from runguard.ledger.ledger import repair_control
-
     with named_store(store) as (name, session):
-        found = repair_control(session, name)
-    if as_json:
-        print_json({"ok": True, "store": name, "repaired": bool(found), "found": found or None})
-    elif found:
-        click.echo(printable(f"removed: {found}"))
-        click.echo("  no stop is in force now: repeat `runguard stop` for each one you need")
-    else:
-        click.echo("nothing to repair: the control document is readable")
+        found = ledger.repair_control(session, name)
+    lines = ["nothing to repair: the control document is readable"]
+    if found:
+        lines = [f"removed: {found}", "  no stop is in force now: repeat `runguard stop` for each one you need"]
+    answer(as_json, {"ok": True, "store": name, "repaired": bool(found), "found": found or None}, lines)
 
 
-@store_command.command("purge", cls=Command, examples="runguard store purge --older-than 7d")
-@click.option(
-    "--older-than", "since", type=Since(), required=True, metavar="TIME", help="A span such as 12h or 7d, or a day."
-)
-@store_option
-@json_option
-def purge_command(since: float, store: str | None, as_json: bool) -> None:
-    """Delete records, ended runs and past periods that are older.
-
-    Workers do the same once an hour with the policy's `retention_days`. What calls cost stays as sums of days, so
-    `runguard spend` does not change. The last minute is always kept. Exit code 0 if it is done, 2 if the store cannot
-    be reached.
-    """
-    from runguard.cli.screens import named_store
-    from runguard.core.decision import printable
-    from runguard.ledger.ledger import purge
-
+def purge(since: float, store: str | None, as_json: bool) -> None:
     older_than = time.time() - since  # noqa: TID251 - a command uses the system's clock
     if older_than <= 0:
         raise CommandError("--older-than names a time in the future: use a span such as 7d")
     with named_store(store) as (name, session):
-        if not any(purge(session, older_than) for _ in range(_TRIES)):
+        if not any(ledger.purge(session, older_than) for _ in range(_TRIES)):
             raise CommandError(f"{name}: a worker is summing up its records at this moment; try again")
-    if as_json:
-        print_json({"ok": True, "store": name, "older_than_seconds": round(older_than)})
-    else:
-        click.echo(printable(f"purged: {name}; what calls cost is kept as sums of days"))
+    facts = {"ok": True, "store": name, "older_than_seconds": round(older_than)}
+    answer(as_json, facts, [f"purged: {name}; what calls cost is kept as sums of days"])

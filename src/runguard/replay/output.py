@@ -1,6 +1,6 @@
 """What ``runguard replay`` prints and writes: tables, JSON, the explanation of one run, and a page with plots.
 
-``cli/policy_commands`` calls ``run`` and ``run_explanation``, and writes files of ``gate`` as here.
+``cli/recordings`` calls ``run`` and ``run_explanation``, and writes files of ``gate`` as here.
 ``calibrate/proposal`` shares the formatting of numbers, the progress bar and the writing of files.
 """
 

@@ -1,7 +1,7 @@
 """Open what a user names as SOURCE: files, folders, databases and stores of recorded runs.
 
 ``open_sources`` splits each into pieces that fit into memory and can be read in another process. ``calibrate``,
-``gate`` and ``cli/policy_commands`` call it; ``player`` reads the pieces. ``adk`` reads recordings of ADK.
+``gate`` and ``cli/recordings`` call it; ``player`` reads the pieces. ``adk`` reads recordings of ADK.
 """
 
 import sqlite3

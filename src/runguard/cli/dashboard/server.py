@@ -1,21 +1,28 @@
-"""The web application of ``runguard dashboard``: two pages, two data endpoints, static files.
+"""``runguard dashboard``: the command, and its web application of two pages, two data endpoints and static files.
 
-``store_commands`` calls ``serve``. The page changes nothing and answers only GET.
+The page changes nothing and answers only GET. ``gateway_commands`` serves it beside a program.
 """
 
+import errno
 import hmac
+import json
+import os
 import secrets
 import socket
+import sys
 import threading
 import time
+import webbrowser
 from collections.abc import Callable
 from decimal import Decimal
 from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 import anyio.to_thread
+import click
 import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -26,11 +33,69 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from runguard.cli.main import DASHBOARD_PORT, CommandError
+from runguard.cli.store_commands import look_at
 from runguard.core.errors import RunGuardError
 from runguard.core.identity import LruDict
-from runguard.gateway.serving import BoundedProtocol, configured
+from runguard.gateway.serving import BoundedProtocol, configured, listen
 from runguard.view.store import BY, StoreView
 from runguard.view.story import plain
+
+# ---- the command
+
+
+def run(store: str | None, port: str, host: str, no_open: bool, as_json: bool) -> None:
+    if not address_of(host, "a loopback address, 127.0.0.1 or ::1").is_loopback:
+        forward = f"ssh -L {DASHBOARD_PORT}:127.0.0.1:{DASHBOARD_PORT} this-machine"
+        raise CommandError(
+            f"--host {host}: the page has no users or passwords, so it listens on loopback only (127.0.0.1 or "
+            f"::1). From another machine, forward the port: {forward}"
+        )
+    if port != "auto" and not (port.isdecimal() and int(port) <= 65_535):
+        raise CommandError(f"--port {port}: must be a number up to 65535, or auto")
+    view, _ = look_at(store)
+    do = ", perhaps by another dashboard; choose another one with --port, or pass --port auto for any free one"
+    with listening_on(host, 0 if port == "auto" else int(port), do) as listening:
+        token = secrets.token_urlsafe(24)
+        name, number = listening.getsockname()[:2]
+        address = f"http://{f'[{name}]' if ':' in name else name}:{number}/?token={token}"
+        text = (
+            f"RunGuard dashboard for {view.name}\n\n  {address}\n\nThe link works once, in one browser. Ctrl+C ends it."
+        )
+        # JSON on one line, because a caller reads it while this process runs
+        click.echo(json.dumps({"ok": True, "url": address, "store": view.name}) if as_json else text)
+        sys.stdout.flush()
+        try:
+            if not no_open and has_screen():
+                webbrowser.open(address)
+            serve(view, token, listening)
+        except KeyboardInterrupt:
+            pass
+
+
+def has_screen() -> bool:
+    """Return whether there is a screen; without one, a text browser would take over the terminal."""
+    return sys.platform in ("win32", "darwin") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def address_of(host: str, wanted: str) -> IPv4Address | IPv6Address:
+    try:
+        return ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
+    except ValueError:
+        raise CommandError(f"--host {host}: must be {wanted}") from None
+
+
+def listening_on(host: str, port: int, do: str) -> socket.socket:
+    """Return a socket that listens; ``do`` says what to do about a port in use."""
+    try:
+        return listen("127.0.0.1" if host == "localhost" else host.strip("[]"), port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise CommandError(f"port {port} is in use{do}") from None
+        raise CommandError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+# ---- the application
 
 
 def serve(view: StoreView, token: str, listening: socket.socket) -> None:
