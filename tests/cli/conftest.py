@@ -1,8 +1,14 @@
 """Commands in a clean place, and stores that real ADK runs have filled."""
 
+import functools
 import sqlite3
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from importlib import metadata
+from importlib.metadata import packages_distributions
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -14,6 +20,21 @@ from tests.kit.stores import KINDS, Servers, empty_store, missing
 def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No policy file of the checkout is found."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def packages_are_listed_once() -> Iterator[None]:
+    """Reading the files of every installed package takes most of the time of a doctor's visit."""
+
+    @functools.cache
+    def on(path: tuple[str, ...]) -> Mapping[str, list[str]]:
+        return packages_distributions()
+
+    def here() -> Mapping[str, list[str]]:
+        return on(tuple(sys.path))
+
+    with mock.patch.object(metadata, "packages_distributions", here):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,10 @@
 """``runguard doctor``: what it looks at, what it finds wrong, and that its live test can fail."""
 
-import functools
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from importlib import metadata
-from importlib.metadata import packages_distributions
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -32,21 +28,6 @@ helper = LlmAgent(name="helper", model="claude-sonnet-4-5")
 docs = LlmAgent(name="docs", model="gemini-2.5-flash", tools=[AgentTool(helper)])
 root_agent = SequentialAgent(name="root", sub_agents=[docs])
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def packages_are_listed_once() -> Iterator[None]:
-    """Reading the files of every installed package takes most of the time of a doctor's visit."""
-
-    @functools.cache
-    def on(path: tuple[str, ...]) -> Mapping[str, list[str]]:
-        return packages_distributions()
-
-    def here() -> Mapping[str, list[str]]:
-        return on(tuple(sys.path))
-
-    with mock.patch.object(metadata, "packages_distributions", here):
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -173,8 +173,8 @@ def test_a_disk_that_is_full_is_no_traceback() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "code"),
-    [(["prices", "gemini-2.5-flash"], 0), (["prices", "acme-1"], 1), (["statu"], 2)],
-    ids=["fine", "found", "mistake"],
+    [(["prices", "acme-1"], 1), (["statu"], 2)],
+    ids=["found", "mistake"],
 )
 def test_an_output_that_is_closed_is_no_traceback(arguments: list[str], code: int) -> None:
     ran = subprocess.run(

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,13 +44,18 @@ def test_a_pipe_gets_whole_lines_without_colour(file_store: str) -> None:
     assert alice["message"] in runguard("trips", "show", alice["id"], "--store", file_store).stdout
 
 
+def as_on_a_terminal(columns: int, *arguments: Any) -> str:
+    """What a command writes where a terminal is so wide."""
+    return runguard(*arguments, COLUMNS=str(columns), TTY_COMPATIBLE="1", TERM="xterm-256color").stdout
+
+
 def plain(shown: str) -> list[str]:
     return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", line).rstrip() for line in shown.splitlines()]
 
 
 @pytest.mark.parametrize("columns", [160, 80, 40])
 def test_replay_keeps_its_figures_and_ids_on_any_terminal(recorded: Path, columns: int) -> None:
-    lines = plain(on_a_terminal("replay", recorded, COLUMNS=str(columns)))
+    lines = plain(as_on_a_terminal(columns, "replay", recorded))
     assert any(LONG in line for line in lines) or columns < len(LONG)
     assert any("after the stop" in line for line in lines)
     assert len([line for line in lines if re.search(r"[\dk] \$0\.\d{4}$", line)]) == 1, (
@@ -61,7 +67,7 @@ def test_replay_keeps_its_figures_and_ids_on_any_terminal(recorded: Path, column
 @pytest.mark.parametrize("columns", [80, 50])
 def test_two_policies_on_a_narrow_terminal(recorded: Path, columns: int) -> None:
     Path("strict.toml").write_text("max_model_calls = 2\n")
-    lines = plain(on_a_terminal("replay", recorded, "--against", "strict.toml", COLUMNS=str(columns)))
+    lines = plain(as_on_a_terminal(columns, "replay", recorded, "--against", "strict.toml"))
     assert len([line for line in lines if line.startswith("  after the stop: ")]) == 2
     assert any(line.startswith("  under strict.toml: stop at call 2:") for line in lines)
 

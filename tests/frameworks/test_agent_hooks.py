@@ -74,7 +74,7 @@ async def test_a_loop_is_denied_with_its_rule() -> None:
 
 
 async def test_a_budget_holds_for_fifty_sessions_at_once() -> None:
-    guard = RunGuardInterceptor(budgets=[Budget(calls=10, per="app")], app="docs")
+    guard = RunGuardInterceptor(budgets=[Budget(calls=10, per="app")], app="docs", max_wait_seconds=0)
 
     async def one(number: int) -> bool:
         try:

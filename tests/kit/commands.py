@@ -20,8 +20,8 @@ from runguard.testing import ScriptedModel, call, run, text
 PROGRAM = [sys.executable, "-c", "from runguard.cli.main import main; main(prog_name='runguard')"]
 
 
-def runguard(*arguments: Any) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+def runguard(*arguments: Any, **environment: str) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], env=environment)
 
 
 def told(*arguments: Any, code: int = 0, beside: str = "") -> Any:
