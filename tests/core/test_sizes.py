@@ -162,7 +162,7 @@ values = st.recursive(
 
 def key_by_key(monkeypatch: pytest.MonkeyPatch, value: Any) -> str:
     with monkeypatch.context() as patched:
-        patched.setattr(bounded_text, "_STR", frozenset())
+        patched.setattr(bounded_text, "STR", frozenset())
         return bounded_text.bounded_text(value)
 
 

@@ -50,7 +50,7 @@ def call_fingerprint(
     """
     if type(args) is dict:
         # no code of other keys runs
-        names = args if _STR.issuperset(map(type, args)) else [key for key in args if type(key) is str]
+        names = args if STR.issuperset(map(type, args)) else [key for key in args if type(key) is str]
         dropped: Iterable[str] = ()
         if identity is not None or volatile:
             dropped = {*names} - {*(names if identity is None else identity)} | {*volatile}
@@ -119,7 +119,7 @@ def _is_small(value: Any) -> bool:
                 if nodes > MAX_NODES:
                     return False
                 if kind is dict:
-                    if not _STR.issuperset(map(type, item)):
+                    if not STR.issuperset(map(type, item)):
                         return False
                     size += sum(map(len, item))
                     item = item.values()
@@ -502,7 +502,7 @@ BIG: Final = 10**40  # printing a longer integer is neither bounded nor always a
 # Types of the standard library whose ``str`` is safe. Exact types only: a subclass may bring code of its own.
 _SPOKEN: Final = frozenset({Decimal, UUID, complex, date, timedelta})
 _TIMES: Final = frozenset({datetime, dt_time})  # read without their zone, which may run foreign code
-_STR: Final = frozenset({str})
+STR: Final = frozenset({str})
 _LISTS, _SETS, _BYTES = (list, tuple), (set, frozenset), (bytes, bytearray)
 _MODULUS: Final = 2**61 - 1
 _WIDTH: Final = 2_048  # of a longer sequence or mapping, the first and last entries count
@@ -604,7 +604,7 @@ def _told_keys(item: dict[Any, Any], below: list[Any], budget: _Budget) -> str:
         return ""
     size = dict.__len__(item)
     keys = [*dict.keys(item)] if size <= _WIDTH else []
-    if keys and _STR.issuperset(map(type, keys)):
+    if keys and STR.issuperset(map(type, keys)):
         chars = sum(map(len, keys))
         if chars <= _LONG and chars < budget.chars:  # most dicts: the same as below without a call for each key
             keys.sort()

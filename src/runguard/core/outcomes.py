@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 from runguard.core.events import FAILURES, LATE, Outcome
-from runguard.core.identity import ASIDE, BIG, MAX_CHARS, answer_text, mask
+from runguard.core.identity import ASIDE, BIG, MAX_CHARS, STR, answer_text, mask
 
 # ---- What an answer comes to.
 
@@ -68,9 +68,12 @@ _LONGEST_NO: Final = 12  # characters
 _FLAG_KEYS: Final = ("ok", "success", "succeeded", "successful")
 _EXIT_KEYS: Final = ("exit_code", "exitCode", "returncode", "return_code")
 _OUTPUT_KEYS: Final = ("stderr", "stdout", "output")
-_TELLING_KEYS: Final = frozenset(
-    {"isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_STATUS_KEYS, *_HTTP_KEYS, *_EXIT_KEYS}
-)
+_TELLING: Final = {  # and in which order they are looked at
+    key: place
+    for place, key in enumerate(
+        ("isError", "is_error", *_ERROR_KEYS, *_FLAG_KEYS, *_EXIT_KEYS, *dict.fromkeys((*_HTTP_KEYS, *_STATUS_KEYS)))
+    )
+}
 _WRAPPERS: Final = (
     *("result", "output", "response", "data", "results"),
     *("items", "content", "matches", "documents", "rows"),
@@ -81,7 +84,7 @@ _CARRIED: Final = frozenset({str, list, dict})
 # What an error is wrapped in. Whatever else a dict says, it says about a thing.
 _ENVELOPE: Final = frozenset(
     {
-        *(*_TELLING_KEYS, *_WRAPPERS, *_MESSAGE_KEYS, *_OUTPUT_KEYS),
+        *(*_TELLING, *_WRAPPERS, *_MESSAGE_KEYS, *_OUTPUT_KEYS),
         *("messages", "details", "code", "type", "hint", "help", "description", "traceback"),
         *("retry_after", "retryable", "body", "headers", "meta", "_meta", "structuredContent"),
         *("request_id", "requestId", "trace_id", "traceId"),
@@ -195,27 +198,22 @@ def _of_text(text: str, depth: int) -> tuple[Outcome, str]:
 def _of_dict(answer: dict[Any, object], depth: int) -> tuple[Outcome, str]:
     if not answer:
         return _EMPTY, ""
-    if len(answer) > _MOST_KEYS:
-        return _OK, ""  # a table: no tool's status looks like this
-    telling = False
-    for key in answer:
-        if type(key) is not str:  # looking such a dict up may run a key's code; no tool's status looks like this
-            return _OK, ""
-        if key in _TELLING_KEYS:
-            telling = True
-    found = (_told(answer, depth) if telling else None) or _of_body(answer, depth)
+    if len(answer) > _MOST_KEYS or not STR.issuperset(map(type, answer)):
+        return _OK, ""  # a table, or keys whose code a look-up may run: no tool's status looks like this
+    telling = sorted(_TELLING.keys() & answer.keys(), key=_TELLING.__getitem__)
+    found = (_told(answer, telling, depth) if telling else None) or _of_body(answer, depth)
     if found[1] or _SAYING.isdisjoint(answer) or found[0] in FAILURES:
         return found
     words = _asks_again(answer)
     return (_OK, failure_class(words)) if words else found
 
 
-def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
-    """Return the outcome that the fields about success or failure tell, or None."""
+def _told(answer: dict[str, object], telling: list[str], depth: int) -> tuple[Outcome, str] | None:
+    """Return the outcome that the fields about success or failure tell, or None. ``telling``: their names."""
     get = answer.get
     if get("isError") is True or get("is_error") is True:
         return _failed(_said(answer), answer)
-    for key in _ERROR_KEYS:
+    for key in filter(_ERROR_KEYS.__contains__, telling):
         error = get(key)
         if error is None or (type(error) in _PLAIN and not error):
             continue
@@ -226,10 +224,10 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
         if type(error) is list and _is_record(answer):
             continue  # they were found in a thing: a linter's errors are its answer
         return _failed(_said(answer if error is True else error) or type(error).__name__, error)
-    for key in _FLAG_KEYS:
+    for key in filter(_FLAG_KEYS.__contains__, telling):
         if (flag := get(key)) is False or (type(flag) is str and flag in ("false", "False")):
             return _failed(_said(answer), answer)
-    for key in _HTTP_KEYS:
+    for key in filter(_HTTP_KEYS.__contains__, telling):
         code = get(key)
         if (
             type(code) is int
@@ -237,11 +235,11 @@ def _told(answer: dict[str, object], depth: int) -> tuple[Outcome, str] | None:
             and not _is_record(answer)
         ):
             return (_EMPTY, MISSING) if code in _NO_SUCH_PAGE else _failed(_said(answer), answer)
-    for key in _EXIT_KEYS:
+    for key in filter(_EXIT_KEYS.__contains__, telling):
         code = get(key)
         if type(code) is int and code and (any(k in answer for k in _OUTPUT_KEYS) or not _is_record(answer)):
             return _of_exit(code, answer, depth)
-    for key in _STATUS_KEYS:
+    for key in filter(_STATUS_KEYS.__contains__, telling):
         status = get(key)
         if type(status) is str and len(status) <= HEAD:
             if _is_nothing(status):
@@ -403,10 +401,10 @@ def is_unfinished(answer: Any) -> bool:
     """
     if type(answer) is str:
         return _UNFINISHED.fullmatch(answer[:HEAD]) is not None or _asks_to_wait(answer)
-    if type(answer) is not dict:
+    if type(answer) is not dict or len(answer) > _MOST_KEYS or not STR.issuperset(map(type, answer)):
         return False
-    for key in _UNFINISHED_KEYS if len(answer) > len(_UNFINISHED_KEYS) else answer:
-        value = answer.get(key) if type(key) is str and key in _UNFINISHED_KEYS else None
+    for key in _UNFINISHED_KEYS & answer.keys():
+        value = answer[key]
         if type(value) is str and (
             (key in _UNFINISHED_STATUS_KEYS and len(value) <= HEAD and _UNFINISHED.fullmatch(value))
             or (key in _UNFINISHED_MESSAGE_KEYS and _asks_to_wait(value))
