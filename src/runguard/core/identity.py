@@ -672,6 +672,7 @@ def _type_name(kind: type) -> str:
 # ---- Attributes of any object, read without running its code: an address in a repr would make equal things differ.
 
 _READ: Final = 256  # attributes of one class or one object
+_DESCRIPTORS: Final = frozenset({GetSetDescriptorType, MemberDescriptorType})
 
 
 def stored_attributes(item: Any) -> Iterable[tuple[str, Any]]:
@@ -693,7 +694,8 @@ def _places_of(kind: type) -> list[tuple[str, Any]]:
         (name, found)
         for base in kind.__mro__
         for name, found in list(vars(base).items())[:_READ]
-        if type(found) is MemberDescriptorType or (type(found) is GetSetDescriptorType and name == "__dict__")
+        if (name == "__dict__" and type(found) in _DESCRIPTORS)
+        or ("__slots__" in vars(base) and type(found) is MemberDescriptorType)  # no part of a generator or a file
     ]
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from runguard.core.identity import CHARS_PER_TOKEN
+from runguard.core.identity import CHARS_PER_TOKEN, LruDict, stored_attributes
 from runguard.core.money import stated_usd
 from runguard.pricing.rates import MOST_TOKENS, Usage
 
@@ -187,7 +187,7 @@ class EventUsage:
     def __init__(self) -> None:
         self._history = 0  # bytes of all events so far
         self._open: dict[_Key, CallUsage] = {}
-        self._closed: dict[_Key, _Closed] = {}
+        self._closed = LruDict[_Key, _Closed](_CLOSED_KEPT)
 
     @property
     def prompt(self) -> int:
@@ -226,7 +226,7 @@ class EventUsage:
         call = CallUsage() if streamed is None else streamed
         call.add(event)
         bill = call.bill(prompt)
-        self._close(key, _Closed(call, prompt, bill.usage, streamed is not None, calls))
+        self._closed[key] = _Closed(call, prompt, bill.usage, streamed is not None, calls)
         return Taken(*bill)
 
     def _read_chunk(self, key: _Key, event: Any, content: Any) -> Taken | None:
@@ -241,13 +241,8 @@ class EventUsage:
         """Bill a call again after one more event; None when the bill stays the same."""
         closed.call.add(event)
         bill = closed.call.bill(closed.prompt)
-        self._close(key, closed._replace(billed=bill.usage))
+        self._closed[key] = closed._replace(billed=bill.usage)
         return None if bill.usage == closed.billed else Taken(*bill, closed.billed)
-
-    def _close(self, key: _Key, closed: _Closed) -> None:
-        self._closed[key] = closed
-        if len(self._closed) > _CLOSED_KEPT:
-            del self._closed[next(iter(self._closed))]
 
 
 def _key(get: Any) -> _Key:
@@ -936,7 +931,6 @@ _ATOMS: Final = (
     type(None),
 )
 _ways: dict[type, Callable[[Any], Any]] = {}
-_without_private: set[type] = set()  # classes known to keep nothing private
 
 
 def fields(value: Any) -> Any:
@@ -974,10 +968,7 @@ def _learn(kind: type) -> Callable[[Any], Any]:
         way = AttributeReader
     if len(_ways) >= _KINDS:  # a program with so many classes makes them on the fly; none is worth keeping
         _ways.clear()
-        _without_private.clear()
     _ways[kind] = way
-    if way is _empty or (way is _model and not getattr(kind, "__private_attributes__", None)):
-        _without_private.add(kind)
     return way
 
 
@@ -1010,16 +1001,9 @@ class AttributeReader:
 
 def private(value: Any, name: str) -> Any:
     """Return a private attribute of a pydantic object, or a field of any other object; None when it is missing."""
-    kind = type(value)
-    if kind in _without_private:  # because a lookup that fails is slow
-        return None
-    if _ways.get(kind) is not _model:
-        return fields(value).get(name)
-    try:
-        kept = value.__pydantic_private__
-    except AttributeError:
-        return None
-    return kept.get(name) if type(kept) is dict else None
+    # read from where pydantic keeps them: looking for one by its name is slow where there is none
+    kept = AttributeReader(value).get("__pydantic_private__")
+    return kept.get(name) if type(kept) is dict else fields(value).get(name)
 
 
 def attributes(value: Any) -> dict[Any, Any]:
@@ -1036,27 +1020,7 @@ def attributes(value: Any) -> dict[Any, Any]:
         return _NOTHING
     if (_ways.get(kind) or _learn(kind)) is _model:
         return fields(value)  # type: ignore[no-any-return]
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return _slots(value)
-    return (
-        {name: entry for name, entry in held.items() if type(name) is str and not name.startswith("_")}
-        if type(held) is dict
-        else _NOTHING
-    )
-
-
-def _slots(value: Any) -> dict[Any, Any]:
-    found: dict[Any, Any] = {}
-    for base in type(value).__mro__:
-        names = vars(base).get("__slots__", ())
-        for name in (names,) if type(names) is str else names if type(names) is tuple or type(names) is list else ():
-            try:
-                found[name] = object.__getattribute__(value, name)
-            except (AttributeError, TypeError):
-                continue
-    return found
+    return {name: entry for name, entry in stored_attributes(value) if not name.startswith("_")}
 
 
 def items(value: Any) -> Any:
