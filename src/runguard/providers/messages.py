@@ -266,7 +266,7 @@ def rounds_of_turn(messages: object, clean: Callable[[str], str] | None = None) 
         elif results and (asked := _calls_in(given[index], of)):
             calls += reversed(asked)
         elif clean is None:
-            if calls or of("role") in _MODEL_ROLES or (not results and _text(of("type")).endswith("_call")):
+            if calls or of("role") in _MODEL_ROLES or (not results and text_in(of("type")).endswith("_call")):
                 break
         elif of("role") == "user" and clean(_said(of)):
             break
@@ -277,24 +277,24 @@ def rounds_of_turn(messages: object, clean: Callable[[str], str] | None = None) 
 def _results_in(of: Any, clean: Callable[[str], str] | None) -> list[tuple[str, ToolResult]]:
     """Return the results in one message, each with the id of its call."""
     found: list[tuple[object, ToolResult]] = []
-    if _text(of("type")).endswith("_call_output"):
+    if text_in(of("type")).endswith("_call_output"):
         found = [(of("call_id"), ToolResult("", of("output")))]
     elif of("role") in ("tool", "function") and of("content") is not None:
-        found = [(of("tool_call_id"), ToolResult(_text(of("name")), of("content")))]
+        found = [(of("tool_call_id"), ToolResult(text_in(of("name")), of("content")))]
     else:
         parts = items(of("parts")) or items(of("content"))
         for get in [fields(part).get for part in parts[:MAX_PARTS]] or [of]:  # or it is such a part itself
             if (response := get("function_response") or get("functionResponse")) is not None:
                 held = fields(response).get
-                found.append((held("id"), ToolResult(_text(held("name")), held("response"))))
+                found.append((held("id"), ToolResult(text_in(held("name")), held("response"))))
             elif get("type") == "tool_result":
                 found.append((get("tool_use_id"), ToolResult("", get("content"), get("is_error") is True)))
-    return [(_text(key), result._replace(value=_plain(result.value, clean))) for key, result in found[:MAX_CALLS]]
+    return [(text_in(key), result._replace(value=_plain(result.value, clean))) for key, result in found[:MAX_CALLS]]
 
 
 def _calls_in(message: Any, of: Any) -> list[tuple[str, str, object]]:
     parts = Reading()
-    if _text(of("type")) in _ACTIONS:
+    if text_in(of("type")) in _ACTIONS:
         responses_item(of, parts)
     elif of("role") in _MODEL_ROLES:
         for call in items(of("tool_calls"))[:MAX_CALLS]:
@@ -341,7 +341,8 @@ def _plain(content: Any, clean: Callable[[str], str] | None) -> object:
     return arguments(content) if type(content) is str and content[:1] in ("{", "[") else content
 
 
-def _text(value: Any) -> str:
+def text_in(value: Any) -> str:
+    """Return a text as it is, and an empty one for anything else."""
     return value if type(value) is str else ""
 
 
@@ -462,7 +463,7 @@ class Reading:
             self.size += len(name) + size_of(given)
         if len(self.calls) < MAX_CALLS:
             self.calls += ((name, arguments(given)),)
-            self.ids += (_text(id_),)
+            self.ids += (text_in(id_),)
 
     def beside(self, value: Any) -> None:
         """Count what was paid for and is not the answer, such as other choices."""
@@ -538,11 +539,8 @@ def _report(reading: Reading, counts: Counts, problems: list[str]) -> None:
 
 
 def model_of(get: Any) -> str:
-    if type(model := get("model")) is str and 0 < len(model) <= LONGEST_ID:
-        return model
-    for name in ("model_version", "modelVersion"):
-        model = get(name)
-        if type(model) is str and 0 < len(model) <= LONGEST_ID:
+    for name in ("model", "model_version", "modelVersion"):
+        if type(model := get(name)) is str and 0 < len(model) <= LONGEST_ID:
             return model
     return ""
 

@@ -22,6 +22,7 @@ from runguard.providers.messages import (
     model_of,
     read,
     responses_item,
+    text_in,
 )
 from runguard.providers.usage import (
     NO_INPUT,
@@ -44,36 +45,24 @@ _CHOICES: Final = 128
 _ENDS: Final = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-class GrowingCall:
-    """A tool call whose arguments are still coming."""
+class StreamedCall:
+    """A tool call whose arguments are still coming, or are ``given`` as a whole."""
 
-    __slots__ = ("id", "name", "pieces", "room")
+    __slots__ = ("given", "id", "name", "pieces", "room")
 
-    def __init__(self, name: str, id_: str, start: object = None) -> None:
-        self.name, self.id = name, id_
-        self.pieces: list[str] | object = [] if start is None or start == {} else start
+    def __init__(self, name: str, id_: str, given: object = None) -> None:
+        self.name, self.id, self.given = name, id_, given
+        self.pieces: list[str] = []
         self.room = MAX_ARGUMENTS
 
     def add(self, piece: str) -> None:
-        if self.room > 0 and type(self.pieces) is list:
+        if self.room > 0:
             self.pieces.append(piece[: self.room])
             self.room -= len(piece)
 
     def whole(self) -> Call:
         """Return the tool's name and its arguments, parsed as far as they are valid JSON."""
-        return self.name, arguments("".join(self.pieces)) if type(self.pieces) is list else self.pieces
-
-
-class WholeCall(GrowingCall):
-    """A tool call that came in one piece."""
-
-    __slots__ = ()
-
-    def __init__(self, call: Call, id_: str) -> None:
-        self.name, self.pieces, self.id = *call, id_
-
-    def whole(self) -> Call:
-        return self.name, self.pieces
+        return self.name, arguments("".join(self.pieces)) if self.given is None else self.given
 
 
 class StreamReading:
@@ -91,8 +80,8 @@ class StreamReading:
         self.chars = 0  # bytes of everything streamed, thinking and arguments included: as estimates count text
         self._texts: list[str] = []
         self._room = TEXT_CHARS
-        self._calls: list[GrowingCall] = []
-        self._begun: dict[tuple[object, ...], GrowingCall] = {}
+        self._calls: list[StreamedCall] = []
+        self._begun: dict[tuple[object, ...], StreamedCall] = {}
         self._counts: Counts | None = None  # Anthropic's come in two halves: input first, output last
         self._reported_at = -1  # ``chars`` when the last report came
         self._model = ""
@@ -157,16 +146,16 @@ class StreamReading:
             self._texts.append(text[: self._room])
             self._room -= len(text)
 
-    def _call(self, call: Call, id_: str) -> None:
-        self.chars += len(call[0]) + size_of(call[1])
+    def _call(self, name: str, given: object, id_: str) -> None:
+        self.chars += len(name) + size_of(given)
         if len(self._calls) < MAX_CALLS:
-            self._calls.append(WholeCall(call, id_))
+            self._calls.append(StreamedCall(name, id_, given))
 
     def _begin(self, key: tuple[object, ...], name: Any, id_: Any, start: object = None) -> None:
         if type(name) is not str or not name or len(self._calls) >= MAX_CALLS:
             return
         self.chars += len(name)
-        self._begun[key] = growing = GrowingCall(name, id_ if type(id_) is str else "", start)
+        self._begun[key] = growing = StreamedCall(name, text_in(id_), None if start == {} else start)
         self._calls.append(growing)
 
     def _grow(self, key: tuple[object, ...], piece: Any) -> None:
@@ -257,8 +246,8 @@ class StreamReading:
             given.results or results,
         )
         self._say(given.text)
-        for call, id_ in zip(given.calls, given.ids, strict=True):
-            self._call(call, id_)
+        for (name, args), id_ in zip(given.calls, given.ids, strict=True):
+            self._call(name, args, id_)
         for problem in given.problems:
             self._problem(problem)
         if not given.text and not given.calls and given.usage is None:
@@ -347,8 +336,8 @@ class StreamReading:
             self._say(text, aloud=get("thought") is not True)
         elif (call := get("function_call") or get("functionCall")) is not None:
             of = fields(call).get
-            if type(name := of("name")) is str and name:
-                self._call((name, arguments(of("args"))), id_ if type(id_ := of("id")) is str else "")
+            if name := text_in(of("name")):
+                self._call(name, arguments(of("args")), text_in(of("id")))
 
     # ---- OpenAI's responses.
 
@@ -358,8 +347,9 @@ class StreamReading:
         elif kind == "response.output_item.done":
             parts = Reading()
             responses_item(fields(get("item")).get, parts)
-            whole = map(WholeCall, parts.calls, parts.ids)  # their characters came as deltas
-            self._calls += [*whole][: MAX_CALLS - len(self._calls)]
+            for (name, args), id_ in zip(parts.calls, parts.ids, strict=True):  # their characters came as deltas
+                self._calls.append(StreamedCall(name, id_, args))
+            del self._calls[MAX_CALLS:]
         elif (response := get("response")) is not None:
             self._response(response, whole=kind in _ENDS)
             self.is_final = kind in _ENDS and self._counts is not None
