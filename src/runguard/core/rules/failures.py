@@ -168,15 +168,16 @@ class LastingFailures(Rule):
 
     name = "stall"
     sees = (ToolResults,)
+    rests = sees
     _successes = 0  # responses in which some tool achieved something
 
     def __init__(self, of_call: Rungs, of_tool: Rungs) -> None:
         self.rungs = of_call
         self._of_tool = of_tool
-        self._kept: _Streaks = {}  # by call, and by tool
+        self.record: _Streaks = {}  # by call, and by tool
 
     def observe(self, event: ToolResults) -> Finding | None:
-        if not event.failures and not self._kept:
+        if not event.failures and not self.record:
             return None
         self._successes += event.progress
         worst: Finding | None = None
@@ -184,7 +185,7 @@ class LastingFailures(Rule):
             if a.outcome not in FAILURES:
                 if a.outcome is not _REFUSED:
                     for key in (a.call, a.tool, f"{a.tool}{_NAMING}"):
-                        self._kept.pop(key, None)
+                        self.record.pop(key, None)
             elif a.counted:
                 counts = [
                     (self._add(a.call, a.ending or a.failure), self.rungs),
@@ -201,7 +202,7 @@ class LastingFailures(Rule):
 
         ``call``: counts only if it is another one than before; empty counts always.
         """
-        streak = _streak_of(self._kept, key, kind)
+        streak = _streak_of(self.record, key, kind)
         if (call and call in streak.calls) or not streak.count_once(self._successes):
             return 0
         streak.count += 1

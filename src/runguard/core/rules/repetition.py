@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from typing import Any, ClassVar, Final
@@ -582,19 +582,21 @@ class OnlyNotes(Rule):
 
     name = "no_news"
     sees = (ToolResults,)
-    _count = 0
+    rests = sees
     rungs = Rungs(nudge=12)
+
+    def __init__(self) -> None:
+        self.record: Counter[str] = Counter()  # of one row
 
     def observe(self, event: ToolResults) -> Finding | None:
         if not event.answers:
             return None
-        for answer in event.answers:
-            if not answer.is_note:
-                self._count = 0
-                return None
-        self._count += 1
+        if not all(answer.is_note for answer in event.answers):
+            self.record.clear()
+            return None
+        self.record[ONLY_NOTES] += 1
         tool = event.answers[0].tool
-        return self.found(self._count, ONLY_NOTES, event, tool, f"{ONLY_NOTES}: {tool}")
+        return self.found(self.record[ONLY_NOTES], ONLY_NOTES, event, tool, f"{ONLY_NOTES}: {tool}")
 
 
 # ---- Answers and final words that were given before: cycles of any length.
@@ -615,8 +617,7 @@ class NoNewAnswers(Rule):
 
     name = "no_news"
     sees = (ModelCall, ModelResult, ToolResults)
-    rests = (ModelResult,)
-    record = ()  # a plain response has no words
+    rests = (ModelResult, ToolResults)
     _count = 0
     _batch = ""
     _by_words = False  # words were counted last, and no finding was made about them yet
@@ -629,6 +630,7 @@ class NoNewAnswers(Rule):
         self._said: dict[int, None] = {}
         self._asked: dict[int, None] = {}
         self._times: dict[Pair, int] = {}  # how often each was given again since the last news
+        self.record: list[bool] = []  # True, as soon as something was counted since then
 
     def observe(self, event: ModelCall | ModelResult | ToolResults) -> Finding | None:
         if isinstance(event, ModelCall):
@@ -640,8 +642,7 @@ class NoNewAnswers(Rule):
                 self._hear(event.text_id)
             return None
         if event.news:
-            if self._count or self._by_words or self._times:
-                self._start_anew()
+            self._start_anew()
             return None
         if not event.calls or (event.batch and event.batch == self._batch):
             return None
@@ -669,6 +670,7 @@ class NoNewAnswers(Rule):
         elif self._is_asked_again and not self._is_report:
             self._count += 1
             self._by_words = True
+            self.record[:] = (True,)
         self._is_report = False
 
     def _before_the_next(self, event: ModelCall) -> Finding | None:
@@ -686,6 +688,7 @@ class NoNewAnswers(Rule):
         known = pairs <= self._times.keys()
         if not known and len(self._times) >= _PAIRS_KEPT:
             self._times.clear()  # an agent that reads this many different things is not in a cycle
+        self.record[:] = (True,)
         for pair in pairs:
             self._times[pair] = self._times.get(pair, 0) + 1
         return known
@@ -693,6 +696,7 @@ class NoNewAnswers(Rule):
     def _start_anew(self) -> None:
         self._count, self._by_words = 0, False
         self._times.clear()
+        self.record.clear()
 
 
 def _is_known(names: dict[int, None], name: int) -> bool:
