@@ -162,7 +162,7 @@ def test_a_fault_of_the_guard_means_what_the_policy_says(
 
 
 def test_a_fault_in_booking_does_not_take_the_result_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(booking, "_book", lambda call, answer, result, received: 1 / 0)
+    monkeypatch.setattr(booking, "_book", lambda *_: 1 / 0)
     call = guard(Model(), budget={"max_usd": 1})
     assert in_time(call) == {"usd": 0.1}
     assert call.__runguard__.guard.guard_errors == 1

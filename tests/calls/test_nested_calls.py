@@ -290,7 +290,7 @@ def test_a_call_whose_run_is_reset_meanwhile_belongs_to_the_next(monkeypatch: py
             resets.append(call.caller.reset())
         await opened(call, *how)
 
-    monkeypatch.setattr(opening, "_open_now", lambda call, owners: False)  # the long way
+    monkeypatch.setattr(opening, "_open_at_once", lambda call, owners: False)  # the long way
     call = guard(model, budget={"max_calls": 1}, on_guard_error="allow")
     call()
     call.reset()

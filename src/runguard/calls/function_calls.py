@@ -1,8 +1,8 @@
 """One call of a guarded function, from its permission to its bill, at every layer that limits it.
 
-``calls/functions`` asks with ``open_calls`` and gets a ``GuardedCall`` for each layer: the runs with limits around the
-call, and the function itself. Exactly one of ``settle``, ``fail``, ``release`` and ``drop`` then ends all of them.
-``Caller`` is one guarded function: its settings, its state in each run, and what its calls cost.
+``calls/functions`` makes a ``GuardedCall`` for each call. It has a layer for each run with limits around the call, and
+one for the function itself. ``Caller`` is one guarded function: its settings, its state in each run, and what its calls
+cost.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import threading
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
@@ -21,7 +22,7 @@ from runguard.background import FINALIZED
 from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, NoProgress, Ticket, may_start, watch_loops
 from runguard.calls.model_calls import write_off
 from runguard.calls.run import input_of
-from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, drive, open_ones
+from runguard.calls.surroundings import SURROUNDINGS, RunContext, drive, open_ones
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -219,7 +220,7 @@ class Caller(Controls):
 
     # ---- the queue of calls whose cost is unknown -------------------------------------------------------------------
 
-    def take_place(self, call: "GuardedCall", no_loop: bool, owners: tuple[Charge, ...]) -> None:
+    def take_place(self, call: "LayerCall", no_loop: bool, owners: tuple[Charge, ...]) -> None:
         """Give a call its place among the calls whose cost is known only afterwards.
 
         ``owners``: the charges around it.
@@ -279,133 +280,265 @@ class Caller(Controls):
                 _log.info("runguard.unreadable: the answer of '%s': %s", self.name, problem)
 
 
+# Calls with tickets, by the identity of their charge. A call inside one of them must not wait for another.
+_WAITED_FOR: Final[dict[int, Charge]] = {}
+
+
 @dataclass(slots=True)
-class GuardedCall:
-    """One call at one layer, from its reservation to its bill."""
+class LayerCall:
+    """A call at one layer: the run with limits around it, or the function itself."""
 
     caller: Caller
     state: RunState
     request: Request
-    stacked: bool = False  # the function is itself guarded: when that guard refuses, no call was made
     charge: Charge | None = None
     ticket: Ticket | None = None  # its cost is not known beforehand: others wait for it
     alongside: bool = False  # its cost is not known beforehand, and it cannot wait for the others
     permit: Permit | None = None
-    over: bool = False
 
 
-# Calls with tickets, by the identity of their charge. A call inside one of them must not wait for another.
-_WAITED_FOR: Final[dict[int, Charge]] = {}
+class GuardedCall:
+    """One call of a guarded function, at every layer that limits it: the runs with limits around it, then the function.
 
-# ---- Before a call: permission from every layer, the outermost first.
-
-Opened = tuple[list[GuardedCall], tuple[Charge, ...]]  # a call at each layer, and the charges of all of them
-
-
-def is_inner_call(caller: Caller) -> bool:
-    """Return whether the guard around makes this call. Another attempt of a retry between the two is one more call."""
-    inner = SURROUNDINGS.get().inner
-    return inner is not None and caller in inner and inner.pop() is caller
-
-
-def _layers(caller: Caller) -> tuple[Caller, ...]:
-    """Return the runs with limits around a call, the outermost first, and then the function itself."""
-    layers = [caller]
-    context = SURROUNDINGS.get().run
-    while context is not None:
-        if context.caller is not None and not context.ended and not context.caller.is_off:
-            layers.append(context.caller)
-        context = context.outer
-    return tuple(reversed(layers))
-
-
-async def open_calls(
-    caller: Caller,
-    stacked: bool,
-    is_inner: bool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    no_loop: bool = False,
-) -> Opened:
-    """Get permission for one call from every layer, or raise the error that says why not.
-
-    ``stacked``: the function is itself guarded. ``is_inner``: the guard around has already asked the runs. ``no_loop``:
-    a synchronous caller drives this. Each call is in the list before it holds anything, so that an error takes back all
-    of them.
+    ``ask`` or ``ask_now`` gets permission from every layer, the outermost first. Exactly one of ``settle``, ``fail``,
+    ``release`` and ``drop`` then ends the call; after that the others do nothing.
     """
-    owners = OWNERS.get()
-    if owners:
-        owners = open_ones(owners)
-    layers = (caller,) if is_inner or SURROUNDINGS.get().run is None else _layers(caller)
-    calls: list[GuardedCall] = []
-    try:
-        for layer in layers:
-            state = layer.state(args, kwargs)
-            request = layer.request(state, args, kwargs)
-            if layer.settings.tokens is not None:
-                request = await layer.counted(request, args, kwargs, no_loop)
-            call = GuardedCall(layer, state, request, stacked)
-            calls.append(call)
-            if not _open_now(call, owners):
-                await _open_in_turn(call, owners, no_loop)
-            if call.charge is not None:
-                owners = (*owners, call.charge)
-    except BaseException:
-        release(calls)
-        raise
-    return calls, owners
 
+    __slots__ = ("_caller", "_is_inner", "_is_stacked", "_left", "is_over", "layers", "owners")
 
-def open_calls_now(
-    caller: Caller, stacked: bool, is_inner: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Opened:
-    """Drive ``open_calls`` for a synchronous caller."""
-    job = open_calls(caller, stacked, is_inner, args, kwargs, no_loop=True)
-    try:
-        job.send(None)
-    except StopIteration as done:  # nothing had to wait, so the first step was the whole coroutine
-        return done.value  # type: ignore[no-any-return]
-    return HELPERS.finish(lambda: job, lambda opened: release(opened[0]))
+    def __init__(self, caller: Caller, inner: list[Caller] | None, *, is_stacked: bool) -> None:
+        """``inner``: the guard that the guard around calls directly. ``is_stacked``: the function is itself guarded.
 
+        When that guard refuses, no call was made.
+        """
+        self._caller, self._is_stacked, self.is_over = caller, is_stacked, False
+        self._is_inner = False  # the guard around makes this call, and has asked the runs around both
+        if inner is not None:
+            with suppress(ValueError):  # another attempt of a retry between the two is one more call
+                inner.remove(caller)
+                self._is_inner = True
+        self.layers: list[LayerCall] = []  # that were asked
+        self.owners: tuple[Charge, ...] = ()  # the charges around the call, and its own
 
-async def recover_calls(caller: Caller, error: Exception) -> list[GuardedCall]:
-    """Open a call at each layer after a fault: on its ledger alone. Raise where one of them must not be made."""
-    calls: list[GuardedCall] = []
-    try:
-        for layer in _layers(caller):
+    @property
+    def is_open(self) -> bool:
+        """Whether the call was asked for and has not ended."""
+        return bool(self.layers) and not self.is_over
+
+    @property
+    def charges(self) -> list[Charge]:
+        """What the layers hold for the call."""
+        return [layer.charge for layer in self.layers if layer.charge is not None]
+
+    # ---- before the call --------------------------------------------------------------------------------------------
+
+    async def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Get permission from every layer, or raise the error that says why not."""
+        try:
+            if (waiting := self._open_now(args, kwargs)) is not None:
+                await self._open_rest(waiting, args, kwargs, no_loop=False)
+        except (RunStoppedError, PolicyError):
+            raise
+        except Exception as fault:
+            await self._recover(fault)
+
+    def ask_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Do what ``ask`` does, for callers without an event loop."""
+        try:
+            if (waiting := self._open_now(args, kwargs)) is not None:
+                rest = partial(self._open_rest, waiting, args, kwargs, no_loop=True)
+                drive(rest, False, lambda _: self.release())
+        except (RunStoppedError, PolicyError):
+            raise
+        except Exception as fault:
+            self._recover_now(fault)
+
+    def _open_now(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, goes_on: bool = False) -> LayerCall | None:
+        """Open the call at each layer. Return the first one where something has to be awaited, None after the last.
+
+        ``goes_on``: such a layer is open now.
+        """
+        if not goes_on:
+            owners, context = OWNERS.get(), None if self._is_inner else SURROUNDINGS.get().run
+            self.layers, self.is_over, self.owners = [], False, open_ones(owners) if owners else owners
+            self._left = iter((self._caller,) if context is None else self._callers(context))
+        try:
+            for caller in self._left:
+                state = caller.state(args, kwargs)
+                layer = LayerCall(caller, state, caller.request(state, args, kwargs))
+                self.layers.append(layer)  # before it holds anything, so that an error takes back all of them
+                if caller.settings.tokens is not None or not _open_at_once(layer, self.owners):
+                    return layer
+                if layer.charge is not None:
+                    self.owners = (*self.owners, layer.charge)
+        except BaseException:
+            self.release()
+            raise
+        return None
+
+    def _callers(self, context: RunContext | None) -> tuple[Caller, ...]:
+        """Return the runs with limits around the call, the outermost first, and then the function itself."""
+        callers = [self._caller]
+        while context is not None:
+            if context.caller is not None and not context.ended and not context.caller.is_off:
+                callers.append(context.caller)
+            context = context.outer
+        return tuple(reversed(callers))
+
+    async def _open_rest(
+        self, waiting: LayerCall | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, no_loop: bool
+    ) -> None:
+        """Open the call where something has to be awaited. ``no_loop``: a synchronous caller drives this."""
+        try:
+            while waiting is not None:
+                if waiting.caller.settings.tokens is not None:
+                    waiting.request = await waiting.caller.counted(waiting.request, args, kwargs, no_loop)
+                if waiting.caller.settings.tokens is None or not _open_at_once(waiting, self.owners):
+                    await _open_in_turn(waiting, self.owners, no_loop)
+                if waiting.charge is not None:
+                    self.owners = (*self.owners, waiting.charge)
+                waiting = self._open_now(args, kwargs, goes_on=True)
+        except BaseException:
+            self.release()
+            raise
+
+    async def _recover(self, fault: Exception) -> None:
+        """Open the call at each layer after a fault: on its ledger alone. Raise where one of them refuses."""
+        self.layers, self.is_over, self.owners = [], False, open_ones(self.owners)
+        try:
+            for caller in self._callers(None if self._is_inner else SURROUNDINGS.get().run):
+                try:
+                    layer = LayerCall(caller, caller.state(), Request())
+                except Exception as second:
+                    caller.give_up_call(second)
+                else:
+                    self.layers.append(layer)
+                    await _recover(layer, fault)
+        except BaseException as second:
+            self.release()
+            if not isinstance(second, Exception) or isinstance(second, RunStoppedError | PolicyError):
+                raise
+            self._go_without(second)
+
+    def _recover_now(self, fault: Exception) -> None:
+        try:
+            drive(partial(self._recover, fault), True, lambda _: self.release())
+        except (RunStoppedError, PolicyError):
+            raise
+        except Exception as second:
+            self._go_without(second)
+
+    def _go_without(self, fault: Exception) -> None:
+        """Make the call without a hold after a second fault, where the policy allows that."""
+        self.layers, self.is_over = [], False
+        self._caller.give_up_call(fault)
+
+    # ---- after the call ---------------------------------------------------------------------------------------------
+
+    def settle(self, result: Any, reading: Reading | None = None, received: int | None = None) -> None:
+        """Book a call that returned, in each of its layers, and look for loops.
+
+        ``received``: the bytes of a stream that was left, or that ended, before it reported all of them. The call is
+        then booked as an estimate.
+        """
+        if self.is_over:
+            return
+        self.is_over = True
+        for layer in self.layers:
+            caller, settings = layer.caller, layer.caller.settings
             try:
-                call = GuardedCall(layer, layer.state(), Request())
-            except Exception as second:
-                layer.give_up_call(second)
-            else:
-                calls.append(call)
-                await _recover(call, error)
-    except (RunStoppedError, PolicyError):
-        release(calls)
-        raise
-    except Exception as second:
-        release(calls)
-        caller.give_up_call(second)
-        return []
-    except BaseException:
-        release(calls)
-        raise
-    return calls
+                answer = read(result, said=settings.loop) if reading is None else reading
+                if reading is None and layer.request.rounds > 1:
+                    answer = _without_known_rounds(layer.request, answer)
+                if layer.charge is not None:
+                    _book(layer, layer.charge, answer, result, received)
+                if answer.problems:
+                    caller.log_problems(answer.problems)
+                if settings.breaker:
+                    _report(layer, True)
+                if settings.loop:
+                    watch_loops(layer, answer, result)
+            except BaseException as fault:
+                self._drop(layer, fault)
+            finally:
+                if layer.ticket is not None:
+                    caller.give_back(layer.ticket)
+
+    def fail(
+        self,
+        error: BaseException | None,
+        size: int = 0,
+        *,
+        streaming: bool = False,
+        reading: Reading | None = None,
+        last: Any = None,
+    ) -> None:
+        """Book a call that raised, was cancelled or ended early: what it may have cost, flagged as an estimate.
+
+        ``size``: the bytes that came. ``last``: the last piece.
+        """
+        if self._is_stacked and isinstance(error, RunStoppedError) and not size:
+            self.release()
+        if self.is_over:
+            return
+        self.is_over = True
+        status = provider_status(error) if isinstance(error, Exception) else None
+        spared = status in _BAD_REQUEST or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
+        for layer in self.layers:
+            try:
+                _report(layer, None if spared else False)
+                if layer.charge is not None:
+                    layer.caller.guard.sink.tell("failed", layer.charge, error)
+                    _book_failure(layer, layer.charge, error, size, streaming, reading, last)
+            except BaseException as fault:
+                self._drop(layer, fault)
+            finally:
+                layer.caller.give_back(layer.ticket)
+
+    def _drop(self, layer: LayerCall, fault: BaseException) -> None:
+        """Drop the call at one layer after an internal error, which must not cost the caller the result.
+
+        Where user code ends the program or the task, drop the call at every layer.
+        """
+        if not isinstance(fault, Exception):
+            self.drop(fault)
+            raise fault
+        _drop_layer(layer, fault)
+
+    def release(self) -> None:
+        """Release the reservations of a call that was allowed and then not made."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for layer in self.layers:
+            caller, guard = layer.caller, layer.caller.guard
+            attempt = guard.faults.attempt  # an error in one step does not prevent the others
+            if layer.charge is not None:
+                guard.release(layer.charge)
+                attempt("functions", guard.unspent, layer.state.run.info.run)
+            if layer.permit is not None:
+                attempt("functions", guard.breakers.release, caller.name, layer.permit)
+            attempt("functions", caller.give_back, layer.ticket)
+
+    def drop(self, error: BaseException) -> None:
+        """Book what is reserved for the call as an estimate, after an internal error. No other call waits for it then.
+
+        A function of the user may also end the program or the task, with ``SystemExit`` for example. That is no error.
+        """
+        self.is_over = True
+        for layer in self.layers:
+            _drop_layer(layer, error)
+
+    def fault(self, error: Exception) -> None:
+        """Count an internal error in a call that continues."""
+        for layer in self.layers:
+            layer.caller.guard.fault("stream", error, layer.state.run.info.run)
 
 
-def recover_calls_now(caller: Caller, error: Exception) -> list[GuardedCall]:
-    """Drive ``recover_calls`` for a synchronous caller."""
-    try:
-        return drive(partial(recover_calls, caller, error), True, release)
-    except (RunStoppedError, PolicyError):
-        raise
-    except Exception as second:
-        caller.give_up_call(second)
-        return []
+# ---- Before a call: permission from one layer.
 
 
-def _open_now(call: GuardedCall, owners: tuple[Charge, ...]) -> bool:
+def _open_at_once(call: LayerCall, owners: tuple[Charge, ...]) -> bool:
     """Open a call where nothing has to be awaited, which is the common case. Return False where that is not possible.
 
     ``owners``: the charges around it. After False nothing has happened.
@@ -416,11 +549,11 @@ def _open_now(call: GuardedCall, owners: tuple[Charge, ...]) -> bool:
     guard, is_counted = caller.guard, False
     event: ModelCall | None = None
     try:
-        bound: tuple[int | None, int | None] | None = caller.costs.bound(call.request)
-        if bound is None or None in bound:  # the most that its model can cost may fit: then no call has to wait
-            bound = caller.costs.of_model(call.request)
-            if bound is None:
-                return False
+        known = caller.costs.bound(call.request)
+        # the most that its model can cost may fit: then no call has to wait
+        bound = caller.costs.of_model(call.request) if None in known else known
+        if bound is None:
+            return False
         event = _event(call, guard.clock(), owners)
         event.bound = bound
         with call.state.lock:
@@ -444,20 +577,19 @@ def _open_now(call: GuardedCall, owners: tuple[Charge, ...]) -> bool:
     return False
 
 
-def _event(call: GuardedCall, at: float, owners: tuple[Charge, ...] | None = None) -> ModelCall:
-    """Describe a call to the guard. ``owners``: the charges around it; None: as the context of the code says."""
-    caller, request = call.caller, call.request
-    sized = (request.model, request.input_tokens or 0, request.audio_tokens, request.max_output_tokens)
-    event = ModelCall(call.state.run.info.run, ROOT_LANE, caller.name, at, *sized)
-    if owners is not None:
-        event.around = owners  # not a context variable, because a call that waits continues in another thread
-        if caller.settings.context:
-            event.projected_tokens = request.input_tokens
-            event.context_limit = caller.guard.context_limit(request.model)
+def _event(call: LayerCall, at: float, owners: tuple[Charge, ...]) -> ModelCall:
+    """Describe a call to the guard. ``owners``: the charges around it."""
+    caller, request, run = call.caller, call.request, call.state.run.info.run
+    prompt, audio, most = request.input_tokens, request.audio_tokens, request.max_output_tokens
+    event = ModelCall(run, ROOT_LANE, caller.name, at, request.model, prompt or 0, audio, most)
+    event.around = owners  # not a context variable, because a call that waits continues in another thread
+    if caller.settings.context:
+        event.projected_tokens = prompt
+        event.context_limit = caller.guard.context_limit(request.model)
     return event
 
 
-async def _open_in_turn(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool) -> None:
+async def _open_in_turn(call: LayerCall, owners: tuple[Charge, ...], no_loop: bool) -> None:
     """Open a call once it may run beside calls of unknown cost, or raise the error that says why not."""
     caller = call.caller
     no_wait = no_loop and asyncio._get_running_loop() is not None  # it blocks that loop, and the calls on it
@@ -487,12 +619,12 @@ async def _open_in_turn(call: GuardedCall, owners: tuple[Charge, ...], no_loop: 
         call.ticket.known = caller.guard.faults.attempt("functions", caller.costs.least, call.request) or (0, 0)
 
 
-async def _recover(call: GuardedCall, error: Exception) -> None:
+async def _recover(call: LayerCall, error: Exception) -> None:
     """Reserve a call on its ledger alone, after a fault of the guard."""
     caller = call.caller
 
     def describe(at: float) -> ModelCall:
-        event = _event(call, at)
+        event = _event(call, at, ())
         # a cost that cannot be worked out is unknown: the call takes what is left
         event.bound = caller.guard.faults.attempt("functions", caller.costs.expected, call.request) or (None, None)
         usd, tokens = caller.costs.highest
@@ -506,7 +638,7 @@ async def _recover(call: GuardedCall, error: Exception) -> None:
         call.charge = event.charge
 
 
-async def _open(call: GuardedCall, owners: tuple[Charge, ...], no_loop: bool, no_wait: bool) -> None:
+async def _open(call: LayerCall, owners: tuple[Charge, ...], no_loop: bool, no_wait: bool) -> None:
     """Ask the breaker, the rules and the budgets of one layer.
 
     ``no_wait``: the caller blocks an event loop, and with it the calls that it would wait for.
@@ -638,124 +770,34 @@ async def _admit(caller: Caller, state: RunState) -> Permit | None:
     raise RunStoppedError.of(trip)
 
 
-# ---- After a call: book it, whatever happened to it, and tell the breaker how it ended.
+# ---- After a call: book it at one layer, whatever happened to it, and tell the breaker how it ended.
 
 # A bad request says nothing about the health of the provider.
 _BAD_REQUEST: Final = frozenset({400, 401, 403, 404, 405, 409, 413, 415, 422})
 
 
-def settle(calls: list[GuardedCall], result: Any, reading: Reading | None = None, received: int | None = None) -> None:
-    """Book a call that returned, in each of its layers, and look for loops.
-
-    ``received``: the bytes of a stream that was left, or that ended, before it reported all of them. The call is then
-    booked as an estimate.
-    """
-    for call in calls:
-        if call.over:
-            continue
-        call.over, caller = True, call.caller
-        settings = caller.settings
-        try:
-            answer = read(result, said=settings.loop) if reading is None else reading
-            if reading is None and call.request.rounds > 1:
-                answer = _without_known_rounds(call.request, answer)
-            if call.charge is not None:
-                _book(call, call.charge, answer, result, received)
-            if answer.problems:
-                caller.log_problems(answer.problems)
-            if settings.breaker:
-                _report(call, True)
-            if settings.loop:
-                watch_loops(call, answer, result)
-        except Exception as error:  # an internal error must not cost the caller the result
-            drop([call], error)
-        except BaseException as leaving:
-            drop(calls, leaving)
-            raise
-        finally:
-            if call.ticket is not None:
-                caller.give_back(call.ticket)
+def _drop_layer(call: LayerCall, error: BaseException) -> None:
+    caller, guard, charge = call.caller, call.caller.guard, call.charge
+    if charge is None or charge.over:
+        if isinstance(error, Exception):
+            guard.fault("functions", error, call.state.run.info.run, caller.name)
+    elif _is_priced(call):
+        write_off(guard, charge, "functions", error)
+    elif isinstance(error, Exception):
+        guard.close(charge, error)
+    else:
+        guard.faults.attempt("functions", guard.accounts.close, charge)
+    guard.faults.attempt("functions", caller.give_back, call.ticket)
 
 
-def fail(
-    calls: list[GuardedCall],
-    error: BaseException | None,
-    size: int = 0,
-    *,
-    streaming: bool = False,
-    reading: Reading | None = None,
-    last: Any = None,
-) -> None:
-    """Book a call that raised, was cancelled or ended early: what it may have cost, flagged as an estimate.
-
-    ``size``: the bytes that came. ``last``: the last piece.
-    """
-    for call in calls:
-        try:
-            if call.stacked and isinstance(error, RunStoppedError) and not size:
-                release([call])
-            if call.over:
-                continue
-            call.over = True
-            status = provider_status(error) if isinstance(error, Exception) else None
-            spared = status in _BAD_REQUEST or not isinstance(error, Exception) or isinstance(error, RunStoppedError)
-            _report(call, None if spared else False)
-            if call.charge is not None:
-                call.caller.guard.sink.tell("failed", call.charge, error)
-                _book_failure(call, call.charge, error, size, streaming, reading, last)
-        except Exception as fault:
-            drop([call], fault)
-        except BaseException as leaving:
-            drop(calls, leaving)
-            raise
-        finally:
-            call.caller.give_back(call.ticket)
-
-
-def release(calls: list[GuardedCall]) -> None:
-    """Release the reservations of a call that was allowed and then not made."""
-    for call in calls:
-        if call.over:
-            continue
-        call.over = True
-        caller, guard = call.caller, call.caller.guard
-        attempt = guard.faults.attempt  # an error in one step does not prevent the others
-        if call.charge is not None:
-            guard.release(call.charge)
-            attempt("functions", guard.unspent, call.state.run.info.run)
-        if call.permit is not None:
-            attempt("functions", guard.breakers.release, caller.name, call.permit)
-        attempt("functions", caller.give_back, call.ticket)
-
-
-def drop(calls: list[GuardedCall], error: BaseException) -> None:
-    """Book what is reserved for a call as an estimate, after an internal error. No other call waits for it then.
-
-    A function of the user may also end the program or the task, with ``SystemExit`` for example. That is no error.
-    """
-    for call in calls:
-        call.over = True
-        caller, guard, charge = call.caller, call.caller.guard, call.charge
-        if charge is None or charge.over:
-            if isinstance(error, Exception):
-                guard.fault("functions", error, call.state.run.info.run, caller.name)
-        elif _is_priced(call):
-            write_off(guard, charge, "functions", error)
-        elif isinstance(error, Exception):
-            guard.close(charge, error)
-        else:
-            guard.faults.attempt("functions", guard.accounts.close, charge)
-        guard.faults.attempt("functions", caller.give_back, call.ticket)
-
-
-def _is_priced(call: GuardedCall) -> bool:
+def _is_priced(call: LayerCall) -> bool:
     """Return whether the price of the model gives the cost, and not a function or a figure of the user."""
     settings, charge = call.caller.settings, call.charge
     is_own = settings.cost_of_result is not None or settings.fixed_cost is not None
     return charge is not None and isinstance(charge.rates, Rates) and not is_own
 
 
-def _report(call: GuardedCall, ok: bool | None) -> None:
+def _report(call: LayerCall, ok: bool | None) -> None:
     """Tell the breaker how the call ended. ``ok`` None: that says nothing for or against the function."""
     caller, guard = call.caller, call.caller.guard
     if ok is None and call.permit is not None:
@@ -776,7 +818,7 @@ def _without_known_rounds(request: Request, answer: Reading) -> Reading:
     return replace(answer, earlier=answer.earlier[: -request.answered]) if request.answered else answer
 
 
-def _book(call: GuardedCall, charge: Charge, answer: Reading, result: Any, received: int | None) -> None:
+def _book(call: LayerCall, charge: Charge, answer: Reading, result: Any, received: int | None) -> None:
     caller, request, usage = call.caller, call.request, answer.usage
     settings, costs = caller.settings, caller.costs
     expectations = caller.guard.accounts.expectations
@@ -814,16 +856,19 @@ def _book(call: GuardedCall, charge: Charge, answer: Reading, result: Any, recei
                 nano, is_estimated = highest_usd, True
             elif settings.policy.on_unpriced == "refuse":
                 unknown = (*unknown, "usd")
-    _settle(call, charge, answer, usage or Usage(), nano, is_estimated or received is not None)
+    if answer.earlier:
+        _settle_requests(call, charge, answer, usage or Usage(), nano, is_estimated or received is not None)
+    else:
+        estimated = is_estimated or received is not None
+        caller.guard.settle(charge, usage or Usage(), model, nano=nano, estimated=estimated)
     for unit in unknown:
         _stop_unknown(call, unit, model)
-    booked = charge.booked
-    if booked is not None and not is_estimated and costs.learns:
+    if costs.learns and not is_estimated and (booked := charge.booked) is not None:
         costs.learn(booked.nano if is_priced else None, booked.input + booked.output)
 
 
 def _book_failure(
-    call: GuardedCall,
+    call: LayerCall,
     charge: Charge,
     error: BaseException | None,
     size: int,
@@ -842,7 +887,11 @@ def _book_failure(
         usage = replace(reading.usage, output=received) if more else reading.usage
         usage, guessed = _with_input(usage, reading, request)
         nano = caller.costs.of(reading, usage, last)
-        _settle(call, charge, reading, usage, nano, more or guessed or lacks_last)
+        is_estimated = more or guessed or lacks_last
+        if reading.earlier:
+            _settle_requests(call, charge, reading, usage, nano, is_estimated)
+        else:
+            guard.settle(charge, usage, reading.model or request.model, nano=nano, estimated=is_estimated)
     elif not size and request.rounds == 1 and was_unbilled(error):
         # with several rounds, requests before the refused one may have been answered
         guard.settle(charge, Usage(), free=True)
@@ -856,14 +905,11 @@ def _book_failure(
         guard.settle(charge, Usage(request.input_tokens or 0, received), nano=nano or None, estimated=True)
 
 
-def _settle(
-    call: GuardedCall, charge: Charge, answer: Reading, usage: Usage, nano: int | None, is_estimated: bool
+def _settle_requests(
+    call: LayerCall, charge: Charge, answer: Reading, usage: Usage, nano: int | None, is_estimated: bool
 ) -> None:
-    """Book the usage of a call. Where it made several requests, book their sum at once, and then their number."""
+    """Book the usage of a call that made several requests: their sum at once, and then their number."""
     caller, guard, model = call.caller, call.caller.guard, answer.model or call.request.model
-    if not answer.earlier:
-        guard.settle(charge, usage, model, nano=nano, estimated=is_estimated)
-        return
     requests = [usage, *(_completed(one, usage, call.request.max_output_tokens) for one in answer.earlier)]
     whole = Usage(*(sum(getattr(one, part.name) for one in requests) for part in dataclass_fields(Usage)))
     if nano is not None and caller.settings.cost_of_tokens is not None:
@@ -878,7 +924,7 @@ def _settle(
         guard.settle(guard.accounts.uncounted(counted), Usage(), model, nano=0)
 
 
-def _stop_unknown(call: GuardedCall, unit: str, model: str = "") -> None:
+def _stop_unknown(call: LayerCall, unit: str, model: str = "") -> None:
     """Stop the run: there is a limit, and nothing says what the call cost. Unknown is not zero."""
     caller = call.caller
     if not caller.enforces:

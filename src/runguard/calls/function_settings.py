@@ -34,7 +34,7 @@ from runguard.pricing.rates import Rates, Usage
 from runguard.providers.messages import TRANSFER, Reading, Request, ToolResult, step_name
 
 if TYPE_CHECKING:
-    from runguard.calls.function_calls import Caller, GuardedCall
+    from runguard.calls.function_calls import Caller, LayerCall
 
 _log: Final = logging.getLogger("runguard")
 
@@ -638,7 +638,7 @@ _STOP_REASONS: Final = frozenset(
 _turns: Final = count()  # answers in words: none equals another
 
 
-def watch_loops(call: "GuardedCall", reading: Reading, result: Any) -> None:
+def watch_loops(call: "LayerCall", reading: Reading, result: Any) -> None:
     """Show the loop rules what a call did."""
     caller, run = call.caller, call.state.run
     now = caller.guard.clock()
@@ -692,7 +692,7 @@ def _is_stop_reason(signature: Any) -> bool:
     return reason in _STOP_REASONS
 
 
-def _answers(call: "GuardedCall", reading: Reading, signature: Any) -> list[Answer]:
+def _answers(call: "LayerCall", reading: Reading, signature: Any) -> list[Answer]:
     """Return what the call did, as the loop rule sees it: its signature, or the tools that the model asks for."""
     caller = call.caller
     if signature is not None:

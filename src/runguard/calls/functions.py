@@ -11,30 +11,18 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import CoroutineType
 from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, overload
 
 from runguard.background import FINALIZED
-from runguard.calls.function_calls import (
-    Caller,
-    GuardedCall,
-    drop,
-    fail,
-    is_inner_call,
-    open_calls,
-    open_calls_now,
-    recover_calls,
-    recover_calls_now,
-    release,
-    settle,
-)
+from runguard.calls.function_calls import Caller, GuardedCall
 from runguard.calls.function_settings import GuardSettings, settings_of
 from runguard.calls.run import check_whom
 from runguard.calls.streams import WHOLE, AsyncGuardedStream, Pending, in_pieces
 from runguard.calls.surroundings import SURROUNDINGS, RunContext, carry
 from runguard.core.decision import Trip
-from runguard.core.errors import PolicyError, RunStoppedError, did_you_mean
+from runguard.core.errors import PolicyError, did_you_mean
 from runguard.core.money import BudgetStatus, shown
 from runguard.engine.charges import OWNERS
 from runguard.ledger.ledger import Stop
@@ -247,20 +235,15 @@ def _chat_reading(result: Any, history: Callable[[], Any]) -> Reading:
 
 
 def _finished(
-    result: Any,
-    calls: list[GuardedCall],
-    history: Callable[[], Any] | None,
-    *,
-    lazy: bool = False,
-    is_async: bool = False,
+    result: Any, call: GuardedCall, history: Callable[[], Any] | None, *, lazy: bool = False, is_async: bool = False
 ) -> Any:
     """Book the call, and return the result. A result in pieces is returned in a stream that books the call."""
     try:
-        if type(result) not in WHOLE and (handed := in_pieces(result, calls, lazy=lazy, is_async=is_async)) is not None:
+        if type(result) not in WHOLE and (handed := in_pieces(result, call, lazy=lazy, is_async=is_async)) is not None:
             return handed
-        settle(calls, result, None if history is None else _chat_reading(result, history))
+        call.settle(result, None if history is None else _chat_reading(result, history))
     except BaseException as fault:
-        drop(calls, fault)
+        call.drop(fault)
         if not isinstance(fault, Exception):
             raise
     return result
@@ -274,22 +257,16 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
     lazy, history = inspect.isgeneratorfunction(fn), _history(fn)
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        calls: list[GuardedCall] = []
-        owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
-        try:
-            is_inner = around.inner is not None and is_inner_call(caller)
-            calls, owners = open_calls_now(caller, inner is not None, is_inner, args, kwargs)
-        except (RunStoppedError, PolicyError):
-            raise
-        except Exception as fault:
-            calls = recover_calls_now(caller, fault)
-        token = OWNERS.set(owners)
+        around, mark = SURROUNDINGS.get(), None
+        call = GuardedCall(caller, around.inner, is_stacked=inner is not None)
+        call.ask_now(args, kwargs)
+        token = OWNERS.set(call.owners)
         if inner is not None or around.inner:  # what is guarded itself need not ask the runs again
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
         try:
             result = fn(*args, **kwargs)
         except BaseException as error:
-            fail(calls, error)
+            call.fail(error)
             raise
         finally:
             if mark is not None:
@@ -297,9 +274,9 @@ def _guard(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -> Call
             OWNERS.reset(token)
         if type(result) not in WHOLE and isinstance(result, Coroutine):
             result.close()
-            release(calls)
+            call.release()
             raise PolicyError(f"'{caller.name}' returned a coroutine: use guard_async")
-        return _finished(result, calls, history, lazy=lazy)
+        return _finished(result, call, history, lazy=lazy)
 
     return guarded
 
@@ -316,16 +293,10 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
         if caller.is_off:
             result = fn(*args, **kwargs)
             return await result if inspect.isawaitable(result) else result
-        calls: list[GuardedCall] = []
-        owners, around, mark = OWNERS.get(), SURROUNDINGS.get(), None
-        try:
-            is_inner = around.inner is not None and is_inner_call(caller)
-            calls, owners = await open_calls(caller, inner is not None, is_inner, args, kwargs)
-        except (RunStoppedError, PolicyError):
-            raise
-        except Exception as fault:
-            calls = await recover_calls(caller, fault)
-        token = OWNERS.set(owners)
+        around, mark = SURROUNDINGS.get(), None
+        call = GuardedCall(caller, around.inner, is_stacked=inner is not None)
+        await call.ask(args, kwargs)
+        token = OWNERS.set(call.owners)
         if inner is not None or around.inner:
             mark = SURROUNDINGS.set(around._replace(inner=None if inner is None else [inner]))
         try:
@@ -333,16 +304,14 @@ def _guard_async(fn: Callable[..., Any], caller: Caller, inner: Caller | None) -
             if type(result) is CoroutineType or inspect.isawaitable(result):
                 result = await result
         except BaseException as error:
-            fail(calls, error)
+            call.fail(error)
             raise
         finally:
-            try:
+            with suppress(ValueError):  # a coroutine that is thrown away ends in another context: nothing to restore
                 if mark is not None:
                     SURROUNDINGS.reset(mark)
                 OWNERS.reset(token)
-            except ValueError:  # a coroutine that is thrown away ends in another context: there is nothing to restore
-                pass
-        return _finished(result, calls, history, is_async=True)
+        return _finished(result, call, history, is_async=True)
 
     if getattr(fn, "__name__", "") == "stream" and not inspect.iscoroutinefunction(fn):
         return lambda *args, **kwargs: Pending(guarded(*args, **kwargs))
@@ -356,24 +325,16 @@ def _guard_generator(fn: Callable[..., Any], caller: Caller, inner: Caller | Non
     def streaming(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
         if caller.is_off:
             return fn(*args, **kwargs)  # type: ignore[no-any-return]
-        is_inner = False
-        try:
-            is_inner = is_inner_call(caller)
-        except Exception as fault:
-            caller.fault(fault)
         around = SURROUNDINGS.get()
+        call = GuardedCall(caller, around.inner, is_stacked=inner is not None)
         mark = SURROUNDINGS.set(around._replace(inner=[inner])) if inner is not None else None
         try:
             pieces: AsyncIterator[Any] = fn(*args, **kwargs)
         finally:
             if mark is not None:
                 SURROUNDINGS.reset(mark)
-
-        async def opened() -> list[GuardedCall]:
-            return (await open_calls(caller, inner is not None, is_inner, args, kwargs))[0]
-
         try:
-            return AsyncGuardedStream(pieces, caller=caller, opener=opened)
+            return AsyncGuardedStream(pieces, call, opener=partial(call.ask, args, kwargs))
         except Exception as fault:
             caller.give_up_call(fault)
             return pieces

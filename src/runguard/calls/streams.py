@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from runguard.background import FINALIZED
-from runguard.calls.function_calls import Caller, GuardedCall, drop, fail, recover_calls, release, settle
+from runguard.calls.function_calls import GuardedCall
 from runguard.calls.surroundings import open_ones
-from runguard.core.errors import PolicyError, RunStoppedError
 from runguard.engine.charges import OWNERS
 from runguard.providers.streams import StreamReading
 
@@ -28,20 +27,14 @@ def _reads_rest(name: str) -> bool:
     return name == "until_done" or name.startswith("get_final_")
 
 
-def fault_in(calls: list[GuardedCall], error: Exception) -> None:
-    """Count an internal error in a stream that continues."""
-    for call in calls:
-        call.caller.guard.fault("stream", error, call.state.run.info.run)
-
-
 class GuardedObject(ABC):
     """Wraps an object of the provider's library: everything else that it can do still works.
 
     No method here lets an error of RunGuard out: the provider's answer must not fail because of it.
     """
 
-    def __init__(self, inner: Any, calls: list[GuardedCall]) -> None:
-        self._inner, self._calls = inner, calls
+    def __init__(self, inner: Any, call: GuardedCall) -> None:
+        self._inner, self._call = inner, call
         FINALIZED.ready()
 
     def __getattr__(self, name: str) -> Any:
@@ -51,12 +44,12 @@ class GuardedObject(ABC):
 
     @contextmanager
     def _asking(self) -> Iterator[None]:
-        """Run code of the provider's library. It belongs to these calls; an exception of it ends them."""
+        """Run code of the provider's library. It belongs to the call; an exception of it ends the call."""
         owners = OWNERS.get()
         try:
-            owners = (*open_ones(owners), *(call.charge for call in self._calls if call.charge is not None))
+            owners = (*open_ones(owners), *self._call.charges)
         except Exception as fault:
-            fault_in(self._calls, fault)
+            self._call.fault(fault)
         token = OWNERS.set(owners)
         try:
             yield
@@ -70,7 +63,7 @@ class GuardedObject(ABC):
         try:
             self._finish(error)
         except BaseException as fault:
-            drop(self._calls, fault)
+            self._call.drop(fault)
             if not isinstance(fault, Exception):
                 raise
 
@@ -84,8 +77,8 @@ class _Pieces(GuardedObject):
     Each piece is passed on at once. The call is booked when the stream ends, fails or is closed early.
     """
 
-    def __init__(self, inner: Any, calls: list[GuardedCall], lazy: bool) -> None:
-        super().__init__(inner, calls)
+    def __init__(self, inner: Any, call: GuardedCall, lazy: bool) -> None:
+        super().__init__(inner, call)
         self._reading = StreamReading()
         self._last: Any = None  # the last piece
         self._begun = not lazy  # a generator does nothing before its first piece
@@ -108,7 +101,7 @@ class _Pieces(GuardedObject):
             self._last = piece
             self._reading.feed(piece)
         except Exception as fault:
-            fault_in(self._calls, fault)
+            self._call.fault(fault)
         return piece
 
     def _finish(self, error: BaseException | None) -> None:
@@ -116,19 +109,19 @@ class _Pieces(GuardedObject):
 
         It is flagged as an estimate unless the provider's report was final.
         """
-        calls = self._calls
+        call = self._call
         if isinstance(error, StopIteration | StopAsyncIteration):
             unreported = self._reading.received if self._reading.ends_unreported else None
-            settle(calls, self._last, self._reading.reading(), unreported)
+            call.settle(self._last, self._reading.reading(), unreported)
         elif not self._begun:
-            release(calls)
-        elif any(not call.over for call in calls):
+            call.release()
+        elif call.is_open:
             self._read_snapshot()
             so_far, reading = self._reading, self._reading.reading()
             if error is None and (reading.usage is not None or reading.usd is not None):
-                settle(calls, self._last, reading, None if so_far.is_final else so_far.received)
+                call.settle(self._last, reading, None if so_far.is_final else so_far.received)
             else:
-                fail(calls, error, so_far.received, streaming=True, reading=reading, last=self._last)
+                call.fail(error, so_far.received, streaming=True, reading=reading, last=self._last)
 
     def _read_snapshot(self) -> None:
         """Read what the provider's stream has put together.
@@ -147,13 +140,14 @@ class _Pieces(GuardedObject):
                 return
 
     def __del__(self) -> None:
-        if any(not call.over for call in self.__dict__.get("_calls", ())):  # dropped without being closed
+        call = self.__dict__.get("_call")
+        if call is not None and call.is_open:  # dropped without being closed
             FINALIZED.put(self._end)
 
 
 class GuardedStream(_Pieces, Iterator[Any]):
-    def __init__(self, inner: Any, calls: list[GuardedCall], *, lazy: bool = False) -> None:
-        super().__init__(inner, calls, lazy)
+    def __init__(self, inner: Any, call: GuardedCall, *, lazy: bool = False) -> None:
+        super().__init__(inner, call, lazy)
 
     def __iter__(self) -> Self:
         return self
@@ -202,16 +196,9 @@ class GuardedStream(_Pieces, Iterator[Any]):
 class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
     """``opener``: opens the call of an async generator at its first piece. The generator does nothing before."""
 
-    def __init__(
-        self,
-        inner: Any,
-        calls: list[GuardedCall] | None = None,
-        *,
-        opener: Callable[[], Awaitable[list[GuardedCall]]] | None = None,
-        caller: Caller | None = None,
-    ) -> None:
-        super().__init__(inner, calls or [], lazy=opener is not None)
-        self._opener, self._opening, self._caller = opener, False, caller
+    def __init__(self, inner: Any, call: GuardedCall, *, opener: Callable[[], Awaitable[None]] | None = None) -> None:
+        super().__init__(inner, call, lazy=opener is not None)
+        self._opener, self._opening = opener, False
 
     def __aiter__(self) -> Self:
         return self
@@ -232,12 +219,7 @@ class AsyncGuardedStream(_Pieces, AsyncIterator[Any]):
                 raise RuntimeError("another task already waits for a piece of this stream")
             self._opening = True
             try:
-                self._calls = await self._opener()
-            except (RunStoppedError, PolicyError):
-                raise
-            except Exception as fault:
-                if self._caller is not None:
-                    self._calls = await recover_calls(self._caller, fault)
+                await self._opener()
             finally:
                 self._opening = False
             self._opener = None
@@ -312,26 +294,26 @@ class _StreamManager(GuardedObject):
 
     def _entered(self, entered: Any, kind: type[GuardedStream | AsyncGuardedStream]) -> Any:
         try:
-            self._stream = kind(entered, self._calls)
+            self._stream = kind(entered, self._call)
         except Exception as fault:
-            drop(self._calls, fault)
+            self._call.drop(fault)
             return entered
         return self._stream
 
     def _finish(self, error: BaseException | None) -> None:
         if error is not None:
-            fail(self._calls, error)
+            self._call.fail(error)
         elif self._stream is not None:
             self._stream._finish(None)
 
     def __del__(self) -> None:
-        if self._stream is None and (calls := self.__dict__.get("_calls")):
-            FINALIZED.put(partial(release, calls))
+        if self._stream is None and (call := self.__dict__.get("_call")) is not None:
+            FINALIZED.put(call.release)
 
 
 class StreamManager(_StreamManager):
     def __enter__(self) -> Any:
-        if self._stream is not None or any(call.over for call in self._calls):
+        if self._stream is not None or self._call.is_over:
             raise RuntimeError(_ENTERED_ONCE)
         with self._asking():
             entered = self._inner.__enter__()
@@ -346,7 +328,7 @@ class StreamManager(_StreamManager):
 
 class AsyncStreamManager(_StreamManager):
     async def __aenter__(self) -> Any:
-        if self._stream is not None or any(call.over for call in self._calls):
+        if self._stream is not None or self._call.is_over:
             raise RuntimeError(_ENTERED_ONCE)
         with self._asking():
             entered = await self._inner.__aenter__()
@@ -392,7 +374,7 @@ _TYPES_KEPT: Final = 512
 WHOLE: Final[set[type]] = {dict}  # types of results that are whole answers: not streams, coroutines or managers
 
 
-def in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False, is_async: bool = False) -> Any:
+def in_pieces(result: Any, call: GuardedCall, *, lazy: bool = False, is_async: bool = False) -> Any:
     """Return the stream or the manager around what the call returned, or None for a whole answer.
 
     A stream of LiteLLM can be read with ``for`` and with ``async for``. ``is_async``: the second is meant.
@@ -400,12 +382,12 @@ def in_pieces(result: Any, calls: list[GuardedCall], *, lazy: bool = False, is_a
     kind = type(result)
     if isinstance(result, AsyncIterator):
         if not isinstance(result, Iterator):
-            return AsyncGuardedStream(result, calls)
-        return _AlsoSyncStream(result, calls) if is_async else _AlsoAsyncStream(result, calls)
+            return AsyncGuardedStream(result, call)
+        return _AlsoSyncStream(result, call) if is_async else _AlsoAsyncStream(result, call)
     if isinstance(result, Iterator):
-        return GuardedStream(result, calls, lazy=lazy)
+        return GuardedStream(result, call, lazy=lazy)
     if is_manager(result):
-        return AsyncStreamManager(result, calls) if hasattr(kind, "__aenter__") else StreamManager(result, calls)
+        return AsyncStreamManager(result, call) if hasattr(kind, "__aenter__") else StreamManager(result, call)
     if result.__class__ is kind and not hasattr(kind, "__await__") and len(WHOLE) < _TYPES_KEPT:
         WHOLE.add(kind)
     return None
