@@ -4,7 +4,7 @@ Pydantic AI calls the hooks of its capabilities. They ask ``calls/run`` before e
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -62,17 +62,31 @@ _HAS_ATTEMPTS: Final = hasattr(AbstractCapability, "prepare_model_request")
 class _Turn:
     """One run of an agent while it works: its ``AgentRun``, and the attempts at its newest model request."""
 
-    __slots__ = ("__weakref__", "attempts", "making", "others", "run")
+    __slots__ = ("__weakref__", "_making", "attempts", "others", "run")
 
     def __init__(self, run: AgentRun, others: list[AgentRun]) -> None:
         """``others``: what other guards have begun for the same run of the agent."""
         self.run, self.others = run, others
         self.attempts: list[Permission] = []
-        self.making = ExitStack()  # around the newest attempt
+        self._making: AbstractContextManager[None] | None = None  # around the newest attempt
+
+    def __enter__(self) -> None:
+        """Let ``begin`` and ``moves_on`` work in a block around a model request."""
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        making, self._making = self._making, None
+        if making is not None:
+            making.__exit__(kind, None, None)
+
+    def begin(self, permission: Permission) -> None:
+        """Begin an attempt. It ends with the block, or with the next one."""
+        self.attempts.append(permission)
+        self._making = permission.in_flight()
+        self._making.__enter__()
 
     def moves_on(self) -> None:
         """Book an estimate for the attempt so far: it has failed, or its answer was rejected. Another one follows."""
-        self.making.close()
+        self.__exit__()
         if self.attempts:
             self.attempts[-1].fail(None)
 
@@ -196,7 +210,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         try:
             if not _HAS_ATTEMPTS:
                 request_context = await self.prepare_model_request(ctx, request_context)
-            with turn.making:
+            with turn:
                 response: ModelResponse = await handler(request_context)
         except BaseException as error:
             if not turn.attempts:
@@ -226,8 +240,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         permission = await turn.run.ask(partial(_asked, turn.run.prompts, request_context))
         if not isinstance(permission, Permission):
             raise self._stop(permission, request_context)
-        turn.attempts.append(permission)
-        turn.making.enter_context(permission.in_flight())
+        turn.begin(permission)
         return permission.changed(_changed, request_context)
 
     def _stop(self, end: Trip | Ended, request: ModelRequestContext) -> SkipModelRequest:

@@ -20,7 +20,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
@@ -267,30 +266,9 @@ class Permission:
         trip = self._run.stopped
         return self._run.ending.ended if trip is None or trip is self.last_after else trip
 
-    def _heed(self, end: Callable[[], None]) -> Callable[[], None]:
-        """Let the kill switch, and conditions on time and signals, call ``end``. Return a function that undoes it."""
-        attempt, ending, undo = self._run.guard.faults.attempt, self._run.ending, list[Callable[[], None]]()
-        for layer, _ in self.charged:
-            layer.run.in_flight.add(end)
-            undo.append(partial(layer.run.in_flight.discard, end))
-        if ending.all and (silence := attempt("adapter", ending.listen, end)) is not None:
-            undo.append(silence)
-
-        def ignore() -> None:
-            for one in undo:
-                attempt("adapter", one)
-
-        return ignore
-
-    @contextmanager
-    def being_made(self) -> Iterator[None]:
-        """Mark this block as the model call, so that guards inside it that share the store do not book it again."""
-        token = OWNERS.set((*OWNERS.get(), *[event.charge for _, event in self.charged if event.charge is not None]))
-        try:
-            yield
-        finally:
-            with suppress(ValueError):  # a coroutine that is thrown away ends in another context
-                OWNERS.reset(token)
+    def being_made(self) -> "CallMark":
+        """Mark a block as the model call, so that guards inside it that share the store do not book it again."""
+        return CallMark(self.charges)
 
     async def during(self, call: Awaitable[_T]) -> _T:
         """Await the model call. The kill switch ends it: then ``interrupted`` holds the trip.
@@ -301,37 +279,31 @@ class Permission:
         with self.in_flight():
             return await call
 
-    @contextmanager
-    def in_flight(self) -> Iterator[None]:
+    def in_flight(self) -> "_InFlight":
         """Do what ``during`` does, as a block for the task that makes the call."""
-        attempt, cut, is_ours = self._run.guard.faults.attempt, Interruption(asyncio.current_task()), False
-        ignore = attempt("adapter", self._heed, cut)
-        try:
-            with self.being_made():
-                yield
-        except asyncio.CancelledError:
-            is_ours = cut.is_sent
-            raise
-        finally:
-            cut.task = None
-            if ignore is not None:
-                attempt("adapter", ignore)
-            # A cancellation by somebody else wins: then the task ends, whatever the guard says.
-            if cut.undone() and is_ours:
-                self.interrupted = self.stopped
+        return _InFlight(self, self._run.guard.faults.attempt)
+
+    def heed(self, end: Callable[[], None], undo: list[Callable[[], None]]) -> None:
+        """Let the kill switch, and conditions on time and signals, call ``end``. Add what undoes that to ``undo``."""
+        for layer, _ in self.charged:
+            layer.run.in_flight.add(end)
+            undo.append(partial(layer.run.in_flight.discard, end))
+        if self._run.ending.all:
+            undo.append(self._run.ending.listen(end))
 
     async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
         """Yield the pieces of a streamed answer.
 
         The kill switch ends the wait for a piece: then ``interrupted`` holds the trip, and the stream is over.
         """
-        pieces, cut, attempt = aiter(stream), Interruption(), self._run.guard.faults.attempt
-        ignore = attempt("adapter", self._heed, cut)
+        pieces, cut, mark, undo = aiter(stream), Interruption(), self.being_made(), list[Callable[[], None]]()
+        attempt = self._run.guard.faults.attempt
+        attempt("adapter", self.heed, cut, undo)
         try:
             while (trip := self.stopped) is None:
                 cut.task = asyncio.current_task()
                 try:
-                    with self.being_made():
+                    with mark:
                         piece = await anext(pieces)
                 except StopAsyncIteration:
                     return
@@ -344,16 +316,16 @@ class Permission:
                 yield piece
             self.interrupted = trip or self.stopped
         finally:
-            if ignore is not None:
-                attempt("adapter", ignore)
+            for one in undo:
+                attempt("adapter", one)
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
 
     def pieces_now(self, stream: Iterable[_T]) -> Iterator[_T]:
         """Yield the pieces of a streamed answer to a synchronous caller. The kill switch cannot end its waits."""
-        pieces = iter(stream)
+        pieces, mark = iter(stream), self.being_made()
         while True:
-            with self.being_made():
+            with mark:
                 try:
                     piece = next(pieces)
                 except StopIteration:
@@ -465,6 +437,50 @@ class Permission:
         for layer, event in self.charged:
             if event.charge is not None and not event.charge.over:
                 write_off(layer.guard, event.charge, "adapter", fault)
+
+
+class CallMark:
+    """Marks a block as the model call that these charges are for. It may be entered again after its end."""
+
+    __slots__ = ("_charges", "_token")
+
+    def __init__(self, charges: list[Charge]) -> None:
+        self._charges = charges
+
+    def __enter__(self) -> None:
+        self._token = OWNERS.set((*OWNERS.get(), *self._charges))
+
+    def __exit__(self, *_: object) -> None:
+        try:  # noqa: SIM105 - three Python calls less for each piece of a stream
+            OWNERS.reset(self._token)
+        except ValueError:  # a coroutine that is thrown away ends in another context
+            pass
+
+
+class _InFlight(CallMark):
+    """A block in which the task around makes the model call. The kill switch ends it."""
+
+    __slots__ = ("_attempt", "_cut", "_permission", "_undo")
+
+    def __init__(self, permission: Permission, attempt: Callable[..., Any]) -> None:
+        CallMark.__init__(self, permission.charges)
+        self._permission, self._attempt, self._undo = permission, attempt, list[Callable[[], None]]()
+
+    def __enter__(self) -> None:
+        self._cut = Interruption(asyncio.current_task())
+        self._attempt("adapter", self._permission.heed, self._cut, self._undo)
+        CallMark.__enter__(self)
+
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        CallMark.__exit__(self)
+        cut, permission = self._cut, self._permission
+        is_ours = cut.is_sent and kind is not None and issubclass(kind, asyncio.CancelledError)
+        cut.task = None
+        for one in self._undo:
+            self._attempt("adapter", one)
+        # A cancellation by somebody else wins: then the task ends, whatever the guard says.
+        if cut.is_sent and cut.undone() and is_ours:
+            permission.interrupted = permission.stopped
 
 
 def _mentions(choice: Any, names: Collection[str]) -> bool:

@@ -423,7 +423,7 @@ class AgentRun:
             return ALLOW
         guard, event = layer.guard, self.model_call(layer, request, no_loop=permission.task is None)
         # An argument and not a context variable, because a call that waits continues in another thread.
-        event.around = (*owners, *permission.charges)
+        event.around = (*owners, *permission.charges) if permission.charged else owners
         with self._lock:
             decision = guard.check(event)
         if self.stop_of(decision) is not None:

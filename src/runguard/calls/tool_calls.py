@@ -9,7 +9,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
@@ -101,10 +101,12 @@ class InsideTool:
         self._owners = OWNERS.set((*OWNERS.get(), *self._held)) if self._held else None
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):  # a coroutine that is thrown away ends in another context
+        try:  # by hand: three Python calls less for each tool call
             SURROUNDINGS.reset(self._token)
             if self._owners is not None:
                 OWNERS.reset(self._owners)
+        except ValueError:  # a coroutine that is thrown away ends in another context
+            pass
 
 
 def _joined(around: Any, place: Place) -> Place:
@@ -378,12 +380,14 @@ class RunTools:
             self._pay(call, call.value)
 
     def _pay(self, call: OpenCall, answer: object) -> None:
+        billed = [layer for layer in reversed(self._layers) if layer.run.bills]
+        if not billed:
+            return
         with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
-            for guard, run, _ in reversed(self._layers):
-                if run.bills:
-                    paying.callback(
-                        guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
-                    )
+            for guard, run, _ in billed:
+                paying.callback(
+                    guard.faults.attempt, "adapter", guard.settle_tool, run, call.key, call.use.args, answer
+                )
 
     def saw(self, use: ToolUse, value: object, outcome: Outcome | None = None, *, executed: bool = True) -> None:
         """Record the answer to a call that was never checked: the framework refused it, or shows tools only afterwards.

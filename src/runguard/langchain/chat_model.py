@@ -103,7 +103,7 @@ class GuardedChatModel(_Guarded):
         whom = Whom(app=app, user=user)
         guard = guard_of(policy)
         condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
-        asking = _Asking(guard, Runs(guard, whom, condition, "model"))
+        asking = _Asking(guard, Runs(guard, whom, condition, _AGENT))
         made: Any = asking.guarded(models[0])
         if given is not models[0]:
             made = given.model_copy(update={"runnable": made, "fallbacks": [asking.guarded(one) for one in models[1:]]})
@@ -207,8 +207,8 @@ class _Asking:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):  # the model itself calls one of its methods through another
                 return own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
-            found = self._prepared(self.runs.of_now(scope_here(run_manager), _AGENT), messages)
-            with _EndAlone(found):
+            found = self._prepared(self.runs.of_now(scope_here(run_manager)), messages)
+            with found:
                 permission = found.run.ask_now(partial(_asked, found.run, model, messages, self._bound, kwargs))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
@@ -233,8 +233,8 @@ class _Asking:
             name = _name(run_manager)
             if _is_inside((self, type(model)), name):
                 return await own(model, messages, stop=stop, run_manager=run_manager, **kwargs)  # type: ignore[no-any-return]
-            found = self._prepared(await self.runs.of(scope_here(run_manager), _AGENT), messages)
-            with _EndAlone(found):
+            found = self._prepared(await self.runs.of(scope_here(run_manager)), messages)
+            with found:
                 permission = await found.run.ask(partial(_asked, found.run, model, messages, self._bound, kwargs))
                 if not isinstance(permission, Permission):
                     return _result(self._stopped(permission, kwargs))
@@ -264,10 +264,10 @@ class _Asking:
             if _is_inside((self, type(model)), name):
                 yield from own(model, messages, stop=stop, run_manager=run_manager, **kwargs)
                 return
-            found = self._prepared(self.runs.of_now(scope_here(run_manager), _AGENT), messages)
+            found = self._prepared(self.runs.of_now(scope_here(run_manager)), messages)
             permission = found.run.ask_now(partial(_asked, found.run, model, messages, self._bound, kwargs))
             if not isinstance(permission, Permission):
-                _end(found)
+                found.leave()
                 yield _chunk(self._stopped(permission, kwargs))
                 return
             asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
@@ -284,7 +284,7 @@ class _Asking:
                 _cut(found, permission, error, whole)
                 raise
             permission.read(partial(_settle_pieces, self._has_tools(kwargs)), whole)
-            _end(found)
+            found.leave()
 
         return _stream
 
@@ -299,10 +299,10 @@ class _Asking:
                 async for piece in own(model, messages, stop=stop, run_manager=run_manager, **kwargs):
                     yield piece
                 return
-            found = self._prepared(await self.runs.of(scope_here(run_manager), _AGENT), messages)
+            found = self._prepared(await self.runs.of(scope_here(run_manager)), messages)
             permission = await found.run.ask(partial(_asked, found.run, model, messages, self._bound, kwargs))
             if not isinstance(permission, Permission):
-                _end(found)
+                found.leave()
                 yield _chunk(self._stopped(permission, kwargs))
                 return
             asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
@@ -320,7 +320,7 @@ class _Asking:
                 _cut(found, permission, error, whole)
                 raise
             permission.read(partial(_settle_pieces, self._has_tools(kwargs)), whole)
-            _end(found)
+            found.leave()
 
         return _astream
 
@@ -493,29 +493,7 @@ def _cut(found: Found, permission: Permission, error: BaseException | None, piec
     """Book a streamed answer that ended early."""
     size = sum(answer_size(piece.message) for piece in pieces)
     permission.fail(error, size, streaming=True)
-    _end(found)
-
-
-class _EndAlone:
-    """``with _EndAlone(found):`` ends the run of a call that nothing else will end."""
-
-    __slots__ = ("_found",)
-
-    def __init__(self, found: Found) -> None:
-        self._found = found
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is GeneratorExit:  # a coroutine is thrown away, perhaps by the collector
-            FINALIZED.put(partial(_end, self._found))
-        else:
-            _end(self._found)
-
-
-def _end(found: Found) -> None:
-    if found.is_alone:
-        found.run.end()
+    found.leave()
 
 
 def _result(message: AIMessage) -> ChatResult:

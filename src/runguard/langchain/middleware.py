@@ -5,14 +5,13 @@ LangChain calls its hooks. They ask ``calls/run`` before every model call and to
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Unpack
 from uuid import uuid4
 
 from langchain.agents.middleware import AgentMiddleware, ModelRequest, ModelResponse
 from langchain.agents.middleware.types import ExtendedModelResponse, ToolCallRequest
 from langchain_core.messages import AIMessage, ToolMessage
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Command
 from pydantic import BaseModel
@@ -22,7 +21,6 @@ from runguard.calls.model_calls import ModelSwitch, Permission
 from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
-from runguard.core.errors import RunStoppedError
 from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls
 from runguard.langchain.messages import (
@@ -43,12 +41,11 @@ from runguard.langchain.messages import (
     usage_of,
     was_refused,
 )
-from runguard.langchain.turns import Found, Runs, scope_here
+from runguard.langchain.turns import Runs, scope_here
 from runguard.policy.keywords import PolicySettings
 from runguard.providers.usage import GrowingPrompts, name_of_tool
 from runguard.termination.conditions import Ended, TerminationCondition
 
-_UNNAMED: Final = "agent"
 _BILLS_KEPT: Final = 1_024
 
 
@@ -78,7 +75,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
         self.tools = []
         self.guard = guard_of(policy, gives_last_answers=True, switches_models=True)
         condition = fitting(termination_condition, "LangChain", has_hand_offs=False)
-        self._runs = Runs(self.guard, whom, condition, "middleware")
+        self._runs = Runs(self.guard, whom, condition)
         self._is_off = self.guard.policy.mode == "off"
         self._bills = LruDict[str, Spent](_BILLS_KEPT)  # by the id of the answer that came last
 
@@ -96,25 +93,12 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
                 return self._bills.get(message.id or "")
         return None
 
-    # ---- the agent's run --------------------------------------------------------------------------------------------
-
-    async def _run(self) -> AgentRun:
-        return self._entered(await self._runs.of(scope_here(), _agent_name()))
-
-    def _run_now(self) -> AgentRun:
-        return self._entered(self._runs.of_now(scope_here(), _agent_name()))
-
-    def _entered(self, found: Found) -> AgentRun:
-        if found.is_new and (trip := found.run.enter()) is not None and self.guard.policy.on_stop == "raise":
-            raise RunStoppedError.of(trip)
-        return found.run
-
     # ---- model calls ------------------------------------------------------------------------------------------------
 
     def wrap_model_call(self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Any]) -> Any:
         if self._is_off:
             return handler(request)
-        run = self._run_now()
+        run = self._runs.of_now(scope_here()).run
         permission = run.ask_now(partial(_asked, run.prompts, request, self.guard.model_choice is not None))
         if not isinstance(permission, Permission):
             return self._stop(run, permission, request)
@@ -134,7 +118,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
     ) -> Any:
         if self._is_off:
             return await handler(request)
-        run = await self._run()
+        run = (await self._runs.of(scope_here())).run
         permission = await run.ask(partial(_asked, run.prompts, request, self.guard.model_choice is not None))
         if not isinstance(permission, Permission):
             return self._stop(run, permission, request)
@@ -175,7 +159,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         if self._is_off:
             return handler(request)
-        run, use = self._run_now(), _use_of(request)
+        run, use = self._runs.of_now(scope_here()).run, _use_of(request)
         refusal = run.tools.check_now(use)
         if refusal is not None:
             return _refused(use, refusal)
@@ -192,7 +176,7 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
     ) -> ToolMessage | Command[Any]:
         if self._is_off:
             return await handler(request)
-        run, use = await self._run(), _use_of(request)
+        run, use = (await self._runs.of(scope_here())).run, _use_of(request)
         refusal = await run.tools.check(use)
         if refusal is not None:
             return _refused(use, refusal)
@@ -203,11 +187,6 @@ class RunGuardMiddleware(Controls, AgentMiddleware[Any, Any, Any]):
             _raised(run, use, error)
             raise
         return _answered(run, use, result)
-
-
-def _agent_name() -> str:
-    metadata = (var_child_runnable_config.get() or {}).get("metadata") or {}
-    return str(metadata.get("lc_agent_name") or _UNNAMED)
 
 
 def _asked(prompts: GrowingPrompts, request: ModelRequest[Any], switches: bool) -> Asked:
@@ -261,7 +240,12 @@ def _use_of(request: ToolCallRequest) -> ToolUse:
 def _received_by(tool: object) -> frozenset[str] | None:
     """Return the names of the arguments that LangChain passes on to a tool; None where it may pass any."""
     schema = getattr(tool, "args_schema", None)
-    if not (isinstance(schema, type) and issubclass(schema, BaseModel)) or schema.model_config.get("extra") == "allow":
+    return _fields_of(schema) if isinstance(schema, type) else None
+
+
+@lru_cache(maxsize=256)
+def _fields_of(schema: type) -> frozenset[str] | None:
+    if not issubclass(schema, BaseModel) or schema.model_config.get("extra") == "allow":
         return None
     return frozenset(name for key, field in schema.model_fields.items() for name in (key, field.alias) if name)
 

@@ -24,7 +24,8 @@ from langgraph.types import Command
 from runguard.background import FINALIZED
 from runguard.calls import surroundings
 from runguard.calls.run import AgentRun, Spent, Whom, asked_of
-from runguard.calls.surroundings import SURROUNDINGS, RunContext
+from runguard.calls.surroundings import SURROUNDINGS, RunContext, drive
+from runguard.core.errors import RunStoppedError
 from runguard.engine.guard import Guard
 from runguard.termination.conditions import TerminationCondition
 
@@ -71,24 +72,20 @@ class Turn:
         self.waits = False  # for an answer from outside
         self.has_steps = False  # a graph is in it, and not only a chain
         self.around = SURROUNDINGS.get().run  # the block of ``runguard.run()`` in which it began
-        self._agents: dict[_Key, AgentRun] = {}
+        self.agents: dict[_Key, AgentRun] = {}
         self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
         self._seen: dict[Guard, set[str]] = {}
         self._lock, self._is_over = threading.RLock(), False
 
-    def find(self, key: _Key) -> AgentRun | None:
-        """Return the agent that makes the calls of a guard in one lane."""
-        return self._agents.get(key)
-
     def others(self, key: _Key) -> list[AgentRun]:
         """Return what other guards have begun for the same agent."""
         with self._lock:
-            return [run for known, run in self._agents.items() if known[1:] == key[1:] and known[0] is not key[0]]
+            return [run for known, run in self.agents.items() if known[1:] == key[1:] and known[0] is not key[0]]
 
     def is_tool_of(self, agent: "Scope", place: object) -> bool:
         """Whether a place is a tool call of this agent, which one of its guards has allowed."""
         layers = getattr(place, "layers", ())
-        return any(all(one in layers for one in run.layers) for key, run in self._agents.items() if key[1] is agent)
+        return any(all(one in layers for one in run.layers) for key, run in self.agents.items() if key[1] is agent)
 
     def first(self, guard: Guard) -> AgentRun | None:
         """Return the agent that began the run of a guard in this turn."""
@@ -100,7 +97,7 @@ class Turn:
         with self._lock:
             if self._is_over:
                 return Found(run, self, is_new=is_new, is_alone=True)
-            known = self._agents.setdefault(key, run)
+            known = self.agents.setdefault(key, run)
             self._first.setdefault(key[0], (known, keys))
         if known is not run:
             run.end()
@@ -118,8 +115,8 @@ class Turn:
         """Leave a graph or a tool that has ended. The agents that began a run keep it open."""
         with self._lock:
             first = {run for run, _ in self._first.values()}
-            gone = [key for key, run in self._agents.items() if key[1] is agent and run not in first]
-            runs = [self._agents.pop(key) for key in gone]
+            gone = [key for key, run in self.agents.items() if key[1] is agent and run not in first]
+            runs = [self.agents.pop(key) for key in gone]
         for run in runs:
             run.end()
 
@@ -127,7 +124,7 @@ class Turn:
         """End the turn with its root. A run in a thread may go on, with a resume or from a static breakpoint."""
         with self._lock:
             self._is_over = True
-            agents, self._agents = list(self._agents.values()), {}
+            agents, self.agents = list(self.agents.values()), {}
             first, self._first = dict(self._first), {}
         waits = self.waits or (not failed and any(run.is_unfinished for run in agents))
         began = {run for run, _ in first.values()}
@@ -187,11 +184,7 @@ class _Handler(BaseCallbackHandler):
         else:
             self._close(run_id, error)
 
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        self._close(run_id, None)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        self._close(run_id, error)
+    on_tool_end, on_tool_error = on_chain_end, on_chain_error  # type: ignore[assignment]
 
     def _open(self, run_id: UUID, parent_run_id: UUID | None, name: str, inputs: object) -> Scope:
         # a parent may be a trace of another library's, so what is around this code counts then
@@ -225,8 +218,7 @@ class _Handler(BaseCallbackHandler):
 class _OneForEachRoot:
     """For LangChain, a variable that gives a new handler to each root. What runs inside of it has the root's."""
 
-    def get(self) -> _Handler:
-        return _Handler()
+    get = _Handler
 
 
 _lock: Final = threading.Lock()
@@ -246,19 +238,14 @@ def watch() -> None:
 
 def scope_here(manager: Any = None) -> Scope | None:
     """Return the scope that a run manager is part of, else the one around this code; None outside of everything."""
-    scope = _scope_of(manager) or _scope_of((var_child_runnable_config.get() or {}).get("callbacks"))
-    if scope is not None:
-        return scope
+    around: Any = (var_child_runnable_config.get() or {}).get("callbacks")
+    for one in (manager, around):
+        parent: Any = getattr(one, "parent_run_id", None)
+        for handler in one.handlers if parent is not None else ():
+            if isinstance(handler, _Handler) and (scope := handler.scopes.get(parent)) is not None:
+                return scope
     carried = _CARRIED.get()
     return carried if carried is not None and not carried.turn.block.ended else None
-
-
-def _scope_of(manager: Any) -> Scope | None:
-    parent = getattr(manager, "parent_run_id", None)
-    if parent is None:
-        return None
-    handler = next((one for one in manager.handlers if isinstance(one, _Handler)), None)
-    return handler.scopes.get(parent) if handler is not None else None
 
 
 # In a thread that LangChain does not follow: the scope that has started it.
@@ -285,12 +272,24 @@ class _ScopeAround:
 
 
 class Found(NamedTuple):
-    """The agent that makes a call."""
+    """The agent that makes a call. ``with found:`` around the call ends its run, if nothing else will."""
 
     run: AgentRun
     turn: Turn | None
     is_new: bool = False  # its agent begins to work
     is_alone: bool = False  # nothing else will end it
+
+    def leave(self) -> None:
+        if self.is_alone:
+            self.run.end()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is GeneratorExit:  # a coroutine is thrown away, perhaps by the collector
+            FINALIZED.put(self.leave)
+        else:
+            self.leave()
 
 
 @contextmanager
@@ -316,40 +315,43 @@ def _where_it_began(scope: Scope | None) -> Iterator[None]:
 class Runs:
     """The runs of one guard, by turn."""
 
-    def __init__(self, guard: Guard, whom: Whom, condition: TerminationCondition | None, kind: str) -> None:
-        """``kind``: of the guard. With its policy, it tells guards apart that share a store."""
-        self.guard, self._whom, self._condition, self._kind = guard, whom, condition, f"{kind} {guard.policy.digest}"
+    def __init__(self, guard: Guard, whom: Whom, condition: TerminationCondition | None, agent: str = "") -> None:
+        """``agent``: the name of each that makes calls. Without one, agents have names of their own and are entered."""
+        self.guard, self._whom, self._condition, self._agent = guard, whom, condition, agent
+        # with the policy, it tells guards apart that share a store
+        self._kind = f"{agent or 'middleware'} {guard.policy.digest}"
         watch()
 
-    async def of(self, scope: Scope | None, agent: str) -> Found:
+    async def of(self, scope: Scope | None) -> Found:
         """Return the agent that makes the calls of a scope, with the run of its turn."""
         turn, key = self._turn(scope)
         if turn is None:
-            return self._alone(agent)
-        if (known := turn.find(key)) is not None:
+            whom = self._whom.of(self.guard, _runtime(), session="")
+            run = AgentRun.start(self.guard, self._agent or _agent_name(), condition=self._condition, **whom)
+            found = Found(run, None, is_new=True, is_alone=True)
+        elif (known := turn.agents.get(key)) is not None:
             return Found(known, turn)
-        with _where_it_began(scope):
-            keys, more, goes_on = self._given(scope, turn, key, agent)
-            if not goes_on:
-                run = AgentRun.start(self.guard, agent, **more)
-            else:
-                run = await AgentRun.resume(self.guard, agent, keys[:1], otherwise=keys[1:], **more)
-        return turn.add(key, run, keys, is_new=not goes_on)
+        else:
+            with _where_it_began(scope):
+                agent = self._agent or _agent_name()
+                keys, more, goes_on = self._given(scope, turn, key, agent)
+                if not goes_on:
+                    run = AgentRun.start(self.guard, agent, **more)
+                else:
+                    run = await AgentRun.resume(self.guard, agent, keys[:1], otherwise=keys[1:], **more)
+            found = turn.add(key, run, keys, is_new=not goes_on)
+        if found.is_new and not self._agent and (trip := found.run.enter()) and self.guard.policy.on_stop == "raise":
+            raise RunStoppedError.of(trip)
+        return found
 
-    def of_now(self, scope: Scope | None, agent: str) -> Found:
+    def of_now(self, scope: Scope | None) -> Found:
         """``of`` for callers without an event loop."""
         turn, key = self._turn(scope)
-        if turn is None:
-            return self._alone(agent)
-        if (known := turn.find(key)) is not None:
+        if turn is not None and (known := turn.agents.get(key)) is not None:
             return Found(known, turn)
         with _where_it_began(scope):
-            keys, more, goes_on = self._given(scope, turn, key, agent)
-            if not goes_on:
-                run = AgentRun.start(self.guard, agent, **more)
-            else:
-                run = AgentRun.resume_now(self.guard, agent, keys[:1], otherwise=keys[1:], **more)
-        return turn.add(key, run, keys, is_new=not goes_on)
+            waits = self.guard.shares_store and scope is not None and scope.outermost.is_resumed
+            return drive(partial(self.of, scope), waits, Found.leave)
 
     def _turn(self, scope: Scope | None) -> tuple[Turn | None, _Key]:
         """Return the turn around this code, and the agent in it; None where each call is a run of its own."""
@@ -358,11 +360,6 @@ class Runs:
             return scope.turn, (self.guard, scope.agent, block)
         turn = block.kept.setdefault(_KEPT, Turn()) if block is not None else None
         return turn if isinstance(turn, Turn) else None, (self.guard, _worker(), block)
-
-    def _alone(self, agent: str) -> Found:
-        whom = self._whom.of(self.guard, _runtime(), session="")
-        run = AgentRun.start(self.guard, agent, condition=self._condition, **whom)
-        return Found(run, None, is_new=True, is_alone=True)
 
     def _given(
         self, scope: Scope | None, turn: Turn, key: _Key, agent: str
@@ -394,6 +391,11 @@ class Runs:
         turn, _ = self._turn(scope_here())
         run = turn.first(self.guard) if turn is not None else None
         return run.spent if run is not None else None
+
+
+def _agent_name() -> str:
+    metadata = (var_child_runnable_config.get() or {}).get("metadata") or {}
+    return str(metadata.get("lc_agent_name") or "agent")
 
 
 def _block_around(scope: Scope | None) -> RunContext | None:

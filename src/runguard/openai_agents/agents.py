@@ -146,7 +146,8 @@ class GuardedAgent(Agent[TContext]):
         """Return the guarded tools. The SDK asks for them before each model call."""
         if (turn := TURN.get()) is not None:
             await turn.work(self, run_context)
-            self.handoffs = self.handoffs  # some may have been appended
+            if self.handoffs:
+                self.handoffs = self.handoffs  # some may have been appended
         tools = guarded_tools(await super().get_all_tools(run_context), turn)
         if turn is not None:
             turn.offered = {name_of_tool(tool): received_by(tool) for tool in tools}
@@ -360,6 +361,7 @@ async def _before(data: ToolInputGuardrailData) -> ToolGuardrailFunctionOutput:
     if refusal is not None:
         return ToolGuardrailFunctionOutput.reject_content(refusal)
     turn.errors.pop(use.id, None)
+    turn.uses[use.id] = use
     run.tools.inside(use).__enter__()
     return ToolGuardrailFunctionOutput.allow()
 
@@ -370,7 +372,8 @@ async def _after(data: ToolOutputGuardrailData) -> ToolGuardrailFunctionOutput:
     if found is None:
         return ToolGuardrailFunctionOutput.allow()
     turn, run = found
-    use, raised = _use(data, turn), turn.errors.pop(data.context.tool_call_id, None)
+    name = data.context.tool_call_id
+    use, raised = turn.uses.pop(name, None) or _use(data, turn), turn.errors.pop(name, None)
     error = as_failure(raised, data.output) if raised is not None else None
     if error is not None:
         run.tools.raised(use, error)

@@ -19,6 +19,7 @@ from openai.types.responses import (
     ResponseContentPartAddedEvent,
     ResponseContentPartDoneEvent,
     ResponseCreatedEvent,
+    ResponseFunctionToolCall,
     ResponseOutputItemAddedEvent,
     ResponseOutputItemDoneEvent,
     ResponseOutputMessage,
@@ -59,6 +60,7 @@ class Turn:
         self.agent: GuardedAgent[Any] | None = None  # at work now
         self.run: AgentRun | None = None  # that the newest model call belongs to
         self.errors: dict[str, BaseException] = {}  # by tool call, until its answer is known
+        self.uses: dict[str, ToolUse] = {}  # that are at work, by their ids
         self.models: dict[tuple[int, Any], Any] = {}  # guarded ones, as the SDK remembers all models of a run
         # by identity: the tool, what it held, and the guarded copy
         self.tools: dict[int, tuple[Any, tuple[Any, ...], Any]] = {}
@@ -88,10 +90,10 @@ class Turn:
 
     async def run_of(self, guards: "Sequence[AgentGuard]", agent: str) -> AgentRun:
         """Return the run that all these guards watch, the outermost first. It begins with its first call."""
-        run: AgentRun | None = None
-        if not self._keys:
+        run = self._runs.get(tuple(guards))
+        if run is None and not self._keys:
             run = self._begun(guards, agent)
-        else:
+        elif run is None:
             async with self._lock:
                 for number, guard in enumerate(guards, 1):
                     known = self._runs.get(tuple(guards[:number]))
@@ -130,6 +132,7 @@ class Turn:
 
     def see_answers(self, run: AgentRun, items: Any) -> None:
         """Report answers that no guarded tool has given: of unknown and of unguarded tools, and of refusals."""
+        self.uses.clear()  # some were not executed after all
         waiting = run.tools.waiting
         known, pending, self._pending = run.tools.asked, self._pending, {}
         waiting |= {name: (use, False) for name, use in pending.items() if name not in known}
@@ -346,6 +349,8 @@ _ANSWERS: Final = frozenset(f"{kind}_output" for kind in _CALLS)
 
 def call_in(item: Any) -> ToolUse | None:
     """Return the tool call that an item of an answer asks for; None: it asks for none."""
+    if type(item) is ResponseFunctionToolCall:  # nearly all
+        return ToolUse(item.call_id, item.name, arguments(item.arguments))
     found = fields(item)
     known = _CALLS.get(found.get("type") or "")
     if known is None:
@@ -390,7 +395,9 @@ def usage_of(usage: Any, output: Any) -> Usage | None:
     """Return what the provider has reported. None: nothing that can be counted."""
     if usage is None or not (usage.input_tokens or usage.output_tokens):
         return None
-    if not all(type(figure) is int and figure >= 0 for figure in (usage.input_tokens, usage.output_tokens)):
+    if type(usage.input_tokens) is not int or type(usage.output_tokens) is not int:
+        return None
+    if usage.input_tokens < 0 or usage.output_tokens < 0:
         return None
     inputs, outputs = usage.input_tokens_details, usage.output_tokens_details
     return Usage(
@@ -399,7 +406,7 @@ def usage_of(usage: Any, output: Any) -> Usage | None:
         cached=getattr(inputs, "cached_tokens", 0) or 0,
         cache_write=getattr(inputs, "cache_write_tokens", 0) or 0,
         thinking=getattr(outputs, "reasoning_tokens", 0) or 0,
-        searches=sum(is_search(fields(item).get) for item in output),
+        searches=sum([is_search(fields(item).get) for item in output if type(item) is not ResponseFunctionToolCall]),
     )
 
 
