@@ -119,7 +119,9 @@ def test_other_windows_of_the_same_scope_stay() -> None:
 async def test_memory_is_bounded_and_what_is_held_is_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory_module, "_ACCOUNTS_KEPT", 10)
+    monkeypatch.setattr(memory_module, "_PACKED_KEPT", 6)
+    monkeypatch.setattr(memory_module, "_PARTS", 1)
+    monkeypatch.setattr(memory_module, "_UNPACKED_KEPT", 4)
     ledger = MemoryLedger()
     account = opened(ledger, "busy", scope="busy")
     hold = held(await ledger.reserve([account], (10, 0, 1)))
@@ -272,7 +274,7 @@ def test_a_ledger_that_packs_after_every_operation_equals_one_that_never_packs(s
         packing, plain = Side(packs=True), Side(packs=False)
         plain.ledger._pack_at = sys.maxsize
         compare(packing, plain, steps)
-        assert len(plain.ledger._packed) == 0
+        assert not any(plain.ledger._packed)
 
 
 def compare(packing: Side, plain: Side, steps: list[tuple[Any, ...]]) -> None:
@@ -310,8 +312,7 @@ def test_an_account_in_use_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> Non
     ledger.settle(late, (5, 0, 1))
     opened_packed_accounts(ledger, "session:over")
     pack_everything(ledger)
-    assert "session:over" in ledger._packed
-    assert len(ledger._packed) == 1
+    assert [list(part) for part in ledger._packed if part] == [["session:over"]]
     assert opened_packed_accounts(ledger, "session:used") is used
     ledger.settle(hold, (4, 0, 1))
     ledger.settle(late, (3, 0, 1))  # the provider's later figure
@@ -342,7 +343,8 @@ def test_the_number_of_accounts_is_bounded_and_the_oldest_are_forgotten(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(memory_module, "_UNPACKED_KEPT", 10)
-    monkeypatch.setattr(memory_module, "_ACCOUNTS_KEPT", 100)
+    monkeypatch.setattr(memory_module, "_PACKED_KEPT", 90)
+    monkeypatch.setattr(memory_module, "_PARTS", 1)
     ledger = MemoryLedger()
     busy = opened_packed_accounts(ledger, "session:busy")
     for number in range(1_000):
@@ -353,6 +355,14 @@ def test_the_number_of_accounts_is_bounded_and_the_oldest_are_forgotten(
     assert len(known) >= 90
     assert known == {"session:busy", *(f"session:{number}" for number in range(1_001 - len(known), 1_000))}
     assert sum("ledger_full" in record.message for record in caplog.records) == 1
+
+
+async def test_an_account_that_a_run_refers_to_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "_UNPACKED_KEPT", 4)
+    monkeypatch.setattr(memory_module, "_PACKED_KEPT", 6)
+    ledger = MemoryLedger()
+    used = [opened_packed_accounts(ledger, f"session:{number}") for number in range(50)]
+    assert [opened_packed_accounts(ledger, account.scope) for account in used] == used
 
 
 # ---- figures of runs that are over ----------------------------------------------------------------------------------
@@ -437,7 +447,9 @@ async def growth_of_the_last_third(guard: Guard) -> int:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds on what is kept, small enough to be met."""
-    monkeypatch.setattr(memory, "_ACCOUNTS_KEPT", FEW)
+    monkeypatch.setattr(memory, "_PACKED_KEPT", FEW // 2)
+    monkeypatch.setattr(memory, "_PARTS", 1)
+    monkeypatch.setattr(memory, "_UNPACKED_KEPT", FEW // 4)
     monkeypatch.setattr(remote, "_SCOPES_KEPT", FEW)
     monkeypatch.setattr(spending, "_HISTORY_KEPT", FEW)
     monkeypatch.setattr(session_growth, "SESSIONS_KEPT", FEW)

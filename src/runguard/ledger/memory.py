@@ -126,8 +126,8 @@ def _need(package: str, extra: str, scheme: str) -> None:
 
 # ---- The ledger of one process: dictionaries and a lock.
 
-_ACCOUNTS_KEPT: Final = 100_000
-_PARTS: Final = 16  # of the packed accounts; the oldest part is forgotten at once
+_PACKED_KEPT: Final = 100_000  # about; the account that was not used for longest is forgotten, none in use
+_PARTS: Final = 64  # of the packed accounts: one large dict would be copied as a whole from time to time
 _UNPACKED_KEPT: Final = 2_048  # accounts; beyond that the older half is packed
 _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calendar goes
 
@@ -146,7 +146,8 @@ class MemoryLedger(Waiting):
         self._on_control = Listeners[Callable[[str], None]]()
         self._accounts: OrderedDict[str, Account] = OrderedDict()  # by key, the latest used last
         self._by_scope: dict[str, list[Account]] = {}
-        self._packed: dict[str, bytes] = {}  # by scope, the oldest first; all accounts of a scope are packed, or none
+        # by scope, in each part the oldest first; all accounts of a scope are packed, or none
+        self._packed: list[dict[str, bytes]] = [{} for _ in range(_PARTS)]
         self._pack_at = _UNPACKED_KEPT
         self._told_full = self._told_back = False
         self._latest = -math.inf
@@ -175,7 +176,7 @@ class MemoryLedger(Waiting):
         self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
     ) -> Account:
         with self._lock:
-            if scope in self._packed:
+            if key not in self._accounts:
                 self._unpack_locked(scope)
             account = self._accounts.get(key)
             if account is None:
@@ -184,8 +185,6 @@ class MemoryLedger(Waiting):
                 self._by_scope.setdefault(scope, []).append(account)
                 if len(self._accounts) > self._pack_at:
                     self._pack_locked()
-                if len(self._accounts) + len(self._packed) > _ACCOUNTS_KEPT:
-                    self._make_room_locked(account)
             else:
                 self._accounts.move_to_end(key)
             account.limit(caps)
@@ -356,14 +355,14 @@ class MemoryLedger(Waiting):
     def find(self, scope: str) -> list[Account]:
         with self._lock:
             self._charge_expired_locked(time.monotonic())
-            if scope in self._packed:
-                self._unpack_locked(scope)
+            self._unpack_locked(scope)
             return sorted(self._by_scope.get(scope, ()), key=lambda a: a.ends or 0.0)
 
     def accounts(self) -> list[Account]:
         with self._lock:
             self._charge_expired_locked(time.monotonic())
-            in_use, packed = list(self._accounts.values()), list(self._packed.items())
+            in_use = list(self._accounts.values())
+            packed = [entry for part in self._packed for entry in part.items()]
         return [*(account for scope, data in packed for account in _unpacked(scope, data)), *in_use]
 
     def known(self) -> list[Account]:
@@ -371,7 +370,7 @@ class MemoryLedger(Waiting):
 
     def forget(self, scope: str) -> None:
         with self._lock:
-            self._packed.pop(scope, None)
+            self._part(scope).pop(scope, None)
             for account in self._by_scope.pop(scope, ()):
                 self._accounts.pop(account.key, None)
 
@@ -427,31 +426,6 @@ class MemoryLedger(Waiting):
             mine.remove(old)
             self._accounts.pop(old.key, None)
 
-    def _make_room_locked(self, newest: Account) -> None:
-        """Forget what was not used for longest, packed accounts first, but no account with a hold.
-
-        Log it for the first time only: a scope that comes back begins at zero.
-        """
-        if self._packed:  # many at once: to find the first one takes time
-            for scope in list(islice(self._packed, max(_ACCOUNTS_KEPT // _PARTS, 1))):
-                del self._packed[scope]
-        else:
-            oldest = next((a for a in self._accounts.values() if a.held == NOTHING and a is not newest), None)
-            if oldest is not None:
-                self._remove_locked(oldest)
-        if not self._told_full:
-            self._told_full = True
-            _log.warning(
-                "runguard.ledger_full: more than %d accounts in memory, the oldest are forgotten", _ACCOUNTS_KEPT
-            )
-
-    def _remove_locked(self, account: Account) -> None:
-        self._accounts.pop(account.key, None)
-        mine = self._by_scope[account.scope]
-        mine.remove(account)
-        if not mine:
-            del self._by_scope[account.scope]
-
     def _pack_locked(self) -> None:
         """Pack the older half of the accounts, except those in use, which count as used now."""
         for scope in {
@@ -472,19 +446,34 @@ class MemoryLedger(Waiting):
         accounts = self._by_scope.pop(scope)
         for account in accounts:
             del self._accounts[account.key]
-        self._packed[scope] = _packed(accounts)
+        part = self._part(scope)
+        part[scope] = _packed(accounts)
         kept = [ref(account) for account in accounts]
         del accounts, account
         in_use = {used.key: used for one in kept if (used := one()) is not None}
         if in_use:
             self._unpack_locked(scope, in_use)
+        elif len(part) > _PACKED_KEPT // _PARTS:
+            del part[next(iter(part))]
+            if not self._told_full:  # for the first time only
+                self._told_full = True
+                _log.warning(
+                    "runguard.ledger_full: about %d accounts in memory, the oldest are forgotten: one that comes back "
+                    "begins at zero",
+                    _PACKED_KEPT,
+                )
 
     def _unpack_locked(self, scope: str, in_use: Mapping[str, Account] = MappingProxyType({})) -> None:
-        """Unpack the accounts of a scope. ``in_use``: those that are still there as objects, by key."""
-        accounts = [in_use.get(account.key, account) for account in _unpacked(scope, self._packed.pop(scope))]
-        self._by_scope[scope] = accounts
-        for account in accounts:
-            self._accounts[account.key] = account
+        """Unpack the accounts of a scope, if they are packed. ``in_use``: those still there as objects, by key."""
+        data = self._part(scope).pop(scope, None)
+        if data is not None:
+            accounts = [in_use.get(account.key, account) for account in _unpacked(scope, data)]
+            self._by_scope[scope] = accounts
+            for account in accounts:
+                self._accounts[account.key] = account
+
+    def _part(self, scope: str) -> dict[str, bytes]:
+        return self._packed[hash(scope) % _PARTS]
 
 
 def _sum(cap: int, more: int) -> int:
@@ -501,7 +490,8 @@ _FIELDS: Final = (
 
 def _packed(accounts: Iterable[Account]) -> bytes:
     """Return accounts of one scope on which nothing is held. As objects they would take five times as much memory."""
-    return marshal.dumps([[getattr(account, name) for name in _FIELDS] for account in accounts])
+    data = marshal.dumps([[getattr(account, name) for name in _FIELDS] for account in accounts])
+    return bytes(memoryview(data))  # a copy of the right size: marshal leaves the unused end of its buffer as a hole
 
 
 def _unpacked(scope: str, data: bytes) -> Iterator[Account]:
