@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +15,34 @@ import httpx
 import pytest
 from starlette.responses import JSONResponse, StreamingResponse
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
-litellm = pytest.importorskip("litellm")
-ModifyResponseException: Any = pytest.importorskip("litellm.exceptions").ModifyResponseException
-ProxyException: Any = pytest.importorskip("litellm.proxy._types").ProxyException
+import runguard as package
+from tests.kit.gateways import FAILED, MODEL, PRICES, TOOL, Arrived, RawUpstream, chat_answer, chat_loop
 
-import runguard as package  # noqa: E402
-from runguard.litellm import RunGuardGateway  # noqa: E402
-from tests.kit.gateways import (  # noqa: E402
-    FAILED,
-    MODEL,
-    PRICES,
-    TOOL,
-    Arrived,
-    RawUpstream,
-    chat_answer,
-    chat_loop,
-)
+pytestmark = [
+    pytest.mark.skipif(find_spec("litellm") is None, reason="LiteLLM is not installed"),
+    pytest.mark.usefixtures("library"),
+]
 
 # litellm brings the proxy's own packages only with its extra
 PROXY = os.environ.get("RUNGUARD_LITELLM_PYTHON", sys.executable)
+
+
+@pytest.fixture(scope="module")
+def library() -> None:
+    """LiteLLM takes two seconds to import: the processes of other tests need not."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
+    globals().update(
+        litellm=import_module("litellm"),
+        ModifyResponseException=import_module("litellm.exceptions").ModifyResponseException,
+        ProxyException=import_module("litellm.proxy._types").ProxyException,
+        RunGuardGateway=import_module("runguard.litellm").RunGuardGateway,
+    )
+
+
+litellm: Any = None
+ModifyResponseException: Any = None
+ProxyException: Any = None
+RunGuardGateway: Any = None
 
 
 class Key:
@@ -58,7 +68,7 @@ def answer(number: int) -> Any:
     return litellm.ModelResponse(model=MODEL, choices=choices, usage=usage)
 
 
-async def play(guard: RunGuardGateway, most: int = 20, **more: Any) -> tuple[int, str]:
+async def play(guard: Any, most: int = 20, **more: Any) -> tuple[int, str]:
     """An agent that calls a failing tool, with the hooks in the order of the proxy."""
     messages: list[Any] = [{"role": "user", "content": "go"}]
     for number in range(1, most + 1):
@@ -216,12 +226,18 @@ guard = RunGuardGateway(prices={{"*{model}": {{"input": 1, "output": 10}}}}, {po
 """
 
 
+@pytest.fixture(scope="module")
+def is_installed() -> bool:
+    """Whether the proxy's own packages are there, too."""
+    if sys.executable == PROXY and find_spec("backoff") is None:
+        return False
+    command = [PROXY, "-c", "import litellm.proxy.proxy_server"]
+    return subprocess.run(command, capture_output=True, check=False, timeout=120).returncode == 0
+
+
 @pytest.fixture
-def proxy(upstream: RawUpstream, tmp_path: Path) -> Iterator[Any]:
-    found = subprocess.run(
-        [PROXY, "-c", "import litellm.proxy.proxy_server"], capture_output=True, check=False, timeout=120
-    )
-    if found.returncode:
+def proxy(is_installed: bool, upstream: RawUpstream, tmp_path: Path) -> Iterator[Any]:
+    if not is_installed:
         pytest.skip("litellm[proxy] is not installed; RUNGUARD_LITELLM_PYTHON may name a Python that has it")
     started: list[subprocess.Popen[bytes]] = []
 
