@@ -6,7 +6,7 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -68,45 +68,50 @@ class EventReader:
     def on_event(self, invocation: Invocation, event: Event, ic: InvocationContext) -> None:
         calls: list[types.FunctionCall] = []
         answers: list[types.FunctionResponse] = []
-        content = event.content
-        if content is not None and content.parts:
-            for part in content.parts:
-                if part.function_call is not None:
-                    calls.append(part.function_call)
-                elif part.function_response is not None:
-                    answers.append(part.function_response)
-        target = event.actions.transfer_to_agent
+        of = event.__dict__
+        author, actions, content = of["author"], of["actions"].__dict__, of["content"]
+        parts = (content.parts if content is not None else None) or ()
+        for part in parts:
+            held = part.__dict__
+            if held["function_call"] is not None:
+                calls.append(held["function_call"])
+            elif held["function_response"] is not None:
+                answers.append(held["function_response"])
+        target = actions["transfer_to_agent"]
         handed_in = self._transfer_lane(invocation, event, answers) if target else ""
         if answers:
-            asks = event.actions.requested_tool_confirmations or event.actions.requested_auth_configs
+            asks = actions["requested_tool_confirmations"] or actions["requested_auth_configs"]
             waiting = waiting_in(event.actions) if asks else ()
             self.judge_answers(
-                invocation, answers, author=event.author, event_id=event.id, waiting=waiting, hands_over=bool(target)
+                invocation, answers, author=author, event_id=of["id"], waiting=waiting, hands_over=bool(target)
             )
         else:
-            flown = self._release_slot(invocation, event)
+            flown = self._release_slot(invocation, author, of["branch"])
             if calls:
-                lane = self._event_lane(invocation, event) if flown is None else flown
+                lane, long_running = flown, of["long_running_tool_ids"]
+                if lane is None:
+                    lane = self._event_lane(invocation, event)
                 for call in calls:
-                    if call.id and call.id not in invocation.calls:
-                        asked_at = 0.0 if call.id in (event.long_running_tool_ids or ()) else time.monotonic()
-                        invocation.calls[call.id] = OpenToolCall(
-                            call.name or "", call.args, lane, event.id, asked_at=asked_at, agent=event.author
-                        )
-                if event.long_running_tool_ids:
-                    invocation.ask(event.long_running_tool_ids)
-            if event.actions.state_delta or (content is None and event.output is not None):
+                    asked = call.__dict__
+                    name = asked["id"]
+                    if name and name not in invocation.calls:
+                        made = OpenToolCall(asked["name"] or "", asked["args"], lane, of["id"], agent=author)
+                        made.asked_at = 0.0 if name in (long_running or ()) else time.monotonic()
+                        invocation.calls[name] = made
+                if long_running:
+                    invocation.ask(long_running)
+            if actions["state_delta"] or (content is None and of["output"] is not None):
                 self._on_change(invocation, event)
             if invocation.live:
                 self._on_live_event(invocation, event, ic)
-            if self._counts_code and content is not None and content.parts:
-                self._judge_code(invocation, event, content.parts)
+            if self._counts_code and parts:
+                self._judge_code(invocation, event, parts)
         if target:
-            self.judge_transfer(invocation, handed_in, event.author, target)
+            self.judge_transfer(invocation, handed_in, author, target)
         if self._invocations.skips:  # an agent was skipped: its event needs a mark
             self._stopper.mark(event, invocation.stop_in(self._event_lane(invocation, event)))
 
-    def _judge_code(self, invocation: Invocation, event: Event, parts: list[types.Part]) -> None:
+    def _judge_code(self, invocation: Invocation, event: Event, parts: Iterable[types.Part]) -> None:
         """Judge what executed code has printed, as an answer of a tool. Only under an explicit limit on equal ones."""
         lane, guard = self._event_lane(invocation, event), self._guard
         answers: list[Answer] = []
@@ -143,14 +148,14 @@ class EventReader:
                 return flight.lane
         return lane_of(self._guard, invocation, event.branch, event.isolation_scope)
 
-    def _release_slot(self, invocation: Invocation, event: Event) -> str | None:
+    def _release_slot(self, invocation: Invocation, author: str, branch: str | None) -> str | None:
         """Release the slot of the call that an agent's event answers. Return the lane of the call, or None.
 
         The answer came from its model, or from a callback or a later plugin.
         """
         unanswered: tuple[asyncio.Task[Any] | None, ModelInFlight] | None = None
         for task, flight in invocation.flights.items():
-            if flight.agent != event.author or flight.branch != event.branch or flight.delivered:
+            if flight.agent != author or flight.branch != branch or flight.delivered:
                 continue
             if flight.done_at:
                 flight.delivered = True
@@ -224,14 +229,14 @@ class EventReader:
         if waiting:
             invocation.ask(waiting)
         for response in responses:
-            call_id = response.id or ""
+            of = response.__dict__
+            call_id, name = of["id"] or "", of["name"] or ""
             call = invocation.calls.pop(call_id, None)
-            name = response.name or ""
             if call is None or call_id in waiting or name in FRAMEWORK_TOOLS or name.startswith(REQUESTS):
                 continue  # pending confirmation or sign-in is neither failure nor repetition
             lane, batch = call.lane, call.batch
             by_call[call_id] = response
-            given = response.response
+            given = of["response"]
             key = f"{lane}/{name}@{call_id}"
             has_lane = key in run.lanes
             if (has_lane and self._was_interrupted(invocation, key, given)) or (
@@ -239,7 +244,7 @@ class EventReader:
             ):
                 response.response = refusal(PART_STOPPED)
                 call.refused = True
-            value: object = response.response
+            value: object = of["response"]
             if call.outcome is not None:
                 value = call.error
             elif call.refused:

@@ -306,14 +306,12 @@ def _is_announced(request: LlmRequest, accounts: list[ModelInFlight]) -> bool:
     """Add the accounts that hooks have opened for this call. Return whether no other guard is around it: most calls."""
     for account in announced_accounts(request):
         accounts.append(account)
-        charge, asked = account.charge, request.config.max_output_tokens
+        charge = account.charge
         # a callback after ours may have asked for more output than is held
-        if (
-            charge.hold is not None
-            and charge.max_output > 0
-            and (charge.limited if asked is None else asked > charge.max_output)
-        ):
-            cap_output(request, charge.max_output)
+        if charge.hold is not None and charge.max_output > 0:
+            asked = request.config.max_output_tokens
+            if charge.limited if asked is None else asked > charge.max_output:
+                cap_output(request, charge.max_output)
     here = HERE.get()
     if not accounts or here.layers or here.tool is not None or here.stream is None:
         return False

@@ -174,11 +174,12 @@ async def guarded_stream(
                 async for event in stream:
                     shown: Event | None = event
                     try:
-                        invocations.add(event.invocation_id)
+                        held = event.__dict__
+                        invocations.add(held["invocation_id"])
                         if turn is not None:
                             turn.follow(event)
-                        is_reported = is_reported or event.error_code == STOP_CODE
-                        if event.custom_metadata:  # a stop or a termination has some
+                        is_reported = is_reported or held["error_code"] == STOP_CODE
+                        if held["custom_metadata"]:  # a stop or a termination has some
                             stop = stop_in(event) or stop
                             shown = None if raises and is_raised(event) else _shown(event)
                             if shown is not None and shown is not event:

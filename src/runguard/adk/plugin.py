@@ -56,7 +56,7 @@ from runguard.adk.tool_hooks import ToolHooks
 from runguard.calls.model_calls import count_tokens
 from runguard.calls.surroundings import carry
 from runguard.calls.tool_calls import Layer, Place, register
-from runguard.core.decision import ALLOW, METADATA_KEY, STOP_CODE, Action, Trip
+from runguard.core.decision import METADATA_KEY, STOP_CODE, Action, Trip
 from runguard.core.errors import PolicyError
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, ModelResult
 from runguard.core.identity import words_name
@@ -370,20 +370,21 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
         own = self.generations[0]
         try:
-            if event.actions.__dict__.get(REASON) is not None:
+            held, name = event.__dict__, invocation_context.invocation_id
+            if held["actions"].__dict__.get(REASON) is not None:
                 keep_reason(event)
             if len(self.generations) > 1:
-                own = self.generation_of(invocation_context.invocation_id)
-            if own.is_off or event.partial:
+                own = self.generation_of(name)
+            if own.is_off or held["partial"]:
                 return None
-            trip = own.stopper.gave_up(invocation_context.invocation_id)
+            trip = own.stopper.gave_up(name)
             if trip is not None:
                 own.stopper.mark(event, trip)
                 return None
-            invocation = own.invocations.find(invocation_context.invocation_id)
+            invocation = own.invocations.find(name)
             if invocation is not None:
                 own.reader.on_event(invocation, event, invocation_context)
-                if event.custom_metadata or event.error_message:
+                if held["custom_metadata"] or held["error_message"]:
                     own.remote_calls.on_event(invocation, event)
         except Exception as error:
             own.stopper.instead_of("on_event", error, invocation_context)
@@ -407,24 +408,25 @@ class ModelHooks:
 
     async def before(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         ic = callback_context._invocation_context
-        trip, lane = self._stopper.gave_up(ic.invocation_id), ROOT_LANE
+        of, asked = ic.__dict__, llm_request.__dict__
+        trip, lane = self._stopper.gave_up(of["invocation_id"]), ROOT_LANE
         event: ModelCall | None = None
         if trip is None:
             try:
                 guard = self._guard
-                invocation = self._invocations.find(ic.invocation_id)
+                invocation = self._invocations.find(of["invocation_id"])
                 if invocation is None or invocation.nested:
                     invocation = await self._starter.invocation_of(ic)
-                run, branch, agent, task = invocation.run, ic.branch, ic.agent, asyncio.current_task()
-                lane = lane_of(guard, invocation, branch, ic.isolation_scope)
+                run, branch, agent, task = invocation.run, of["branch"], of["agent"], asyncio.current_task()
+                lane = lane_of(guard, invocation, branch, of["isolation_scope"])
                 last = invocation.flights.get(task)
                 if last is not None and (not last.answered or (last.charge is not None and not last.charge.over)):
                     self._settle_unanswered(invocation, last)
                 name = agent.name if agent is not None else ""
-                event = ModelCall(run.info.run, lane, name, guard.clock(), llm_request.model or "")
+                event = ModelCall(run.info.run, lane, name, guard.clock(), asked["model"] or "")
                 flight = ModelInFlight(guard, invocation, lane, name, branch)
                 state = run.lanes[lane]
-                state.offered = llm_request.tools_dict
+                state.offered = asked["tools_dict"]
                 if state.withheld and not invocation.live:
                     leave_tools_out(llm_request, state.withheld)
                 self._measure(invocation, event, flight, llm_request)
@@ -443,10 +445,10 @@ class ModelHooks:
                 ):
                     await self._count_siblings(state, state.parent, event)
                 decision = guard.check(event)
-                if decision.action is not _STOP or not decision.enforced:
-                    reserved = await guard.reserve(event, task=task)
-                    if reserved is not ALLOW and reserved:
-                        decision = reserved
+                is_stopped = decision.action is _STOP and decision.enforced
+                # at once where the accounts of a call of this run were found: a cap function is not asked twice
+                if not is_stopped and not (run.run_costs.lines and guard.reserve_now(event, task)):
+                    decision = await guard.reserve(event, task=task) or decision
                 if decision.action is not _STOP or not decision.enforced:
                     self._admit(flight, event, llm_request, task)
                     if state.notice:
@@ -496,9 +498,9 @@ class ModelHooks:
         sizes = flight.projection = project(request, invocation.prompts.get((event.lane, event.agent)))
         event.input_tokens, event.audio_tokens = sizes.upper, sizes.audio
         event.projected_tokens, event.request_bytes = sizes.likely, sizes.size
-        event.max_output_tokens = request.config.max_output_tokens
-        event.candidates = request.config.candidate_count or 1
-        event.asked = prompt_hash(request)
+        config = request.config.__dict__
+        event.max_output_tokens, event.candidates = config["max_output_tokens"], config["candidate_count"] or 1
+        event.asked = prompt_hash(config["system_instruction"], request.contents)
         if invocation.live:
             # The usage of a live call comes in events. It only needs permission here, so it reserves almost nothing.
             event.input_tokens = event.max_output_tokens = 1
@@ -598,7 +600,7 @@ class ModelHooks:
 
         The loops around it must end, too.
         """
-        ic = callback_context._invocation_context
+        ic, said = callback_context._invocation_context, llm_response.__dict__
         try:
             invocation = self._invocations.find(ic.invocation_id)
             if invocation is None:
@@ -613,7 +615,7 @@ class ModelHooks:
             if ANNOUNCED.get():
                 # The call has reached its model, or never will. A context that outlives the run must not keep the run.
                 ANNOUNCED.set(())
-            if llm_response.partial:
+            if said["partial"]:
                 flight.streamed = True
             else:
                 flight.done_at, flight.delivered = time.monotonic(), False
@@ -627,15 +629,15 @@ class ModelHooks:
                     output = usage.reported.output if usage.reported is not None else None
                     name, now = invocation.run.info.run, self._guard.clock()
                     result = ModelResult(name, flight.lane, flight.agent, now, usage.prompt, output)
-                    result.is_cut = llm_response.finish_reason is _MAX_TOKENS
-                    said = _final_text(llm_response, flight.streamed)
-                    if said is not None:
-                        result.text_id, result.text = words_name(said), said
+                    result.is_cut = said["finish_reason"] is _MAX_TOKENS
+                    text = _final_text(said["content"], said["error_code"], flight.streamed)
+                    if text is not None:
+                        result.text_id, result.text = words_name(text), text
                     self._guard.after(result)
                 if task is not None:
                     invocation.run.slots.give_back(task)
-                if llm_response.error_code == STOP_CODE and (cut := self._invocations.stop_of(ic.invocation_id)):
-                    told = (llm_response.custom_metadata or {}).get(METADATA_KEY)
+                if said["error_code"] == STOP_CODE and (cut := self._invocations.stop_of(ic.invocation_id)):
+                    told = (said["custom_metadata"] or {}).get(METADATA_KEY)
                     if isinstance(told, dict) and told.get("id") == cut.id:
                         return cut, invocation, flight.lane
                 if flight.last_after is not None and not is_answer(llm_response, ic.agent):
@@ -657,15 +659,15 @@ class ModelHooks:
         return None
 
 
-def _final_text(response: LlmResponse, streamed: bool) -> str | None:
+def _final_text(content: types.Content | None, error: str | None, streamed: bool) -> str | None:
     """Return the text of an answer that ends an agent's work. None: it calls tools, sends media, or came in chunks."""
     text = ""
-    for part in (response.content.parts if response.content is not None else None) or ():
+    for part in (content.parts if content is not None else None) or ():
         if part.text is None:
             return None
         if not part.thought:
             text += part.text
-    text = text or str(response.error_code or "")
+    text = text or str(error or "")
     return text if text or not streamed else None
 
 
@@ -675,24 +677,24 @@ _LATEST: Final = 4  # contents: a question is the end of a history
 _READ: Final = 16_384  # of each text
 
 
-def prompt_hash(request: LlmRequest) -> int:
+def prompt_hash(instruction: object, contents: list[types.Content]) -> int:
     """Return a hash of what a model is asked, so that equal answers to new questions do not count as repetition.
 
     It is valid within this process, and 0 where the instruction is not a text. Tool calls and their answers do not
     count: other rules judge them.
     """
-    instruction = request.config.system_instruction
     if instruction is not None and type(instruction) is not str:
         return 0
     asked: list[Any] = [instruction and (len(instruction), instruction[:_READ])]
-    for content in request.contents[-_LATEST:]:
+    for content in contents[-_LATEST:]:
         for part in content.parts or ():
-            if part.text:
-                asked.append(part.text[:_READ])
-            elif part.inline_data is not None and part.inline_data.data:
-                asked.append((len(part.inline_data.data), part.inline_data.data[:_READ]))
-            elif part.file_data is not None:
-                asked.append(part.file_data.file_uri)
+            held = part.__dict__
+            if held["text"]:
+                asked.append(held["text"][:_READ])
+            elif held["inline_data"] is not None and held["inline_data"].data:
+                asked.append((len(held["inline_data"].data), held["inline_data"].data[:_READ]))
+            elif held["file_data"] is not None:
+                asked.append(held["file_data"].file_uri)
     return hash(tuple(asked)) or 1
 
 

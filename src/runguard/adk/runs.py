@@ -731,18 +731,23 @@ def project(request: LlmRequest, known: PromptProjection | None) -> PromptProjec
     return PromptProjection(-(-size // UPPER), size // LIKELY, audio, size, count, tail)
 
 
+# Fields of pydantic's objects are slow to read, so code of every step that needs several takes their ``__dict__``.
+
+
 def _look(content: types.Content) -> Look:
-    lengths = 0
-    for part in content.parts or ():
-        if part.text is not None:
-            lengths += len(part.text)
-        elif part.function_call is not None:
-            lengths += lengths_of(part.function_call.args)
-        elif part.function_response is not None:
-            lengths += lengths_of(part.function_response.response)
-        elif part.inline_data is not None:
-            lengths += len(part.inline_data.data or b"")
-    return content.role, len(content.parts or ()), lengths
+    lengths, of = 0, content.__dict__
+    parts = of["parts"] or ()
+    for part in parts:
+        held = part.__dict__
+        if held["text"] is not None:
+            lengths += len(held["text"])
+        elif held["function_call"] is not None:
+            lengths += lengths_of(held["function_call"].args)
+        elif held["function_response"] is not None:
+            lengths += lengths_of(held["function_response"].response)
+        elif held["inline_data"] is not None:
+            lengths += len(held["inline_data"].data or b"")
+    return of["role"], len(parts), lengths
 
 
 def lengths_of(value: Any) -> int:
@@ -778,29 +783,34 @@ def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) 
     size = audio = 0
     for content in contents:
         for part in content.parts or ():
+            held = part.__dict__
             size += _PART
-            if part.text is not None:
-                size += len(part.text) if part.text.isascii() else text_size(part.text)
-            elif part.function_call is not None or part.function_response is not None:
-                call, answer, known = part.function_call, part.function_response, None
-                name, value = (call.name, call.args) if call else (answer.name, answer.response) if answer else ("", {})
-                if answers is not None and answer is not None:
-                    known = answers.get((name, lengths_of(value)))
-                if known is None:
-                    copy = copy_of(value)
-                    known = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
-                for entry in value.values() if type(value) is dict and len(value) <= _FEW else ():
-                    if type(entry) is str and 2 * len(entry) > known:
-                        break  # a single text is most of the answer
-                else:
-                    known += known // 2  # fields have 2.4 bytes per token where text has 3.2
-                size += len(name or "") + known
-            elif part.inline_data is not None:
-                tokens, sound = media_tokens(part.inline_data.mime_type or "", len(part.inline_data.data or b""))
+            text: str | None = held["text"]
+            if text is not None:
+                size += len(text) if text.isascii() else text_size(text)
+            elif (call := held["function_call"]) is not None:
+                size += len(call.name or "") + _value_size(call.args)
+            elif (answer := held["function_response"]) is not None:
+                name, value = answer.name, answer.response
+                known = answers.get((name, lengths_of(value))) if answers is not None else None
+                size += len(name or "") + _value_size(value, known)
+            elif (media := held["inline_data"]) is not None:
+                tokens, sound = media_tokens(media.mime_type or "", len(media.data or b""))
                 size, audio = size + tokens * UPPER, audio + sound
-            elif part.file_data is not None:
+            elif held["file_data"] is not None:
                 size += IMAGE_TOKENS * UPPER  # its length is unknown
     return size, audio, _look(contents[-1]) if contents else None
+
+
+def _value_size(value: Any, size: int | None = None) -> int:
+    """Return the bytes of arguments or of an answer as a model reads them. ``size``: of their copy, if it is known."""
+    if size is None:
+        copy = copy_of(value)
+        size = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
+    for entry in value.values() if type(value) is dict and len(value) <= _FEW else ():
+        if type(entry) is str and 2 * len(entry) > size:
+            return size  # a single text is most of it
+    return size + size // 2  # fields have 2.4 bytes per token where text has 3.2
 
 
 def _overhead(request: LlmRequest) -> int:

@@ -71,15 +71,16 @@ class ToolHooks:
         self, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
         ic = tool_context._invocation_context
-        if self._stopper.gave_up(ic.invocation_id) is not None:
+        of = ic.__dict__
+        if self._stopper.gave_up(of["invocation_id"]) is not None:
             return refusal(STOPPED)
         try:
-            invocation = self._invocations.find(ic.invocation_id)
+            invocation = self._invocations.find(of["invocation_id"])
             if invocation is None or invocation.nested:
                 invocation = await self._starter.invocation_of(ic)
-            guard, run, name, agent = self._guard, invocation.run, tool.name, ic.agent
+            guard, run, name, agent = self._guard, invocation.run, tool.name, of["agent"]
             agent_name = agent.name if agent is not None else ""
-            lane = lane_of(guard, invocation, ic.branch, ic.isolation_scope)
+            lane = lane_of(guard, invocation, of["branch"], of["isolation_scope"])
             call_id = tool_context.function_call_id or ""
             call = invocation.calls.get(call_id)
             if call is None:
@@ -129,7 +130,7 @@ class ToolHooks:
                         await self._stopper.skip(ic, name, decision.trip, invocation, lane)
                 return refusal(decision.for_model)
             seconds = rule.max_seconds if rule is not None else None
-            if guard.policy.max_seconds is not None or seconds is not None:
+            if run.deadline is not None or seconds is not None:
                 self._limits_time = True
                 follow_execution(tool)
                 call.deadline = guard.clock() + seconds if seconds is not None else 0.0

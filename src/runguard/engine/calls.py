@@ -186,16 +186,27 @@ class PaidCalls(GuardContext):
             self.unspent(event.run, event)
         return decision
 
-    def reserve_now(self, event: ModelCall) -> bool:
-        """Reserve a call without a slot and without waiting, where that is possible. False: await ``reserve``."""
+    def reserve_now(self, event: ModelCall, task: "asyncio.Task[Any] | None" = None) -> bool:
+        """Reserve a call without waiting, where that is possible. False: await ``reserve``.
+
+        ``task``: the current one, where the call takes a slot of its run.
+        """
         for gate in self.gates:
             if gate.busy:
                 return False
         run = self.runs[event.run]
-        event.charge = charge = self.accounts.open_now(run.run_costs, event)
-        if charge is not None:
-            charge.number, charge.journal = event.number, run.journal
-        return charge is not None
+        if task is not None and not run.slots.take(task):
+            return False
+        try:
+            event.charge = charge = self.accounts.open_now(run.run_costs, event)
+        except BaseException:
+            if task is not None:
+                self._give_back(run, event, task)
+            raise
+        if charge is None:
+            return False
+        charge.number, charge.journal = event.number, run.journal
+        return True
 
     def context_limit(self, model: str, *, quiet: bool = False) -> int | None:
         """Return how many input tokens a request to a model may have, for ``ModelCall.context_limit``.

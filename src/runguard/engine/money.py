@@ -156,7 +156,7 @@ class Accounts:
         Their figures are kept, and with the same store their ledger and stops. ``pricing``: other prices than those
         of the policy.
         """
-        self.policy, self.clock = policy, clock
+        self.policy, self.clock, self.hold_seconds = policy, clock, policy.hold_seconds
         if before is not None and _store_of(policy) == _store_of(before.policy):
             ledger = before.ledger
         pricing = pricing or Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
@@ -220,7 +220,7 @@ class Accounts:
         if lines.accounts:
             if bound is None and lines.in_usd and not isinstance(charge.rates, Rates):
                 return None
-            ttl = self.policy.hold_seconds if not event.stands else math.inf  # in memory it goes with the process
+            ttl = self.hold_seconds if not event.stands else math.inf  # in memory it goes with the process
             hold = charge.hold = ledger.hold_now(lines.accounts, worst_of(charge), ttl)
             if hold is None:
                 return None
@@ -318,7 +318,7 @@ class Accounts:
 
     async def _plain_hold(self, charge: Charge, event: ModelCall) -> Hold | Refusal:
         for _ in range(CLOCK_TRIES):
-            held = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), ttl=self.policy.hold_seconds)
+            held = await self.ledger.reserve(charge.lines.accounts, worst_of(charge), ttl=self.hold_seconds)
             if isinstance(held, Refusal) and charge.bound is not None and take_the_rest(charge, event, held):
                 continue
             if not isinstance(held, Stale):
