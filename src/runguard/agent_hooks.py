@@ -19,12 +19,14 @@ from runguard.calls.run import AgentRun, Whom, guard_of
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import Outcome
+from runguard.core.identity import LruDict
 from runguard.engine.guard import Controls
 from runguard.policy.keywords import PolicySettings
 from runguard.providers.usage import GrowingPrompts, read_usage, size_of
 
 __all__ = ["RunGuardInterceptor"]
 
+_GIVEN_UP_KEPT: Final = 64
 _SESSIONS_KEPT: Final = 10_000  # of those that a host never ends, the ones that were used last stay open
 
 
@@ -94,12 +96,17 @@ class _Session:
 
     def __init__(self, run: AgentRun, model: str) -> None:
         self.run, self._model = run, model
-        self._open: dict[str, Permission] = {}  # by the id of the request, where the host gives one
+        # by the id of the request, where the host gives one: the call, and the messages that it sent
+        self._open: dict[str, tuple[Permission, list[Any]]] = {}
+        self._given_up = LruDict[str, Permission](_GIVEN_UP_KEPT)  # those that are booked as estimates, by the same id
 
     async def ask(self, context: dict[str, Any]) -> Verdict:
         messages, request = context["messages"], context.get("request_id") or ""
-        if (failed := self._open.pop(request, None)) is not None:
-            failed.fail(None)
+        for name, (earlier, sent) in list(self._open.items()):
+            if name == request or messages[: len(sent)] == sent:  # this request goes on from it, so it has failed
+                del self._open[name]
+                self._given_up[name] = earlier
+                earlier.fail(None)
         for use, is_checked in () if request else self.run.tools.waiting.values():
             if is_checked:  # no point came after it, and nothing is at work: another interceptor has refused it
                 self.run.tools.skipped(use)
@@ -108,21 +115,25 @@ class _Session:
         if not isinstance(reply, Permission):
             rule = reply.rule if isinstance(reply, Trip) else "termination"
             return Verdict.deny(reason=f"runguard:{rule}", message=str(reply))
-        self._open[request] = reply
+        self._open[request] = reply, list(messages)
         if not reply.notice:
             return ALLOW
         told = [*messages, {"role": "user", "content": reply.notice}]
         return Verdict(Decision.TRANSFORM, transform=Transform("$target", told))
 
     def settle(self, context: dict[str, Any]) -> None:
-        permission = self._open.pop(context.get("request_id") or "", None)
+        request, model = context.get("request_id") or "", self._model or str(context["model"]["id"])
+        counts = read_usage(context.get("usage") or {}, [])
+        usage = counts.usage() if counts is not None else None
+        permission, _ = self._open.pop(request, (None, None))
         if permission is None:
+            if usage is not None and (late := self._given_up.pop(request, None)) is not None:
+                late.correct(usage, model=model)
             return
         response, content = context["response"], context["response"]["content"]
-        counts = read_usage(context.get("usage") or {}, [])
         permission.settle(
-            counts.usage() if counts is not None else None,
-            model=self._model or str(context["model"]["id"]),
+            usage,
+            model=model,
             calls=[_use(call) for call in response["tool_calls"]],
             text=content if isinstance(content, str) else "",
             size=size_of([content, response["tool_calls"]]),
@@ -135,7 +146,7 @@ class _Session:
         return ALLOW if note is None else Verdict(Decision.TRANSFORM, transform=Transform("$target", note))
 
     def end(self) -> None:
-        for permission in self._open.values():
+        for permission, _ in self._open.values():
             permission.fail(None)
         self.run.end()
 

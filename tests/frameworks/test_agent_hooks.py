@@ -96,6 +96,20 @@ async def test_a_call_without_an_answer_is_booked_as_an_estimate() -> None:
     assert (spend["estimated_calls"], spend["reserved_usd"]) == (2, 0)
 
 
+async def test_calls_that_failed_hold_nothing_once_the_request_is_sent_again() -> None:
+    guard = RunGuardInterceptor(max_usd=1, prices=_PRICES, models=_LIMITS)
+    host = Host(guard)
+    await host.asks(request_id="r0")
+    one = guard.spend()["reserved_usd"]
+    for number in range(1, 5):  # as a host does while its provider is away
+        await host.asks(request_id=f"r{number}")
+    assert (guard.spend()["estimated_calls"], guard.spend()["reserved_usd"]) == (4, one)
+    for number in range(5):  # it was not away: the same was asked five times at once
+        await host.gets(usage={"prompt_tokens": 100, "completion_tokens": 10}, request_id=f"r{number}")
+    spend = guard.spend()
+    assert (spend["usd"], spend["calls"], spend["reserved_usd"]) == (5 * Decimal("0.00011"), 5, 0)
+
+
 async def test_a_session_that_its_host_never_ends_is_booked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent_hooks, "_SESSIONS_KEPT", 2)
     guard = RunGuardInterceptor(budgets=[Budget(usd=1, per="app")], app="docs", prices=_PRICES, models=_LIMITS)

@@ -192,7 +192,11 @@ class Exchange:
             read = partial(self._described, wire, body)
             strand, reply = await self._gateway.conversations.ask(asked, read)
             if isinstance(reply, Permission):
-                await self._forward(GuardedCall(self._gateway, strand, reply, wire, body), raw)
+                call = GuardedCall(self._gateway, strand, reply, wire, body)
+                try:
+                    await self._forward(call, raw)
+                finally:
+                    call.fail(None)  # if nothing has closed it
             else:
                 self._gateway.tally.refused += 1
                 await self._stop(strand, wire, body, reply)
@@ -249,7 +253,6 @@ class Exchange:
         try:
             await self._answer(call, response)
         finally:
-            call.fail(None)  # if nothing has closed it
             await asyncio.shield(response.aclose())  # also where the client leaves just now
 
     async def _answer(self, call: "GuardedCall", response: httpx.Response) -> None:
