@@ -62,11 +62,12 @@ _HAS_ATTEMPTS: Final = hasattr(AbstractCapability, "prepare_model_request")
 class _Turn:
     """One run of an agent while it works: its ``AgentRun``, and the attempts at its newest model request."""
 
-    __slots__ = ("__weakref__", "_making", "attempts", "others", "run")
+    __slots__ = ("__weakref__", "_making", "around", "attempts", "others", "run")
 
     def __init__(self, run: AgentRun, others: list[AgentRun]) -> None:
         """``others``: what other guards have begun for the same run of the agent."""
         self.run, self.others = run, others
+        self.around = run.tools.around(run.agent)  # each node, one after another
         self.attempts: list[Permission] = []
         self._making: AbstractContextManager[None] | None = None  # around the newest attempt
 
@@ -194,7 +195,7 @@ class RunGuard(Controls, AbstractCapability[Any]):
         turn = self._turn(ctx)
         if turn is None:
             return await handler(node)
-        with turn.run.tools.around(turn.run.agent):
+        with turn.around:
             return await handler(node)
 
     # ---- model calls ------------------------------------------------------------------------------------------------

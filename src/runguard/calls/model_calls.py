@@ -346,11 +346,19 @@ class Permission:
         A fault in ``change`` leaves the request as it is.
         """
         try:
-            is_plain = not self.notice and self.max_output_tokens is None and not self.model and not self.withheld
-            return request if is_plain else change(self, request)
+            return request if self._is_plain() else change(self, request)
         except Exception as error:
             self._run.fault(error)
             return request
+
+    def _is_plain(self) -> bool:
+        """Return whether the request may be sent as it is."""
+        for (_, run, lane), event in self.charged:
+            if event.instead_of or (event.charge is not None and event.charge.lowered):
+                return False
+            if lane in run.lanes and run.lanes[lane].withheld:
+                return False
+        return not self.notice
 
     @_ending
     def settle(

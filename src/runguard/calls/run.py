@@ -368,7 +368,7 @@ class AgentRun:
         except BaseException:
             permission.release()
             raise
-        permission.notice = "\n".join(dict.fromkeys(notice for notice in notices if notice))
+        permission.notice = "\n".join(dict.fromkeys(filter(None, notices)))
         return permission
 
     async def _ask_plain(

@@ -199,8 +199,11 @@ def usage_of(message: AIMessage) -> Usage | None:
 
 def answered_by(*metadata: Mapping[str, Any] | None) -> str:
     """Return the model that answered, as the provider names it in the first of these that has a name."""
-    known = (one for one in metadata if one)
-    return next((name for one in known for key in _MODELS if isinstance(name := one.get(key), str) and name), "")
+    for one in filter(None, metadata):
+        for key in _MODELS:
+            if isinstance(name := one.get(key), str) and name:
+                return name
+    return ""
 
 
 def response_id(message: AIMessage) -> str:

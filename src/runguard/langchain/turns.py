@@ -355,7 +355,9 @@ class Runs:
 
     def _turn(self, scope: Scope | None) -> tuple[Turn | None, _Key]:
         """Return the turn around this code, and the agent in it; None where each call is a run of its own."""
-        block = _block_around(scope)
+        block = SURROUNDINGS.get().run or (scope.turn.around if scope is not None else None)
+        while block is not None and block.ended:
+            block = block.outer
         if scope is not None:
             return scope.turn, (self.guard, scope.agent, block)
         turn = block.kept.setdefault(_KEPT, Turn()) if block is not None else None
@@ -396,14 +398,6 @@ class Runs:
 def _agent_name() -> str:
     metadata = (var_child_runnable_config.get() or {}).get("metadata") or {}
     return str(metadata.get("lc_agent_name") or "agent")
-
-
-def _block_around(scope: Scope | None) -> RunContext | None:
-    """Return the innermost open block of ``runguard.run()`` around this code, or around the turn of a scope."""
-    block = SURROUNDINGS.get().run or (scope.turn.around if scope is not None else None)
-    while block is not None and block.ended:
-        block = block.outer
-    return block
 
 
 def asked_in(inputs: object) -> object:
