@@ -15,8 +15,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # What runs on the oldest google-adk: what ADK itself decides, which is its hooks, its runners and what its events hold. `make test-adk` runs all
 # that touches ADK on every release.
 TOUCH_ADK := tests/adk/install tests/replay/test_same_as_live.py tests/wire/test_gemini_wire.py tests/wire/test_automatic_functions.py \
-  $(addprefix tests/adk/test_, agents_without_plugins.py budget_plugin.py budgets_live.py compaction.py \
-  direct_model_calls.py downgrade_live.py edges.py guarded_model.py inner_runners.py kill_switch.py no_harm.py last_answer_live.py \
+  $(addprefix tests/adk/test_, budget_plugin.py budgets_live.py compaction.py \
+  downgrade_live.py edges.py guarded_model.py inner_runners.py no_harm.py last_answer_live.py \
   limits_live.py live.py nested_handoffs.py prompt_cache_live.py reentries.py remote_agents.py resuming.py scenarios.py settling.py \
   streaming.py termination_branches.py topologies.py versions_page.py withheld_live.py \
   wrapped_models.py)

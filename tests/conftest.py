@@ -39,9 +39,10 @@ TOGETHER = {
     "tests/replay/test_redis_source.py": "redis",
     "tests/test_architecture.py": "sources",
     "tests/test_docs.py::test_snippet_runs": "docs",
-    "tests/providers/test_usage_of_providers.py::test_litellm": "litellm",
+    "tests/providers/test_prompts.py": "litellm",
+    "tests/providers/test_usage_of_providers.py": "litellm",
     "tests/wire/test_entered_streams": "litellm",
-    "tests/wire/test_model_classes.py::test_litellm": "litellm",
+    "tests/wire/test_model_classes.py": "litellm",
     "tests/wire/test_refused_connections.py": "litellm",
     "tests/wire/test_seed_example.py": "litellm",
 }

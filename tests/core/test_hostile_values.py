@@ -1,5 +1,6 @@
-"""No value can make a fingerprint fail."""
+"""No value can make a fingerprint fail or cost more than a bounded walk."""
 
+import sys
 from collections.abc import Callable
 from datetime import datetime, tzinfo
 from decimal import Decimal
@@ -11,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runguard.core.identity import MAX_CHARS, AnswerBook, answer_text, call_fingerprint, size_of, snapshot
+from runguard.core.identity import (
+    MAX_CHARS,
+    MAX_NODES,
+    AnswerBook,
+    answer_text,
+    bounded_text,
+    call_fingerprint,
+    size_of,
+    snapshot,
+)
 from runguard.core.outcomes import classify
 from tests.kit.fingerprints import GENEROUS_S, cpu_seconds, cyclic_list, keys, scalars
 
@@ -245,3 +255,53 @@ def test_no_answer_costs_more_than_a_bounded_copy(build: Callable[[], Any]) -> N
 @settings(max_examples=60)
 def test_any_plain_value_has_a_text(value: Any) -> None:
     assert isinstance(answer_text(value), str)
+
+
+# ---- A value that holds itself many times is read as often as any other: a bounded number of its entries ------------
+
+
+class Node:
+    pass
+
+
+def wide_dict() -> Any:
+    value: dict[str, Any] = {}
+    value.update({f"key {n}": value for n in range(400)})
+    return value
+
+
+def wide_list() -> Any:
+    value: list[Any] = []
+    value.extend([value] * 400)
+    return value
+
+
+def wide_object() -> Any:
+    value = Node()
+    for n in range(60):
+        setattr(value, f"field{n}", value)
+    return value
+
+
+@pytest.mark.parametrize("make", [wide_dict, wide_list, wide_object])
+def test_the_entries_of_all_containers_together_are_bounded(make: Any) -> None:
+    calls, value = 0, make()
+
+    def count(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        text = bounded_text(value)
+    finally:
+        sys.setprofile(None)
+    assert calls < 16 * MAX_NODES
+    assert len(text) < 64 * MAX_NODES
+    assert text == bounded_text(make())
+
+
+def test_every_entry_of_a_value_within_the_bound_is_read() -> None:
+    rows = [{"id": n, "tags": {n}} for n in range(MAX_NODES // 4)]  # a set is told by the bounded text
+    changed = [*rows[:-1], {"id": -1, "tags": {0}}]
+    assert bounded_text(rows) != bounded_text(changed)

@@ -222,8 +222,8 @@ def kept(book: AnswerBook) -> list[Any]:
 def test_the_book_is_bounded() -> None:
     book = AnswerBook()
     sizes = []
-    for start in (0, 20_000):
-        for n in range(start, start + 20_000):
+    for start in (0, 6_000):
+        for n in range(start, start + 6_000):
             book.name(b"%d" % (n % 3_000), f"{'y' * 100} {n}")
             book.name(b"often", f"answer {n}")
         sizes.append(len(kept(book)))

@@ -1,14 +1,24 @@
-"""Stops, trips, shadow mode, nudges, sessions, start and end."""
+"""Stops, trips, shadow mode, nudges, sessions, breakers, calls in flight, callbacks, texts and errors."""
 
+import asyncio
 import gc
+import pickle
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from runguard.core import errors
 from runguard.core.decision import (
     Action,
+    Decision,
     Finding,
+    Trip,
+    text_for_model,
+    text_for_operator,
+    text_for_user,
     trip,
 )
 from runguard.core.events import ROOT_LANE, AgentEntered, ModelCall, Outcome, RunInfo, ToolCall
@@ -16,10 +26,12 @@ from runguard.engine import runs as lanes
 from runguard.engine import tools as side_effects
 from runguard.engine.guard import Guard, Question
 from runguard.engine.runs import Lane, Run
-from runguard.policy import Policy
+from runguard.policy import Policy, ToolRule
+from runguard.policy.settings import RULES
 from tests.kit.driver import Driver
 from tests.kit.examples import each_row
 from tests.kit.guards import (
+    LADDER,
     allow_stays_allow,  # noqa: F401 - an autouse fixture
     loop,
 )
@@ -399,3 +411,357 @@ def test_an_ended_run_is_freed_without_the_garbage_collector() -> None:
 
 def _held() -> int:
     return sum(type(one) in (Lane, Run) for one in gc.get_objects())
+
+
+# ---- the breaker across runs ----------------------------------------------------------------------------------------
+
+
+def raise_in(d: Driver, *runs: str, tool: str = "flaky") -> None:
+    for n, run in enumerate(runs):
+        d.start(run)
+        d.tool(tool, {"run": run, "n": n}, says="ConnectionError: refused", outcome=Outcome.ERROR, run=run)
+
+
+def test_exceptions_from_several_runs_open_the_breaker_for_all(drive: type[Driver]) -> None:
+    d = drive()
+    raise_in(d, *(f"r{n}" for n in range(5)))
+    step = d.tool("flaky")
+    assert (step.word, present(step.before[0].finding).rule, step.ran) == ("block", "breaker", False)
+    assert step.before[0].retry_after == 60
+    assert d.guard.snapshot()["breakers"] == {"flaky": "open"}
+    assert d.tool("other").ran
+
+
+def test_while_a_probe_is_out_the_others_are_refused(drive: type[Driver]) -> None:
+    d = drive(max_tool_failures=2, half_open_reset_seconds=10)
+    raise_in(d, "r1", "r2")
+    d.now += 10
+    probing = ToolCall("run", "", "a", d.now, "flaky", b"x", "batch", "id")
+    assert d.guard.check(probing).action is Action.ALLOW
+    d.start("r3")
+    assert not d.tool("flaky", run="r3").ran
+
+
+def test_a_probe_of_a_run_that_ended_goes_to_the_next(drive: type[Driver]) -> None:
+    d = drive(max_tool_failures=2, half_open_reset_seconds=10)
+    raise_in(d, "r1", "r2")
+    d.now += 10
+    d.guard.check(ToolCall("run", "", "a", d.now, "flaky", b"x", "batch", "id"))
+    d.guard.end("run")
+    d.start("r3")
+    assert d.tool("flaky", run="r3", says="back").ran
+
+
+def test_a_probe_that_another_rule_refused_proves_nothing(drive: type[Driver]) -> None:
+    d = drive(max_tool_failures=2, half_open_reset_seconds=10, tools={"flaky": {"max_calls": 1}})
+    raise_in(d, "r1", "r2")
+    d.now += 10
+    assert not d.tool("flaky", run="r2").ran  # its one call of this run is spent: the tool was not reached
+    assert present(d.guard.breakers.get("flaky")).state(d.now).value == "half_open"
+    assert d.tool("flaky", run="run", says="back").ran  # and the probe is free for the next
+
+
+def test_the_breaker_of_an_exempt_tool_can_close_again(drive: type[Driver]) -> None:
+    d = drive(max_tool_failures=2, half_open_reset_seconds=10, tools={"flaky": {"exempt": True}})
+    raise_in(d, "r1", "r2")
+    d.now += 10
+    for _ in range(3):
+        assert d.tool("flaky", says="back").ran
+
+
+def test_in_shadow_an_open_breaker_refuses_nothing(drive: type[Driver]) -> None:
+    d = drive(mode="shadow", max_tool_failures=2)
+    raise_in(d, "r1", "r2")
+    assert all(d.tool("flaky", {"n": n}).ran for n in range(3))
+
+
+# ---- model calls in flight ------------------------------------------------------------------------------------------
+
+
+async def reserve(d: Driver, hold: asyncio.Event, lane: str = ROOT_LANE) -> str:
+    event = ModelCall("run", lane, "agent", d.now)
+    assert d.guard.check(event).action is Action.ALLOW
+    decision = await d.guard.reserve(event)
+    if decision.action is Action.ALLOW:
+        await hold.wait()
+        d.guard.runs["run"].slots.give_back(present(asyncio.current_task()))
+    return decision.action.word
+
+
+async def in_flight(d: Driver, number: int) -> tuple[int, list[str]]:
+    """So many model calls at once: how many were in flight, and what became of each."""
+    hold = asyncio.Event()
+    lanes = [d.lane(f"branch {n}") for n in range(number)]
+    tasks = [asyncio.create_task(reserve(d, hold, lane)) for lane in lanes]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    flying = d.guard.snapshot()["runs"][0]["in_flight"]
+    hold.set()
+    return flying, await asyncio.wait_for(asyncio.gather(*tasks), 30)
+
+
+async def test_twenty_model_calls_fly_at_once_and_the_surplus_waits(drive: type[Driver]) -> None:
+    d = drive()
+    flying, ends = await in_flight(d, 60)
+    assert flying == 20
+    assert ends == ["allow"] * 60
+    assert d.rules_tripped == []
+
+
+async def test_a_number_set_by_the_user_refuses_the_surplus_as_one_trip(drive: type[Driver]) -> None:
+    d = drive(max_concurrent_agents=5)
+    flying, ends = await in_flight(d, 30)
+    assert flying == 5
+    assert (ends.count("allow"), ends.count("stop")) == (5, 25)
+    assert d.rules_tripped == ["fan_out"]
+    assert d.guard.snapshot()["runs"][0]["model_calls"] == 5
+
+
+async def test_a_refused_model_call_is_given_back_to_the_limit(drive: type[Driver]) -> None:
+    d = drive(max_concurrent_agents=5, max_model_calls=6)
+    await in_flight(d, 5)
+    await in_flight_once_more(d)
+    assert d.guard.snapshot()["runs"][0]["model_calls"] == 6
+
+
+async def in_flight_once_more(d: Driver) -> None:
+    hold = asyncio.Event()
+    hold.set()
+    assert await reserve(d, hold) == "allow"
+
+
+# ---- tool rules -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rule_beside_the_tool_holds_and_the_policys_own_wins(drive: type[Driver]) -> None:
+    d = drive(tools={"b": {"paging": True}})
+    d.guard.tools.declare("a", ToolRule(exempt=True))
+    d.guard.tools.declare("b", ToolRule(exempt=True))
+    assert present(d.guard.tools.rule("a")).exempt
+    assert d.guard.tools.rule("b") == ToolRule(paging=True)
+    assert set(loop(d, 3)) <= {"allow", "nudge"}
+    assert {d.tool("a").word for _ in range(10)} == {"allow"}
+
+
+def test_a_declared_failure_is_a_failure(drive: type[Driver]) -> None:
+    d = drive(
+        tools={
+            "book": {"failed": {"code": ["FULL", "CLOSED"]}},
+            "pay": ToolRule(failed=lambda answer: answer["paid"] < 1),
+        },
+        max_identical_tool_results=3,
+    )
+    assert [d.tool("book", {"n": n}, says={"code": "FULL"}).word for n in range(3)] == ["allow", "allow", "stop"]
+    d.start("r2")
+    assert [d.tool("pay", {"n": n}, says={"paid": 0}, run="r2").word for n in range(3)] == ["allow", "allow", "stop"]
+
+
+def test_a_failing_function_of_the_user_harms_nothing(drive: type[Driver]) -> None:
+    def broken(_: Any) -> Any:
+        raise RuntimeError("mine")
+
+    d = drive(tools={"pay": ToolRule(failed=broken)}, tool_result_normalizer={"pay": broken})
+    assert [d.tool("pay").word for _ in LADDER] == LADDER
+
+
+def test_volatile_fields_of_an_answer_never_count(drive: type[Driver]) -> None:
+    d = drive(tools={"ask": {"volatile": ["noise"]}})
+    assert [d.tool("ask", says={"fact": "same", "noise": n}).word for n in range(9)][-1] == "stop"
+
+
+# ---- callbacks ------------------------------------------------------------------------------------------------------
+
+
+def test_callbacks_run_on_another_thread(drive: type[Driver]) -> None:
+    seen: list[tuple[str, Any]] = []
+    d = drive(
+        on_trip=lambda trip: seen.append((threading.current_thread().name, trip)),
+        on_decision=lambda decision: seen.append((threading.current_thread().name, decision)),
+    )
+    loop(d)
+    assert d.guard.outbox.flush()
+    assert threading.current_thread().name not in {name for name, _ in seen}
+    assert [value for _, value in seen if isinstance(value, Trip)] == list(d.guard.trips)
+    assert [value.action.word for _, value in seen if isinstance(value, Decision)] == ["nudge", "block", "stop"]
+
+
+def test_a_callback_may_be_async(drive: type[Driver]) -> None:
+    seen: list[Trip] = []
+
+    async def on_trip(trip: Trip) -> None:
+        await asyncio.sleep(0)
+        seen.append(trip)
+
+    d = drive(on_trip=on_trip)
+    loop(d)
+    assert d.guard.outbox.flush()
+    assert seen == list(d.guard.trips)
+
+
+@pytest.mark.parametrize("error", [ValueError("boom"), KeyError(), asyncio.CancelledError(), SystemExit(1)], ids=repr)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_callback_that_raises_harms_nothing_and_the_next_one_is_called(drive: type[Driver], error: Any) -> None:
+    trips: list[Trip] = []
+
+    def on_decision(_: Decision) -> None:
+        raise error
+
+    d = drive(on_decision=on_decision, on_trip=trips.append)
+    assert loop(d) == LADDER
+    assert d.guard.outbox.flush()
+    assert trips == list(d.guard.trips)
+    assert d.guard.snapshot()["callbacks_failed"] == 3
+
+
+def test_a_callback_that_hangs_holds_up_nothing_and_what_does_not_fit_is_dropped_and_counted(
+    drive: type[Driver],
+) -> None:
+    release = threading.Event()
+    d = drive(on_trip=lambda _: release.wait(30), max_model_calls=1)
+    try:
+        began = time.monotonic()
+        for n in range(1_100):
+            d.start(f"r{n}")
+            d.model(run=f"r{n}")
+            assert d.model(run=f"r{n}").action is Action.STOP
+        assert time.monotonic() - began < 40
+        assert not d.guard.outbox.flush(0.01)
+        assert 0 < d.guard.snapshot()["callbacks_dropped"] <= 100
+    finally:
+        release.set()
+
+
+def test_a_sticky_stop_is_told_once(drive: type[Driver]) -> None:
+    said: list[Decision] = []
+    d = drive(max_model_calls=1, on_decision=said.append)
+    for _ in range(10):
+        d.model()
+    assert d.guard.outbox.flush()
+    assert len(said) == 1
+
+
+# ---- texts ----------------------------------------------------------------------------------------------------------
+
+
+@each_row("rule", [*RULES, "once", "breaker", "depth", "tool_limit", "fan_out", "result_size"])
+@each_row("action", [Action.NUDGE, Action.BLOCK, Action.STOP])
+def test_the_model_is_told_what_not_to_do_and_is_not_invited_to_vary_its_arguments(rule: Any, action: Any) -> None:
+    said = text_for_model(Finding(rule, action, 5, 4, "calls", tool="look")).lower()
+    assert said
+    assert "{" not in said
+    assert not any(
+        words in said
+        for words in ("different argument", "other argument", "try again", "runguard", "circuit breaker", "policy")
+    )
+
+
+@each_row("rule", [*RULES, "model_calls", "tool_calls", "deadline", "fan_out", "depth", "policy_error", "guard_error"])
+def test_the_end_user_reads_a_plain_sentence(rule: Any) -> None:
+    said = text_for_user(rule)
+    assert said.endswith(".")
+    assert not any(word in said.lower() for word in ("$", "usd", "token", "runguard", rule if "_" in rule else "\0"))
+
+
+def test_the_operator_reads_rule_value_limit_and_path() -> None:
+    finding = Finding("stall", Action.STOP, 6, 6, "equal failures", tool="parse")
+    said = text_for_operator(
+        finding, path=("root", "child"), model_calls=7, tool_calls=6, tokens=800, spent=", $0.02", enforced=True
+    )
+    parts = (
+        "stopped by stall",
+        "'parse'",
+        "6 equal failures, limit 6",
+        "root",
+        "child",
+        "7 model calls, 6 tool calls, 800 tokens, $0.02",
+    )
+    assert all(part in said for part in parts)
+    assert sorted(parts, key=said.index) == list(parts)
+
+
+def test_a_text_of_the_users_own_replaces_the_built_in_one(drive: type[Driver]) -> None:
+    d = drive(stop_text="Please call us.")
+    loop(d)
+    assert d.guard.stop_text(d.guard.trips[0]) == "Please call us."
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, BaseException)]
+
+
+@each_row("kind", ERRORS)
+def test_all_errors_are_runtime_errors_of_one_tree(kind: Any) -> None:
+    assert issubclass(kind, errors.RunGuardError)
+    assert issubclass(kind, RuntimeError)
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+def test_every_error_survives_pickling(drive: type[Driver], kind: Any) -> None:
+    d = drive()
+    loop(d)
+    (first,) = d.guard.trips
+    stopped = issubclass(kind, errors.RunStoppedError)
+    error = kind(first) if stopped else kind("what is wrong")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    if stopped:
+        assert again.trip == first
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("repetition", errors.LoopDetectedError),
+        ("no_news", errors.LoopDetectedError),
+        ("stall", errors.LoopDetectedError),
+        ("handoff", errors.LoopDetectedError),
+        ("deadline", errors.DeadlineExceededError),
+        ("model_calls", errors.LimitExceededError),
+        ("fan_out", errors.LimitExceededError),
+        ("growth", errors.CostGrowthError),
+        ("policy_error", errors.GuardFailedError),
+        ("guard_error", errors.GuardFailedError),
+    ],
+)
+def test_the_error_fits_the_rule(drive: type[Driver], rule: str, kind: Any) -> None:
+    trip = drive().guard.fail("run", rule, "because")
+    assert trip is not None
+    error = errors.RunStoppedError.of(trip)
+    assert type(error) is kind
+    assert str(error) == trip.message
+    assert (error.observed, error.limit) == (trip.observed, trip.limit)
+
+
+def test_a_loop_error_shows_the_pattern(drive: type[Driver]) -> None:
+    d = drive(rules={"repetition": False})
+    for n in range(20):
+        d.tool(f"tool {n % 2}")
+    error = errors.RunStoppedError.of(d.guard.trips[0])
+    assert isinstance(error, errors.LoopDetectedError)
+    assert error.repeats == 14
+    assert set(error.pattern) <= {"tool 0", "tool 1"}
+
+
+# ---- the guard's own faults -----------------------------------------------------------------------------------------
+
+
+def test_a_run_can_be_stopped_for_the_guards_own_sake(drive: type[Driver]) -> None:
+    d = drive()
+    first = d.guard.fail("run", "policy_error", "max_model_cals: no such setting")
+    assert first is not None
+    assert "max_model_cals" in first.message
+    assert d.model().trip is first
+    assert d.guard.fail("run", "guard_error", "again") is first
+    assert d.guard.fail("unknown", "guard_error", "x") is None
+
+
+def test_a_call_that_never_left_is_unspent(drive: type[Driver]) -> None:
+    d = drive(max_model_calls=2)
+    for _ in range(10):
+        assert d.model().action is Action.ALLOW
+        d.guard.unspent("run")
+    assert [d.model().action.word for _ in range(3)] == ["allow", "allow", "stop"]
+    d.guard.unspent("unknown")

@@ -1,6 +1,7 @@
-"""Every name in docs/reference/aliases.md exists, and both forms of a setting or an expression do the same."""
+"""Every name in docs/reference/aliases.md exists, both forms of a setting do the same; keywords follow the policy."""
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ import pytest
 import runguard
 import runguard.adk
 from runguard import Budget
-from runguard.calls.function_settings import GuardSettings
-from runguard.calls.functions import _settings
+from runguard.calls.function_settings import ELSEWHERE, ONLY_AGENTS, GuardSettings
+from runguard.calls.functions import _OWN, _settings
 from runguard.policy import RULES, Policy
+from runguard.policy.keywords import CommonSettings, FunctionSettings, PolicySettings
 from runguard.termination import AndTerminationCondition, MaxMessageTermination, OrTerminationCondition
 from tests.kit.examples import each_row
 
@@ -87,3 +89,21 @@ def test_the_same_names_are_the_same_objects() -> None:
 def test_the_page_is_linked() -> None:
     assert "reference/aliases.md" in (DOCS / "coming-from.md").read_text(encoding="utf-8")
     assert "aliases" in (DOCS / "reference" / "index.md").read_text(encoding="utf-8")
+
+
+# ---- The typed keywords are those of the policy and of guarded functions --------------------------------------------
+
+
+def test_the_keywords_are_written_from_the_policy() -> None:
+    made = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "settings_table.py"))
+    assert made["KEYWORDS"].read_text(encoding="utf-8") == made["keywords"](), "run: python docs/settings_table.py"
+
+
+def test_an_agents_guard_takes_every_setting_of_the_policy() -> None:
+    assert set(PolicySettings.__annotations__) == set(Policy.model_fields)
+
+
+def test_a_functions_guard_takes_what_is_not_about_agents() -> None:
+    shared = set(Policy.model_fields) - set(ELSEWHERE) - ONLY_AGENTS - {"tokens"}
+    assert set(CommonSettings.__annotations__) == shared
+    assert set(FunctionSettings.__annotations__) == shared | set(_OWN) | {"name"}

@@ -166,7 +166,7 @@ def test_calls_of_every_supported_provider_cost_the_same_to_the_nano(provider: s
         model = next((name for name in ids if (found := entry_of(packaged_table(), name)) and found[0] is entry), None)
         if model is None:
             continue  # an earlier entry of the provider claims its names, or they begin like a model and go on
-        for _ in range(12):
+        for _ in range(8):
             moment = a_moment(chance)
             rates = book.rates(model, moment.timestamp())
             if not isinstance(rates, Rates):
@@ -178,7 +178,7 @@ def test_calls_of_every_supported_provider_cost_the_same_to_the_nano(provider: s
             assert theirs <= ours, (info.id, moment, usage)
             assert rates.estimated or ours <= theirs + dearer, (info.id, moment, usage)
             compared += 1
-    assert compared >= 8 * len(seller.models), "most models were not compared"
+    assert compared >= 5 * len(seller.models), "most models were not compared"
 
 
 def test_the_packaged_table_is_what_the_script_makes_of_genai_prices() -> None:

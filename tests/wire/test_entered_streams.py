@@ -1,5 +1,5 @@
-"""The stream helpers of Anthropic's and OpenAI's own clients: ``with client.messages.stream(...) as stream``. Real
-clients, real HTTP.
+"""The stream helpers of Anthropic's and OpenAI's own clients, ``with client.messages.stream(...) as stream``, and the
+streams of LiteLLM. Real clients, real HTTP.
 """
 
 import gc
@@ -285,3 +285,53 @@ def test_plain_streams_of_the_client_are_booked(chat: Setup) -> None:
     assert figures(guarded) == (2, 0, CALL_USD * 2, Decimal(0)), (
         "left after the provider's last word, nothing is missing"
     )
+
+
+# ---- one guard around another ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["messages"])
+def test_both_guards_book_the_call_when_the_stream_ends(setup: Setup) -> None:
+    inner = setup.guard(budget={"max_usd": 1})
+    outer = runguard.guard(inner, **Setup._keywords({"budget": {"max_usd": CALL_USD * 2}}))
+    for _ in range(2):
+        with outer(**setup.request) as stream:
+            assert stream.get_final_message().usage.output_tokens == 250
+    assert figures(outer) == figures(inner) == (2, 0, CALL_USD * 2, Decimal(0))
+    with pytest.raises(runguard.BudgetExceededError):
+        outer(**setup.request)
+    assert len(setup.server.requests) == 2
+
+
+@pytest.mark.parametrize("kind", ["messages"])
+async def test_both_guards_book_an_async_call_when_the_stream_ends(setup: Setup) -> None:
+    inner = setup.guard_async(budget={"max_usd": 1})
+    outer = runguard.guard_async(inner, **Setup._keywords({"budget": {"max_usd": CALL_USD * 2}}))
+    for _ in range(2):
+        async with await outer(**setup.request) as stream:
+            assert [event async for event in stream]
+    assert figures(outer) == figures(inner) == (2, 0, CALL_USD * 2, Decimal(0))
+    assert len(setup.server.requests) == 2
+
+
+# ---- LiteLLM: its streams can be read with ``for`` and with ``async for`` -------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_stream_of_litellm_is_read_as_its_caller_means_and_booked(is_async: bool) -> None:
+    litellm, server = pytest.importorskip("litellm"), OpenAIServer()
+    server.script(Reply("Hello there, it is a fine day."))
+    asked: dict[str, Any] = {**CHAT, "model": "openai/gpt-4o", "api_base": f"{server.url}/v1", "api_key": KEY}
+    call: Any = (
+        runguard.guard_async(litellm.acompletion, budget={"max_usd": 1})
+        if is_async
+        else runguard.guard(litellm.completion, budget={"max_usd": 1})
+    )
+    stream = await call(**asked, stream=True) if is_async else call(**asked, stream=True)
+    pieces = [piece async for piece in stream] if is_async else list(stream)
+    words = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert words == "Hello there, it is a fine day."
+    assert figures(call)[:2] == (1, 0)
+    assert figures(call)[3] == 0
+    assert figures(call)[2] > 0
+    server.close()
