@@ -320,6 +320,6 @@ async def test_after_enough_calls_no_line_is_kept() -> None:
     provider = Provider([0.01])
     call = guard_async(provider.call, budget={"max_usd": 100})
     await fan_out(call, ENOUGH_SEEN + 10)
-    queue = call.__runguard__.queue
-    assert not queue.running
-    assert not queue.waiting
+    turns = call.__runguard__.turns
+    assert not turns.holders
+    assert not turns.waiting

@@ -1,6 +1,7 @@
 """A bounded number of model calls at once: never more, nobody forgotten, in the order of asking."""
 
 import asyncio
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runguard.engine import waiting as inflight
-from runguard.engine.waiting import Slots
+from runguard.engine.waiting import Turns, is_finished
 from tests.kit.waiting import forever, turns
 
 PATIENCE_S = 20  # far beyond anything that works
@@ -45,6 +46,7 @@ class Call:
     holds: int  # turns it takes
     gives_back: bool  # or just ends
     cancelled: int | None  # turns until somebody cancels it
+    patience_s: float  # after which it gives up
 
 
 schedules = st.lists(
@@ -54,6 +56,7 @@ schedules = st.lists(
         holds=st.integers(0, 6),
         gives_back=st.booleans(),
         cancelled=st.none() | st.integers(0, 15),
+        patience_s=st.sampled_from([math.inf, math.inf, 0.0, 0.001]),
     ),
     min_size=1,
     max_size=12,
@@ -64,14 +67,17 @@ schedules = st.lists(
 @settings(max_examples=60)
 def test_never_more_than_the_limit_and_everybody_has_a_turn(limit: int, calls: list[Any]) -> None:
     async def main() -> None:
-        slots, flying, served = Slots(limit), set(), set()
+        slots, flying, served = Turns(limit, is_finished), set(), set()
 
         async def work(number: int, call: Call) -> None:
             await turns(call.comes)
-            await slots.wait(me())
+            if not await slots.wait(me(), call.patience_s):
+                assert call.patience_s < math.inf
+                slots.give_back(me())
+                return
             flying.add(number)
             assert len(flying) <= limit
-            assert len(slots) <= limit
+            assert len(slots.holders) <= limit
             served.add(number)
             try:
                 await turns(call.holds)
@@ -94,8 +100,9 @@ def test_never_more_than_the_limit_and_everybody_has_a_turn(limit: int, calls: l
         await asyncio.gather(*cancels)
         for number, result in enumerate(ends):
             assert result is None or isinstance(result, asyncio.CancelledError)
-            assert number in served or calls[number].cancelled is not None
+            assert number in served or calls[number].cancelled is not None or calls[number].patience_s < math.inf
         assert slots.busy() == 0
+        assert not slots.waiting
 
     before = inflight._SWEEP_S
     inflight._SWEEP_S = 0.002
@@ -106,18 +113,18 @@ def test_never_more_than_the_limit_and_everybody_has_a_turn(limit: int, calls: l
 
 
 async def test_a_task_that_holds_a_slot_goes_on_with_it() -> None:
-    slots = Slots(1)
+    slots = Turns(1, is_finished)
     assert slots.take(me())
     assert slots.take(me())
     await asyncio.wait_for(slots.wait(me()), PATIENCE_S)
-    assert len(slots) == 1
+    assert len(slots.holders) == 1
 
 
 # ---- tasks that end without a word ----------------------------------------------------------------------------------
 
 
 async def test_a_finished_task_gives_its_slot_back() -> None:
-    slots = Slots(1)
+    slots = Turns(1, is_finished)
 
     async def careless() -> None:
         slots.take(me())
@@ -128,7 +135,7 @@ async def test_a_finished_task_gives_its_slot_back() -> None:
 
 
 async def test_a_cancelled_task_gives_its_slot_back() -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     assert slots.take(holder)
     assert not slots.take(me())
     await end(holder)
@@ -137,7 +144,7 @@ async def test_a_cancelled_task_gives_its_slot_back() -> None:
 
 async def test_a_waiting_call_notices_that_a_holder_ended_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_SWEEP_S", 0.005)
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     slots.take(holder)
     waiting = asyncio.create_task(waits_for(slots))
     await turns(3)
@@ -146,7 +153,7 @@ async def test_a_waiting_call_notices_that_a_holder_ended_without_a_word(monkeyp
     await asyncio.wait_for(waiting, PATIENCE_S)
 
 
-async def waits_for(slots: Slots) -> None:
+async def waits_for(slots: Turns[Any]) -> None:
     await slots.wait(me())
 
 
@@ -155,7 +162,7 @@ async def waits_for(slots: Slots) -> None:
 
 @pytest.mark.usefixtures("no_second_look")
 async def test_each_slot_given_back_wakes_one_that_waits() -> None:
-    slots = Slots(3)
+    slots = Turns(3, is_finished)
     done: list[int] = []
 
     async def work(number: int) -> None:
@@ -170,7 +177,7 @@ async def test_each_slot_given_back_wakes_one_that_waits() -> None:
 
 @pytest.mark.usefixtures("no_second_look")
 async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on() -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(waits_for(slots)) for _ in range(2))
     await turns(3)
@@ -183,7 +190,7 @@ async def test_a_waiter_cancelled_before_its_turn_passes_the_turn_on() -> None:
 @pytest.mark.usefixtures("no_second_look")
 @pytest.mark.parametrize("later", [0, 1, 2, 3])
 async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(later: int) -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     slots.take(holder)
     first, second = (asyncio.create_task(served(slots, [], n)) for n in range(2))
     await turns(3)
@@ -199,7 +206,7 @@ async def test_a_waiter_cancelled_in_the_moment_of_its_turn_passes_the_turn_on(l
 # ---- in the order of asking -----------------------------------------------------------------------------------------
 
 
-async def served(slots: Slots, order: list[int], number: int) -> None:
+async def served(slots: Turns[Any], order: list[int], number: int) -> None:
     await slots.wait(me())
     order.append(number)
     try:
@@ -209,7 +216,7 @@ async def served(slots: Slots, order: list[int], number: int) -> None:
 
 
 async def test_waiting_calls_are_served_in_the_order_of_asking() -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     order: list[int] = []
     slots.take(holder)
     tasks = []
@@ -224,7 +231,7 @@ async def test_waiting_calls_are_served_in_the_order_of_asking() -> None:
 
 async def test_the_order_holds_however_long_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_SWEEP_S", 0.03)
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     order: list[int] = []
     slots.take(holder)
     tasks = []
@@ -237,11 +244,39 @@ async def test_the_order_holds_however_long_they_wait(monkeypatch: pytest.Monkey
     await end(holder)
 
 
+async def test_who_waits_too_long_or_is_woken_keeps_its_place_until_it_gives_it_up() -> None:
+    slots: Turns[str] = Turns(1, lambda member, since: False)
+    assert slots.take("holder")
+    assert not slots.take("first", join=True)
+    assert not await slots.wait("first", 0.001)
+    second = asyncio.create_task(slots.wait("second"))
+    waiting = asyncio.create_task(slots.wait("first"))
+    await turns(3)
+    slots.wake("first")
+    assert not await waiting
+    slots.give_back("holder")
+    assert list(slots.holders) == ["first"]
+    slots.give_back("first")
+    assert await asyncio.wait_for(second, PATIENCE_S)
+
+
+@pytest.mark.usefixtures("no_second_look")
+async def test_a_higher_limit_lets_as_many_more_go_in_order() -> None:
+    slots: Turns[int] = Turns(0, lambda member, since: False)
+    tasks = [asyncio.create_task(slots.wait(n)) for n in range(5)]
+    await turns(3)
+    for limit in (1, 3, 5):
+        slots.limit = limit
+        slots.hand_on()
+        assert list(slots.holders) == list(range(limit))
+    assert await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S) == [True] * 5
+
+
 # ---- several event loops --------------------------------------------------------------------------------------------
 
 
 def test_two_loops_in_two_threads_share_the_slots() -> None:
-    slots, lock = Slots(3), threading.Lock()
+    slots, lock = Turns(3, is_finished), threading.Lock()
     flying, most, done = 0, 0, 0
 
     async def work() -> None:
@@ -270,7 +305,7 @@ def test_two_loops_in_two_threads_share_the_slots() -> None:
 
 
 async def test_a_loop_that_was_closed_while_waiting_holds_nobody_up() -> None:
-    slots, holder = Slots(1), asyncio.create_task(forever())
+    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     slots.take(holder)
 
     async def give_up() -> None:

@@ -412,7 +412,7 @@ class ADKCostBreaker:
         if task is None or guard.policy.queues or slots.take(task):
             return
         event = ModelCall(invocation.run.info.run, lane, getattr(ic.agent, "name", ""), guard.clock())
-        guard.found(event, surplus(event, len(slots) + 1, slots.limit))
+        guard.found(event, surplus(event, len(slots.holders) + 1, guard.policy.in_flight))
         self._end_if_unwired(own, invocation, ic, lane)
 
     @hook

@@ -236,7 +236,7 @@ class Invocation:
         """Return whether no paid call is in flight and none waits for its answer: ending now loses no paid work."""
         now = time.monotonic()
         busy = any(call.running or (call.asked_at and now - call.asked_at < _START_S) for call in self.calls.values())
-        return not busy and not self.in_flight() and not self.run.slots.has_waiting()
+        return not busy and not self.in_flight() and not self.run.slots.waiting
 
     def is_idle(self, beside: str) -> bool:
         """Return whether no call runs, except the tool calls around lane ``beside``, which wait for it."""

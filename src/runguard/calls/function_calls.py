@@ -10,19 +10,19 @@ import inspect
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from decimal import Decimal
-from functools import partial
 from typing import Any, Final
 
 from runguard.background import FINALIZED
-from runguard.calls.function_settings import CallQueue, Costs, GuardSettings, NoProgress, Ticket, may_start, watch_loops
+from runguard.calls.function_settings import Costs, GuardSettings, NoProgress, Ticket, turns_of, watch_loops
 from runguard.calls.model_calls import write_off
 from runguard.calls.run import input_of
-from runguard.calls.surroundings import SURROUNDINGS, RunContext, drive, open_ones
+from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, open_ones
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -94,7 +94,7 @@ class Caller(Controls):
         self.enforces = settings.policy.mode == "enforce"
         self.is_lazy = False  # an async generator does nothing before its first piece
         self.costs = Costs(self.name, settings, self.guard.accounts.pricing, self.guard.clock)
-        self.queue = CallQueue(lambda: self.costs.width, settings.policy.hold_seconds)
+        self.turns = turns_of(settings.policy.hold_seconds)  # of calls whose cost is known only afterwards
         self.context: RunContext | None = None  # for the limits of a run: that run, also in a run inside it
         # nothing has to be awaited to open a call: neither a breaker nor a store
         self.opens_at_once = not settings.breaker and not self.guard.shares_store
@@ -232,10 +232,16 @@ class Caller(Controls):
             if any(charge.home is self.guard.accounts for charge in owners):
                 call.alongside = True
                 return
-            around = frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR)
-            call.ticket = self.queue.ask(around, no_loop)
-            call.alongside = call.ticket is None
-            if call.ticket is not None and not call.ticket.done() and not self._logged_queueing:
+            ticket = Ticket(frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR))
+            self.turns.limit = self.costs.width
+            if not self.turns.take(ticket, join=True):
+                running = list(self.turns.holders)
+                if ticket not in running and ticket.cannot_wait_for(running, no_loop):
+                    self.turns.give_back(ticket)
+                    call.alongside = True
+                    return
+            call.ticket = ticket
+            if ticket not in self.turns.holders and not self._logged_queueing:
                 self._logged_queueing = True
                 _log.info(
                     "runguard.unknown_cost: the cost of a call of '%s' is known only afterwards, so the first calls "
@@ -249,7 +255,8 @@ class Caller(Controls):
         """Let the next call in the queue start: this one has ended, or was not made."""
         if ticket is not None:
             _WAITED_FOR.pop(id(ticket.charge), None)
-            self.queue.give_back(ticket)
+            self.turns.limit = self.costs.width
+            self.turns.give_back(ticket)
 
     # ---- stops and faults -------------------------------------------------------------------------------------------
 
@@ -304,7 +311,7 @@ class GuardedCall:
     ``release`` and ``drop`` then ends the call; after that the others do nothing.
     """
 
-    __slots__ = ("_caller", "_is_inner", "_is_stacked", "_left", "is_over", "layers", "owners")
+    __slots__ = ("_caller", "_is_inner", "_is_stacked", "is_over", "layers", "owners")
 
     def __init__(self, caller: Caller, inner: list[Caller] | None, *, is_stacked: bool) -> None:
         """``inner``: the guard that the guard around calls directly. ``is_stacked``: the function is itself guarded.
@@ -332,81 +339,67 @@ class GuardedCall:
 
     # ---- before the call --------------------------------------------------------------------------------------------
 
-    async def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Get permission from every layer, or raise the error that says why not."""
-        try:
-            if (waiting := self._open_now(args, kwargs)) is not None:
-                await self._open_rest(waiting, args, kwargs, no_loop=False)
-        except (RunStoppedError, PolicyError):
-            raise
-        except Exception as fault:
-            await self._recover(fault)
+    async def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, no_loop: bool = False) -> None:
+        """Get permission from every layer, or raise the error that says why not.
 
-    def ask_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Do what ``ask`` does, for callers without an event loop."""
-        try:
-            if (waiting := self._open_now(args, kwargs)) is not None:
-                rest = partial(self._open_rest, waiting, args, kwargs, no_loop=True)
-                drive(rest, False, lambda _: self.release())
-        except (RunStoppedError, PolicyError):
-            raise
-        except Exception as fault:
-            self._recover_now(fault)
-
-    def _open_now(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, goes_on: bool = False) -> LayerCall | None:
-        """Open the call at each layer. Return the first one where something has to be awaited, None after the last.
-
-        ``goes_on``: such a layer is open now.
+        ``no_loop``: a caller without an event loop drives this. After a fault each layer is asked on its ledger alone.
         """
-        if not goes_on:
-            owners, context = OWNERS.get(), None if self._is_inner else SURROUNDINGS.get().run
-            self.layers, self.is_over, self.owners = [], False, open_ones(owners) if owners else owners
-            self._left = iter((self._caller,) if context is None else self._callers(context))
+        owners = OWNERS.get()
+        self.layers, self.is_over, self.owners = [], False, open_ones(owners) if owners else owners
         try:
-            for caller in self._left:
+            for caller in self._callers():
                 state = caller.state(args, kwargs)
                 layer = LayerCall(caller, state, caller.request(state, args, kwargs))
                 self.layers.append(layer)  # before it holds anything, so that an error takes back all of them
-                if caller.settings.tokens is not None or not _open_at_once(layer, self.owners):
-                    return layer
+                if caller.settings.tokens is not None:
+                    layer.request = await caller.counted(layer.request, args, kwargs, no_loop)
+                if not _open_at_once(layer, self.owners):
+                    await _open_in_turn(layer, self.owners, no_loop)
                 if layer.charge is not None:
                     self.owners = (*self.owners, layer.charge)
+        except (RunStoppedError, PolicyError):
+            self.release()
+            raise
+        except Exception as fault:
+            self.release()
+            await self._recover(fault, no_loop)
         except BaseException:
             self.release()
             raise
-        return None
 
-    def _callers(self, context: RunContext | None) -> tuple[Caller, ...]:
+    def ask_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Do what ``ask`` does, for callers without an event loop."""
+        job = self.ask(args, kwargs, no_loop=True)
+        try:
+            job.send(None)
+        except StopIteration:  # nothing had to wait, so the first step was the whole coroutine
+            return
+        try:
+            HELPERS.finish(lambda: job, lambda _: self.release())
+        except (RunStoppedError, PolicyError):
+            raise
+        except Exception as fault:  # of the helper itself
+            self._go_without(fault)
+
+    def _callers(self) -> Sequence[Caller]:
         """Return the runs with limits around the call, the outermost first, and then the function itself."""
+        context = None if self._is_inner else SURROUNDINGS.get().run
+        if context is None:
+            return (self._caller,)
         callers = [self._caller]
         while context is not None:
             if context.caller is not None and not context.ended and not context.caller.is_off:
                 callers.append(context.caller)
             context = context.outer
-        return tuple(reversed(callers))
+        return callers[::-1]
 
-    async def _open_rest(
-        self, waiting: LayerCall | None, args: tuple[Any, ...], kwargs: dict[str, Any], *, no_loop: bool
-    ) -> None:
-        """Open the call where something has to be awaited. ``no_loop``: a synchronous caller drives this."""
-        try:
-            while waiting is not None:
-                if waiting.caller.settings.tokens is not None:
-                    waiting.request = await waiting.caller.counted(waiting.request, args, kwargs, no_loop)
-                if waiting.caller.settings.tokens is None or not _open_at_once(waiting, self.owners):
-                    await _open_in_turn(waiting, self.owners, no_loop)
-                if waiting.charge is not None:
-                    self.owners = (*self.owners, waiting.charge)
-                waiting = self._open_now(args, kwargs, goes_on=True)
-        except BaseException:
-            self.release()
-            raise
-
-    async def _recover(self, fault: Exception) -> None:
+    async def _recover(self, fault: Exception, no_loop: bool) -> None:
         """Open the call at each layer after a fault: on its ledger alone. Raise where one of them refuses."""
         self.layers, self.is_over, self.owners = [], False, open_ones(self.owners)
         try:
-            for caller in self._callers(None if self._is_inner else SURROUNDINGS.get().run):
+            if no_loop:
+                await StepOut()
+            for caller in self._callers():
                 try:
                     layer = LayerCall(caller, caller.state(), Request())
                 except Exception as second:
@@ -418,14 +411,6 @@ class GuardedCall:
             self.release()
             if not isinstance(second, Exception) or isinstance(second, RunStoppedError | PolicyError):
                 raise
-            self._go_without(second)
-
-    def _recover_now(self, fault: Exception) -> None:
-        try:
-            drive(partial(self._recover, fault), True, lambda _: self.release())
-        except (RunStoppedError, PolicyError):
-            raise
-        except Exception as second:
             self._go_without(second)
 
     def _go_without(self, fault: Exception) -> None:
@@ -594,12 +579,15 @@ async def _open_in_turn(call: LayerCall, owners: tuple[Charge, ...], no_loop: bo
     caller = call.caller
     no_wait = no_loop and asyncio._get_running_loop() is not None  # it blocks that loop, and the calls on it
     caller.take_place(call, no_loop, owners)
-    if call.ticket is not None and not call.ticket.done():
-        if no_loop and not no_wait:
-            await StepOut()
-        if no_wait or not await may_start(call.ticket, caller.settings.policy.hold_seconds):
-            caller.give_back(call.ticket)  # the ledger knows what the others have reserved
-            call.ticket, call.alongside = None, no_wait
+    if call.ticket is not None:
+        if call.ticket not in caller.turns.holders:
+            if no_loop and not no_wait:
+                await StepOut()
+            if no_wait or not await caller.turns.wait(call.ticket, caller.settings.policy.hold_seconds):
+                caller.give_back(call.ticket)  # the ledger knows what the others have reserved
+                call.ticket, call.alongside = None, no_wait
+        if call.ticket is not None:
+            call.ticket.is_alone = caller.turns.limit == 1
     if no_loop and caller.guard.shares_store:
         await StepOut()
     while True:
@@ -676,7 +664,8 @@ async def _open(call: LayerCall, owners: tuple[Charge, ...], no_loop: bool, no_w
 
 async def _make_room(caller: Caller) -> None:
     """Let the call that runs alone, and holds the whole remainder, keep only what it must hold at least."""
-    ticket, ledger = caller.queue.alone(), caller.guard.accounts.ledger
+    ticket = next((one for one in list(caller.turns.holders) if one.is_alone), None)
+    ledger = caller.guard.accounts.ledger
     charge = ticket.charge if ticket is not None else None
     if ticket is None or charge is None or charge.hold is None:
         return

@@ -1,7 +1,7 @@
 """A guarded function: its settings, what its calls may cost, which of them may start, and what their loops look like.
 
 ``calls/functions`` reads the keywords of ``guard`` with ``settings_of``. ``calls/function_calls`` asks ``Costs`` for
-the most that a call can take, and ``CallQueue`` when a call of unknown cost may start.
+the most that a call can take, and gives a ``Ticket`` to a call of unknown cost.
 """
 
 import asyncio
@@ -12,9 +12,7 @@ import re
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import count
@@ -28,6 +26,7 @@ from runguard.core.money import Budget, shown, stated_nano
 from runguard.core.outcomes import classify, failure_class, is_unfinished, named_items
 from runguard.core.rules.repetition import Cycle
 from runguard.engine.charges import Charge
+from runguard.engine.waiting import Turns
 from runguard.policy.settings import RULES, Policy
 from runguard.pricing.book import Pricing
 from runguard.pricing.rates import Rates, Usage
@@ -411,103 +410,50 @@ class Costs:
             self._relied_on = self.highest if is_enough else self._unknown
 
 
-# ---- The queue of calls whose cost is known only afterwards.
+# ---- Calls whose cost is known only afterwards: they take turns.
 
 
-class Ticket(Future[None]):
-    """One call's place. Done when the call may start; given back when it has ended."""
+class Ticket:
+    """One call among those of its function that take turns, because their cost is known only afterwards.
+
+    The first calls run one at a time. As calls return and show what one costs, more and more run at once.
+    """
+
+    __slots__ = ("_loop", "_pid", "_task", "_thread", "around", "charge", "is_alone", "known")
 
     def __init__(self, around: frozenset[int]) -> None:
-        super().__init__()
-        self.pid, self.thread, self.loop = os.getpid(), threading.get_ident(), asyncio._get_running_loop()
+        """``around``: calls with tickets of other functions that the call is inside of."""
+        self._pid, self._thread, self._loop = os.getpid(), threading.get_ident(), asyncio._get_running_loop()
         # weak: a task that is thrown away gives its ticket back
         self._task = None if (task := _task()) is None else weakref.ref(task)
-        self.around = around  # calls with tickets of other callables that this call is inside of
+        self.around = around
         self.charge: Charge | None = None
         self.is_alone = False  # nothing else is running: it holds the whole remainder
         self.known = (0, 0)  # nano-USD and tokens that it must hold at least
-        self.since = 0.0
 
-    def is_stuck_with(self, no_loop: bool) -> bool:
-        """Return whether this call cannot end while the caller waits.
+    def cannot_wait_for(self, others: Collection["Ticket"], no_loop: bool) -> bool:
+        """Return whether the running calls might never end while this one waits.
 
-        That is so if the same thread or task made it and still reads its answer.
+        That is so if the same thread or task made all of them and still reads their answers, and if one may itself wait
+        for the call that this one is inside of.
         """
-        if self.thread != threading.get_ident():
+        is_apart = bool(self.around) and any(not self.around & other.around for other in others)
+        return is_apart or all(other._is_stuck_with(no_loop) for other in others)
+
+    def _is_stuck_with(self, no_loop: bool) -> bool:
+        if self._thread != threading.get_ident():
             return False
         return no_loop or self._task is None or self._task() is _task()
 
     @property
     def is_lost(self) -> bool:
         """Whether the call can never end: it belongs to a parent process, or its event loop is closed."""
-        return self.pid != os.getpid() or (self.loop is not None and self.loop.is_closed())
+        return self._pid != os.getpid() or (self._loop is not None and self._loop.is_closed())
 
 
-class CallQueue:
-    """The running and the waiting calls of one callable. Safe to use from many threads and event loops.
-
-    The first calls run one at a time. As calls return and show what one costs, more and more run at once. The others
-    wait, first come, first served.
-    """
-
-    def __init__(self, width: Callable[[], int], most_seconds: float) -> None:
-        """``width``: how many calls may run at once.
-
-        ``most_seconds``: after this time nothing waits for a call that never ended.
-        """
-        self._width, self._most_seconds = width, most_seconds
-        self._lock = threading.RLock()  # the collector may throw a task away, and give its ticket back, at any time
-        self.running: dict[Ticket, None] = {}
-        self.waiting: deque[Ticket] = deque()
-
-    def ask(self, around: frozenset[int], no_loop: bool) -> Ticket | None:
-        """Return a place, which is done when the call may start. None: start at once, beside the running calls.
-
-        ``around``: calls with tickets of other functions that the call is inside of.
-        """
-        ticket = Ticket(around)
-        with self._lock:
-            if self.waiting or len(self.running) >= self._width():
-                self._drop_lost_locked()
-            if not self.waiting and len(self.running) < self._width():
-                self._start_locked(ticket)
-                return ticket
-            # a running call may be waiting for the call that this one is inside of
-            apart = bool(around) and any(not around & other.around for other in self.running)
-            if apart or all(other.is_stuck_with(no_loop) for other in self.running):  # it cannot wait for them
-                return None
-            self.waiting.append(ticket)
-            return ticket
-
-    def give_back(self, ticket: Ticket) -> None:
-        """Remove a call that has ended or will not be made, and start the next ones."""
-        with self._lock:
-            self.running.pop(ticket, None)
-            if ticket in self.waiting:
-                self.waiting.remove(ticket)
-            while self.waiting:
-                self._drop_lost_locked()
-                if not self.waiting or len(self.running) >= self._width():
-                    break
-                self._start_locked(self.waiting.popleft())
-
-    def alone(self) -> Ticket | None:
-        """Return the call that holds the whole remainder, if there is one."""
-        with self._lock:
-            return next((ticket for ticket in self.running if ticket.is_alone), None)
-
-    def _start_locked(self, ticket: Ticket) -> None:
-        ticket.is_alone, ticket.since = self._width() == 1, time.monotonic()
-        self.running[ticket] = None
-        ticket.set_result(None)
-
-    def _drop_lost_locked(self) -> None:
-        """Forget calls that can never end, and calls that have run for too long to be waited for."""
-        longest = time.monotonic() - self._most_seconds
-        for ticket in [ticket for ticket in self.running if ticket.since < longest or ticket.is_lost]:
-            self.running.pop(ticket, None)
-        while self.waiting and self.waiting[0].is_lost:
-            self.waiting.popleft()
+def turns_of(most_seconds: float) -> Turns[Ticket]:
+    """Return the turns of one function. After ``most_seconds`` nothing waits for a call that never ended."""
+    return Turns(1, lambda ticket, since: ticket.is_lost or since < time.monotonic() - most_seconds)
 
 
 def _task() -> "asyncio.Task[Any] | None":
@@ -515,13 +461,6 @@ def _task() -> "asyncio.Task[Any] | None":
         return asyncio.current_task()
     except RuntimeError:
         return None
-
-
-async def may_start(ticket: Ticket, seconds: float) -> bool:
-    """Wait in the queue, at most this long. Giving up does not disturb others."""
-    if not ticket.done():
-        await asyncio.wait((asyncio.wrap_future(ticket),), timeout=seconds)
-    return ticket.done()
 
 
 # ---- Loops of guarded functions: what each call did, as the rules see it, and rounds of calls that bring nothing

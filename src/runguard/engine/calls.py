@@ -178,10 +178,10 @@ class PaidCalls(GuardContext):
                 return ALLOW
             self._give_back(run, event, task)
             return self.deciding.decide(run, lane, event, late) if late is not None else stop_in_force(stopped)
-        at_once = len(run.slots) + 1
+        at_once = len(run.slots.holders) + 1
         if run.journal is not None:
             run.journal.add({"k": "surplus", "t": event.at, "l": event.lane, "a": event.agent, "at_once": at_once})
-        decision = self.deciding.decide(run, lane, event, surplus(event, at_once, run.slots.limit))
+        decision = self.deciding.decide(run, lane, event, surplus(event, at_once, self.policy.in_flight))
         if decision.enforced:
             self.unspent(event.run, event)
         return decision

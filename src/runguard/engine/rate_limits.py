@@ -5,6 +5,7 @@ Setting: ``on_rate_limit``.
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from runguard.engine.charges import Charge
 from runguard.engine.context import GuardContext
 from runguard.engine.reserving import StepOut
 from runguard.engine.runs import Run
-from runguard.ledger.ledger import new_sleeper, wake
+from runguard.engine.waiting import Turns
 from runguard.pricing.rates import normalise
 from runguard.providers.errors import retry_after
 
@@ -25,35 +26,35 @@ _LOOKS_S: Final = 1.0
 _MODELS_KEPT: Final = 1_000
 
 
-class ProviderVisit:
-    """One call that waits for a provider."""
-
-    __slots__ = ("_sleeper", "scope", "until")
-
-    def __init__(self, model: str) -> None:
-        self.scope = f"provider:{model}"
-        self.until: float | None = None
-        self._sleeper = new_sleeper()
-
-    async def sleep(self, seconds: float) -> None:
-        if self._sleeper[1].done():
-            self._sleeper = new_sleeper()
-        await asyncio.wait((self._sleeper[1],), timeout=seconds)
-
-    def wake(self) -> None:
-        """Look now. From any thread."""
-        wake([self._sleeper])
-
-
 class _Gate:
-    """One model that asked to wait."""
+    """One model that asked to wait. No call has a turn until it may be called again; then one probe has, then all."""
 
-    __slots__ = ("is_probed", "until", "waiting")
+    __slots__ = ("turns", "until")
 
     def __init__(self) -> None:
         self.until = 0.0
-        self.is_probed = False  # the probe is on its way
-        self.waiting: dict[ProviderVisit, None] = {}  # in the order of arrival
+        self.turns: Turns[ProviderVisit] = Turns(0, lambda visit, since: False)
+
+    def end_probe(self, is_success: bool = False) -> None:
+        """Let the next call try, or all of them after a success."""
+        if is_success:
+            self.turns.limit = math.inf
+        for visit in list(self.turns.holders):
+            self.turns.give_back(visit)
+        self.turns.hand_on()
+
+
+class ProviderVisit:
+    """One call that waits for a provider."""
+
+    until: float | None = None  # it is not known when the provider takes the call
+
+    def __init__(self, model: str, gate: _Gate) -> None:
+        self.scope, self.gate = f"provider:{model}", gate
+
+    def wake(self) -> None:
+        """Look now. From any thread."""
+        self.gate.turns.wake(self)
 
 
 class ProviderWaits:
@@ -118,26 +119,24 @@ class ProviderWaits:
             return False
         if event.no_loop:
             await StepOut()
-        visit, began = ProviderVisit(model), asyncio.get_running_loop().time()
+        visit, began, is_probe = ProviderVisit(model, gate), asyncio.get_running_loop().time(), False
         try:
-            while not stopped():
+            while not stopped() and self.busy.get(model) is gate:
                 left = began + self._patience - asyncio.get_running_loop().time()
-                left = min(left, self._waits.left_of(run))
-                with self._lock:
-                    gate = self.busy.get(model)
-                    seconds = gate.until - self.now() if gate is not None else 0.0
-                    if gate is None or left <= 0 or seconds > left:
-                        return False
-                    is_next = not gate.is_probed and next(iter(gate.waiting), visit) is visit
-                    if seconds <= 0 and is_next:
-                        gate.is_probed = True
-                        return True
-                    gate.waiting[visit] = None
-                run.visits[visit] = None
-                await visit.sleep(min(left, _LOOKS_S if seconds <= 0 else min(seconds, _LOOKS_S)))
-            return False
+                left, seconds = min(left, self._waits.left_of(run)), gate.until - self.now()
+                if left <= 0 or seconds > left:
+                    break
+                gate.turns.limit = 0 if seconds > 0 else 1
+                if not gate.turns.take(visit, join=True):
+                    run.visits[visit] = None
+                    await gate.turns.wait(visit, min(left, _LOOKS_S if seconds <= 0 else min(seconds, _LOOKS_S)))
+                if visit in gate.turns.holders:
+                    is_probe = self.busy.get(model) is gate  # else a probe has succeeded: all go
+                    break
+            return is_probe
         finally:
-            self._leave(model, visit)
+            if not is_probe:
+                gate.turns.give_back(visit)
             if run.visits.pop(visit, visit) is None:
                 waited = asyncio.get_running_loop().time() - began
                 self._waits.note(event.agent, waited, f"the provider of '{model}', which asked to wait")
@@ -156,8 +155,9 @@ class ProviderWaits:
             gate, now = self.busy.setdefault(model, _Gate()), self.now()
             is_new = gate.until <= now
             gate.until = max(gate.until, now + seconds)
+            gate.turns.limit = 0
             if was_probe:
-                gate.is_probed = False
+                gate.end_probe()
         if is_new:
             waits = "its calls wait here, then one goes first" if self._enforces else "enforcing, its calls would wait"
             _log.warning("runguard.provider_busy: '%s' asks to wait %.1f s: %s", model, seconds, waits)
@@ -169,24 +169,9 @@ class ProviderWaits:
 
     def _come_back(self, model: str, is_success: bool) -> None:
         with self._lock:
-            gate = self.busy.get(model)
-            if gate is None:
-                return
-            gate.is_probed = False
-            if is_success:
-                del self.busy[model]
-            woken = list(gate.waiting) if is_success else list(gate.waiting)[:1]
-        for visit in woken:
-            visit.wake()
-
-    def _leave(self, model: str, visit: ProviderVisit) -> None:
-        with self._lock:
-            gate = self.busy.get(model)
-            if gate is None or gate.waiting.pop(visit, visit) is not None:
-                return
-            first = next(iter(gate.waiting), None)
-        if first is not None:
-            first.wake()
+            gate = self.busy.pop(model, None) if is_success else self.busy.get(model)
+            if gate is not None:
+                gate.end_probe(is_success)
 
 
 def _gate_key(call: ModelCall | Charge) -> str:

@@ -68,7 +68,7 @@ from runguard.core.rules.repetition import (
 from runguard.core.rules.rule import Rule
 from runguard.engine.charges import OUTAGES, Charge
 from runguard.engine.spending import RunCosts
-from runguard.engine.waiting import Slots, Waiter, waiting_for
+from runguard.engine.waiting import Turns, Waiter, is_finished, waiting_for
 from runguard.ledger.ledger import Ledger, StoreError, StoreOutage, StoreSession
 from runguard.ledger.memory import in_memory
 from runguard.policy.settings import (
@@ -342,7 +342,7 @@ class Run(Stoppable):
         self.lanes: dict[str, Lane] = {}
         self.retired: OrderedDict[str, list[Rule]] = OrderedDict()  # failure streaks of ended child lanes, by name
         self.books: OrderedDict[str, AnswerBook] = OrderedDict()  # answers of ended child lanes, by name
-        self.slots = Slots(policy.in_flight)
+        self.slots = Turns(policy.in_flight, is_finished)  # of tasks, one for each model call in flight
         self.trips: deque[Trip] = deque(maxlen=100)
         self.noted: OrderedDict[tuple[str, str, str, Action], None] = OrderedDict()
         self.nudges = 0

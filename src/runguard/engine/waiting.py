@@ -1,17 +1,18 @@
-"""Waiting: for room in a budget, and for a slot among the calls in flight.
+"""Waiting: for room in a budget, and for a turn, where only so many calls may go at once.
 
-``engine/money`` lets a call wait with a ``Visit`` of the ``Waits`` of its accounts. Every run of ``engine/runs`` has
-its ``Slots``.
+``engine/money`` lets a call wait with a ``Visit`` of the ``Waits`` of its accounts. ``Turns`` are those of the calls in
+flight in a run (``engine/runs``), of calls whose cost is known only afterwards (``calls/function_calls``), and of calls
+to a provider that asked to wait (``engine/rate_limits``).
 """
 
 import asyncio
 import logging
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from runguard.core.decision import Action, Finding, Money
 from runguard.core.events import ModelCall
@@ -249,89 +250,119 @@ def waiting_for(visits: "Iterable[Waiter]") -> list[dict[str, Any]]:
     return list(scopes.values())
 
 
-# ---- Model calls in flight in one run: a bounded number at once, the surplus waits in order
+# ---- Turns: model calls in flight in one run, first calls of unknown cost, and probes of a provider that asked to wait
 
-_SWEEP_S = 0.5  # how often a waiting call looks for slots of finished tasks
-_Task = asyncio.Task[Any]
+_SWEEP_S = 0.5  # how often a waiting call looks for turns of calls that are gone
+_Member = TypeVar("_Member", bound=Hashable)
 
 
-class Slots:
-    """At most ``limit`` holders. Holders are tasks; only model calls hold, never agents, so nesting cannot deadlock.
+class Turns(Generic[_Member]):
+    """At most ``limit`` members hold a turn at once. The others wait, first come, first served.
 
-    A slot belongs to a task, because a task makes one model call at a time. The slot of a finished task is free, also
-    when it was not given back. Works across event loops: tools in a thread pool may run nested agents on loops of their
-    own.
+    Works across threads and event loops. The turn of a member that ended without giving it back is free again: a
+    waiting member looks for those. Who raises ``limit`` gives those who wait their turns with ``hand_on``.
     """
 
-    __slots__ = ("_holders", "_lock", "_waiting", "limit")
+    __slots__ = ("_is_lost", "_lock", "holders", "limit", "waiting")
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self._holders: set[_Task] = set()
-        self._waiting: OrderedDict[_Task, Sleeper] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, limit: float, is_lost: Callable[[_Member, float], bool]) -> None:
+        """``is_lost``: whether a member that holds a turn since a time of ``time.monotonic`` can no longer use it.
 
-    def __len__(self) -> int:
-        return len(self._holders)
+        For members that wait, the time is infinite.
+        """
+        self.limit, self._is_lost = limit, is_lost
+        self.holders: dict[_Member, float] = {}  # since when each has its turn
+        self.waiting: dict[_Member, Sleeper | None] = {}  # in the order of asking
+        # Reentrant, because the collector may throw away a task at any time, and the task gives its turn back.
+        self._lock = threading.RLock()
 
-    def take(self, task: _Task) -> bool:
-        """Take a slot now, or return False. A task that already holds one keeps it. Waiting tasks come first."""
+    def take(self, member: _Member, *, join: bool = False) -> bool:
+        """Take a turn now, or return False. A member that already has one keeps it. Waiting members come first.
+
+        ``join``: get in line where there is no turn.
+        """
         with self._lock:
-            if task in self._holders:
+            if member in self.holders:
                 return True
-            if self._waiting or len(self._holders) >= self.limit:
+            if self.waiting or len(self.holders) >= self.limit:
+                if join:
+                    self.waiting.setdefault(member)
                 self._sweep_locked()
-                if self._waiting or len(self._holders) >= self.limit:
-                    return False
-            self._holders.add(task)
+                if join or self.waiting or len(self.holders) >= self.limit:
+                    return member in self.holders
+            self.holders[member] = time.monotonic()
             return True
 
-    async def wait(self, task: _Task) -> None:
-        """Wait for a slot, in the order of asking. A slot that is given back goes to the first waiting task."""
-        sleeper = new_sleeper()
+    async def wait(self, member: _Member, seconds: float = math.inf) -> bool:
+        """Wait for a turn, at most this long or until ``wake``. Return whether the member has it.
+
+        It stays in line, so that it can wait again, until it gives up its place with ``give_back``.
+        """
+        sleeper = loop, woken = new_sleeper()
+        until = loop.time() + seconds
         with self._lock:
-            if task in self._holders:
-                return
-            self._waiting[task] = sleeper
+            if member in self.holders:
+                return True
+            self.waiting[member] = sleeper
             self._sweep_locked()
+            if member in self.holders:
+                return True
         try:
-            while not sleeper[1].done():
-                await asyncio.wait((sleeper[1],), timeout=_SWEEP_S)
+            while not woken.done() and (left := until - loop.time()) > 0:
+                await asyncio.wait((woken,), timeout=min(left, _SWEEP_S))
                 with self._lock:
-                    if task in self._holders:
-                        return
                     self._sweep_locked()
-        except BaseException:
-            with self._lock:  # cancelled while waiting, or in the very moment of its turn: the next one's turn
-                self._waiting.pop(task, None)
-                self._holders.discard(task)
-                self._hand_on_locked()
+                    if member in self.holders:
+                        return True
+        except BaseException:  # cancelled while waiting, or in the very moment of its turn: the next one's turn
+            self.give_back(member)
             raise
+        return member in self.holders
 
-    def give_back(self, task: _Task) -> None:
+    def give_back(self, member: _Member) -> None:
+        """End the turn of a member, or take it out of the line. The next one goes."""
         with self._lock:
-            if task in self._holders:
-                self._holders.discard(task)
-                if self._waiting:
-                    self._hand_on_locked()
+            self.waiting.pop(member, None)
+            self.holders.pop(member, None)
+            if self.waiting:
+                self._hand_on_locked()
 
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
+    def hand_on(self) -> None:
+        """Give free turns to those who wait."""
+        with self._lock:
+            self._sweep_locked()
+
+    def wake(self, member: _Member) -> None:
+        """End the wait of a member, which keeps its place in line. From any thread."""
+        sleeper = self.waiting.get(member)
+        if sleeper is not None:
+            wake([sleeper])
 
     def busy(self) -> int:
-        """Holders that still run."""
+        """Return how many members use their turns."""
         with self._lock:
             self._sweep_locked()
-            return len(self._holders)
+            return len(self.holders)
 
     def _sweep_locked(self) -> None:
-        for task in [task for task in self._holders if task.done() or task.get_loop().is_closed()]:
-            self._holders.discard(task)
+        for member, since in list(self.holders.items()):
+            if self._is_lost(member, since):
+                self.holders.pop(member, None)
         self._hand_on_locked()
 
     def _hand_on_locked(self) -> None:
-        while self._waiting and len(self._holders) < self.limit:
-            task, sleeper = self._waiting.popitem(last=False)
-            if not task.done() and not sleeper[0].is_closed():
-                self._holders.add(task)
-                wake([sleeper])
+        while self.waiting and len(self.holders) < self.limit:
+            member, sleeper = next(iter(self.waiting.items()))
+            self.waiting.pop(member, None)
+            if not self._is_lost(member, math.inf) and not (sleeper is not None and sleeper[0].is_closed()):
+                self.holders[member] = time.monotonic()
+                if sleeper is not None:
+                    wake([sleeper])
+
+
+def is_finished(task: "asyncio.Task[Any]", since: float) -> bool:
+    """Return whether a task can make no call any more, for the turns of tasks. Only calls hold one, never agents.
+
+    So nesting cannot deadlock: a task makes one model call at a time.
+    """
+    return task.done() or task.get_loop().is_closed()
