@@ -41,39 +41,45 @@ def to_nano(value: object, name: str = "usd", *, least: int = 1) -> int:
     ``least``: 1 rejects 0, as for a fixed cap; 0 accepts it, as from a function. Raise PolicyError for anything that is
     not such an amount.
     """
-    if fault := fault_of_dollars(value, least):
-        raise PolicyError(f"{name} = {shown(value)}: {fault}")
-    dollars = Decimal(str(value))
-    if dollars < _LEAST_USD:
-        return 0
+    try:
+        dollars = dollars_of(value, least=least)
+    except ValueError as error:
+        raise PolicyError(f"{name} = {shown(value)}: {error}") from None
     return nanos(dollars)
 
 
 def nanos(usd: Decimal | int, *, up: bool = False) -> int:
     """Return dollars as whole nano-USD. A fraction is dropped, or with ``up`` counted as one more."""
+    if 0 < usd < _LEAST_USD:  # its ratio may be too large to calculate with
+        return int(up)
     # by integers: Decimal arithmetic obeys a context that the host program may have changed
     numerator, denominator = usd.as_integer_ratio()
     return -(-numerator * NANO // denominator) if up else numerator * NANO // denominator
 
 
-def fault_of_dollars(value: object, least: int = 1) -> str:
-    """Return what is wrong with an amount of dollars, on one line; an empty text where nothing is."""
+def dollars_of(value: object, *, least: int = 1) -> Decimal:
+    """Return an amount of dollars, which ``least`` 0 lets be 0. Raise ValueError with what is wrong, on one line."""
     too_much = f"the largest accepted value is {MOST_USD:,} dollars; leave it out for no limit"
     if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        return "give dollars as a number or a decimal string such as '2.50'"
+        raise ValueError("give dollars as a number or a decimal string such as '2.50'")
     if isinstance(value, int) and abs(value) > MOST_COUNT:
-        return too_much if value > 0 else "must be greater than 0"
+        raise ValueError(too_much if value > 0 else "must be greater than 0")
+    if isinstance(value, str) and len(value) > _LONGEST:
+        raise ValueError(f"longer than {_LONGEST} characters")
     try:
-        dollars = Decimal(str(value))
+        # 0.1 means a tenth, not the binary fraction nearest to it; a class of its own may write itself in another way
+        dollars = Decimal(float.__repr__(value) if isinstance(value, float) else value)
     except InvalidOperation:
-        return "not a number of dollars"
+        raise ValueError("not a number of dollars") from None
     if not dollars.is_finite():
-        return "must be finite; leave it out for no limit"
+        raise ValueError("must be finite; leave it out for no limit")
     if dollars < 0 or (dollars == 0 and least > 0):
-        return "must be greater than 0"
+        raise ValueError("must be greater than 0")
     if dollars > MOST_USD:
-        return too_much
-    return "less than a billionth of a dollar" if dollars < _LEAST_USD and least > 0 else ""
+        raise ValueError(too_much)
+    if dollars < _LEAST_USD and least > 0:
+        raise ValueError("less than a billionth of a dollar")
+    return dollars
 
 
 def stated_usd(value: object) -> Decimal | None:
@@ -82,16 +88,9 @@ def stated_usd(value: object) -> Decimal | None:
     None: it cannot be right, so the cost is unknown. An amount between 0 and a billionth of a dollar counts as a
     billionth.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float | str | Decimal):
-        return None
-    if (isinstance(value, int) and not 0 <= value <= MOST_USD) or (isinstance(value, str) and len(value) > _LONGEST):
-        return None
     try:
-        # 0.1 means a tenth, not the binary fraction nearest to it; a class of its own may write itself in another way
-        usd = Decimal(float.__repr__(value) if isinstance(value, float) else value)
-    except InvalidOperation:
-        return None
-    if not usd.is_finite() or not 0 <= usd <= MOST_USD:
+        usd = dollars_of(value, least=0)
+    except ValueError:
         return None
     return _LEAST_USD if 0 < usd < _LEAST_USD else usd
 

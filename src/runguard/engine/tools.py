@@ -17,7 +17,7 @@ from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding
 from runguard.core.events import FAILURES, LATE, Answer, Outcome, RunInfo, ToolCall, ToolPayment, ToolResults
 from runguard.core.identity import LruDict, answer_text, digest, mask, size_of
-from runguard.core.money import UNLIMITED, fault_of_dollars, scope_part, stated_nano
+from runguard.core.money import UNLIMITED, dollars_of, nanos, scope_part, stated_nano
 from runguard.core.outcomes import (
     MISSING,
     classify,
@@ -469,8 +469,10 @@ def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, 
         value = function(*given)
     except Exception as error:
         return None, f"raised {type(error).__name__}"
-    nano = stated_nano(value)
-    return nano, "" if nano is not None else f"returned no price ({fault_of_dollars(value, 0)})"
+    try:
+        return nanos(dollars_of(value, least=0), up=True), ""
+    except ValueError as fault:
+        return None, f"returned no price ({fault})"
 
 
 def _unknown_price(event: ToolCall, fault: str) -> Finding:

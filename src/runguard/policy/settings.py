@@ -34,7 +34,7 @@ from runguard import background  # noqa: F401 - its filter keeps every log line 
 from runguard.background import off_loop
 from runguard.core.decision import STOPPING_RULES, Rungs, Trip
 from runguard.core.errors import PolicyError, did_you_mean
-from runguard.core.money import KINDS, Budget, Per, Threshold, fault_of_dollars, to_nano
+from runguard.core.money import KINDS, Budget, Per, Threshold, dollars_of, to_nano
 from runguard.ledger.memory import check_store
 from runguard.pricing.book import ModelLimits, Price, PricesSource, Pricing, missing_source
 from runguard.pricing.rates import Rates, Unpriced, Usage
@@ -55,22 +55,17 @@ _T = TypeVar("_T")
 _AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "string"}]}
 
 
-def _dollars(value: object) -> object:
-    if fault := fault_of_dollars(value):
-        raise ValueError(fault)
-    return Decimal(str(value))
-
-
-Usd = Annotated[Decimal, BeforeValidator(_dollars), WithJsonSchema(_AMOUNT)]
+Usd = Annotated[Decimal, BeforeValidator(dollars_of), WithJsonSchema(_AMOUNT)]
 
 
 def _tool_price(value: object) -> object:
     """Validate dollars, 0 included, or a function."""
     if callable(value):
         return value
-    if fault := fault_of_dollars(value, 0):
-        raise ValueError(f"{fault}, or give a function")
-    return Decimal(str(value))
+    try:
+        return dollars_of(value, least=0)
+    except ValueError as fault:
+        raise ValueError(f"{fault}, or give a function") from None
 
 
 def _price_text(price: object) -> str:

@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from runguard.background import off_loop
 from runguard.core.errors import PolicyError
-from runguard.core.money import fault_of_dollars, nanos, shown
+from runguard.core.money import dollars_of, nanos, shown
 from runguard.pricing.rates import PER_MILLION, Band, Rates, SearchPrice, Unpriced, is_tuned, normalise, split_id
 from runguard.validation import SettingsModel
 
@@ -59,9 +59,10 @@ def _given_usd(value: Any) -> Decimal:
 
 
 def _usd_of_a_search(value: Any) -> Decimal:
-    if fault := fault_of_dollars(value, 0):
-        raise ValueError(f"{shown(value)}: {fault}")
-    return Decimal(str(value))
+    try:
+        return dollars_of(value, least=0)
+    except ValueError as fault:
+        raise ValueError(f"{shown(value)}: {fault}") from None
 
 
 USD = Annotated[Decimal, BeforeValidator(_given_usd)]
