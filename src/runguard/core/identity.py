@@ -188,6 +188,9 @@ def words_name(text: str) -> int:
 
 # ---- The answers that a lane has seen, and the names by which they are compared.
 
+# What an answer is compared by: a copy, in parts where it is large; a name and a text as they are; or a bounded text.
+Shot = bytes | str | tuple[Any, ...]
+
 
 class AnswerBook:
     """Names the answers of one lane so that two versions of the same answer get the same name.
@@ -230,15 +233,16 @@ class AnswerBook:
         self._keep(known, name, shot)
         return name, new
 
-    def _keep(self, known: "_Known", name: int, shot: bytes | str) -> None:
+    def _keep(self, known: "_Known", name: int, shot: Shot) -> None:
         """Keep the latest snapshot of each answer, and drop those of the oldest calls where they become too many."""
-        if len(shot) > self.SNAPSHOT_BYTES // 2:
+        size = len(shot) if type(shot) is bytes else _size_of(shot)
+        if size > self.SNAPSHOT_BYTES // 2:
             known.was_dropped = True
             return
         if known.shots:
             self._held += known.keep(name, shot)
         else:
-            known.shots, known.held = ((name, shot),), len(shot)
+            known.shots, known.held = ((name, shot),), size
             self._recent.append(known)
             self._held += known.held
         while len(self._recent) > self.SNAPSHOTS or self._held > self.SNAPSHOT_BYTES:
@@ -264,18 +268,18 @@ class _Known:
         self.exact, self.by = exact, by
         self.names: dict[int, int] | None = None  # made when the call repeats: most never do
         self.received: set[tuple[str, int]] | None = None
-        self.shots: tuple[tuple[int, bytes | str], ...] = ()  # names and their latest snapshots, the newest first
+        self.shots: tuple[tuple[int, Shot], ...] = ()  # names and their latest snapshots, the newest first
         self.held = 0  # bytes of them
         self.was_dropped = False  # an answer has no snapshot any more: masks are compared, too
 
-    def keep(self, name: int, shot: bytes | str) -> int:
+    def keep(self, name: int, shot: Shot) -> int:
         """Keep the latest snapshot of an answer. Return how many bytes more the call holds."""
         others = [entry for entry in self.shots if entry[0] != name][: AnswerBook.VERSIONS - 1]
         self.shots, before = ((name, shot), *others), self.held
-        self.held = sum(len(kept) for _, kept in self.shots)
+        self.held = sum(_size_of(kept) for _, kept in self.shots)
         return self.held - before
 
-    def again(self, exact: int, shot: bytes | str, by: str) -> tuple[int, bool]:
+    def again(self, exact: int, shot: Shot, by: str) -> tuple[int, bool]:
         """Return the name of one more answer, and whether it is news to ``by``."""
         if self.names is None:
             self.names = {self.exact: self.exact}
@@ -291,7 +295,7 @@ class _Known:
         self.received.add((by, name))
         return name, True
 
-    def _identify(self, exact: int, shot: bytes | str, names: dict[int, int]) -> int:
+    def _identify(self, exact: int, shot: Shot, names: dict[int, int]) -> int:
         """Return the name of a snapshot not seen before.
 
         It is the name of an answer that differs in volatile parts alone, else its own.
@@ -306,23 +310,37 @@ class _Known:
         return name
 
 
-def snapshot(value: Any) -> tuple[bytes | str, int]:
-    """Return a copy for comparing, as cheap as copying gets, and about how many bytes of JSON the value takes.
+def snapshot(value: Any) -> tuple[Shot, int]:
+    """Return what an answer is compared by, as cheap as possible, and about how many bytes of JSON the value takes.
 
     Larger or stranger values are compared by their bounded text. The size is -1 where there is no copy.
     """
+    if type(value) is dict and len(value) == 1:  # a text, as frameworks carry it, needs no copy
+        ((name, text),) = value.items()
+        if type(name) is str and type(text) is str and len(text) <= _MOST_BYTES:
+            size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+            return (name, text), len(name) + size + _SIGNS
     parts = _parts_of(value)
     if parts is None:
         return bounded_text(value), -1
-    copy = parts[0] if len(parts) == 1 else b"".join(parts)
-    shot = bounded_text(value) if len(parts) > 1 and parts.has_many_values else copy
-    return shot, max(len(copy) - HEAD, 0)
+    size = max(sum(map(len, parts)) - HEAD, 0)
+    if len(parts) == 1:
+        return parts[0], size
+    return bounded_text(value) if parts.has_many_values else tuple(parts), size
 
 
-def _text_of(shot: bytes | str) -> str:
+def _size_of(shot: Shot) -> int:
+    return sum(map(len, shot)) if type(shot) is tuple else len(shot)
+
+
+def _text_of(shot: Shot) -> str:
     """Return the text of a snapshot, for masking."""
-    if not isinstance(shot, bytes):
+    if isinstance(shot, str):
         return shot
+    if isinstance(shot, tuple):
+        if type(shot[0]) is str:
+            return encode(dict([shot]))
+        shot = b"".join(shot)
     value = restored(shot)
     if type(value) is str:
         return value
@@ -703,6 +721,7 @@ def _places_of(kind: type) -> list[tuple[str, Any]]:
 
 HEAD: Final = 12  # bytes of a copy beside those of its value; the copy of a tiny value is shorter than that
 _MOST_BYTES: Final = 1_048_576
+_SIGNS: Final = 6  # bytes around a name and a text
 _FEW: Final = 8  # fields whose length is looked at beforehand
 _MOST_FRAMED: Final = 262_144  # of them, in frames: more of many small values are not compared in full
 _FRAME: Final = 2 * 65_536  # every frame is smaller; a long text is written beside the frames
