@@ -578,3 +578,23 @@ def test_the_keywords_that_errors_name_exist() -> None:
     for sentence in _MEANT.values():
         for name in re.findall(r"(\w+)=", sentence):
             assert name in Policy.model_fields or name in ("usd", "per", "window", "user"), name
+
+
+def test_a_keyword_and_a_rung_of_the_same_rule_hold_both() -> None:
+    policy = Policy.build(max_tool_failures=2, rules={"tool_failures": {"nudge": 2}})
+    assert policy.rungs("tool_failures") == Rungs(nudge=2, block=3, stop=4)
+    policy = Policy.build(max_identical_tool_results=3, rules={"stall": {"stop": 5}})
+    assert (policy.explicit("stall"), policy.explicit("repetition")) == ({"stop": 5}, {"stop": 3})
+
+
+def test_a_rung_that_comes_after_that_of_a_keyword_is_refused() -> None:
+    with pytest.raises(PolicyError, match=r"rules\.stall\.nudge = 5 can never fire: stop = 3 comes first"):
+        Policy.build(max_identical_tool_results=3, rules={"stall": {"nudge": 5}})
+
+
+@each_row(
+    "settings", [{"rules": {"stall": {}}}, {"stop_text": " "}, {"stop_text": {"budget": "\n"}}, {"final_answer": "  "}]
+)
+def test_a_setting_that_says_nothing_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(PolicyError, match=next(iter(settings))):
+        Policy.build(**settings)

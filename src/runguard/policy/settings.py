@@ -44,7 +44,7 @@ from runguard.validation import SettingsModel, faults_of, summary
 
 # ---- The types of single settings: counts, durations, dollars, budgets and the receivers of alerts.
 
-StopText = Annotated[str, Field(min_length=1)]
+WrittenText = Annotated[str, Field(pattern=r"\S")]  # not blank
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
@@ -337,7 +337,7 @@ class PolicyFile(SettingsModel):
         default=AlertSettings(),
         description="Where to send stops, thresholds and outages: Slack, PagerDuty, webhooks, the log, functions.",
     )
-    stop_text: StopText | dict[str, StopText] | None = Field(
+    stop_text: WrittenText | dict[str, WrittenText] | None = Field(
         default=None,
         description=(
             "What the end user reads after a stop: a text, texts by rule with a default, or a function of the trip."
@@ -470,7 +470,7 @@ class PolicyFile(SettingsModel):
     half_open_reset_seconds: Seconds = Field(
         default=60.0, description="How long an open breaker waits before its one probe."
     )
-    final_answer: bool | Annotated[str, Field(min_length=1)] = Field(
+    final_answer: bool | WrittenText = Field(
         default=False,
         description=(
             "Let a stopped agent answer once, without tools; the price is held from the start. Or the instruction."
@@ -492,13 +492,6 @@ class PolicyFile(SettingsModel):
         default=False,
         description="Let the budget in an A2A request lower the limits of its run. It never raises them.",
     )
-
-    @field_validator("rules")
-    @classmethod
-    def _rules_can_fire(cls, rules: dict[str, dict[str, float] | bool]) -> dict[str, dict[str, float] | bool]:
-        for rule, rungs in rules.items():
-            check_rule(rule, rungs)
-        return rules
 
     @field_validator("stop_text", mode="before")
     @classmethod
@@ -526,8 +519,17 @@ class PolicyFile(SettingsModel):
         _checked(check_store)(url)
         return url
 
+    def explicit(self, rule: str) -> dict[str, float]:
+        """Return the rungs that the policy sets by a keyword of their own or, which wins, under ``rules``."""
+        keyword, rung, more = _SHORTHANDS.get(rule, ("", "", 0))
+        number = getattr(self, keyword, None)
+        given = self.rules.get(rule)
+        return ({} if number is None else {rung: number + more}) | (given if isinstance(given, dict) else {})
+
     @model_validator(mode="after")
     def _coherent(self) -> Self:
+        for rule, given in self.rules.items():
+            check_rule(rule, given and self.explicit(rule))  # also a rung under ``rules`` against one of a keyword
         if self.max_cycle_len is not None and self.cycle_repeats is None:
             raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
         if self.max_context_tokens is not None and self.context_headroom >= self.max_context_tokens:
@@ -564,7 +566,7 @@ class Policy(PolicyFile):
     on_decision: Callable[..., Any] | None = Field(
         default=None, description="Called with each decision that is not allow, off the path of the run."
     )
-    stop_text: StopText | dict[str, StopText] | Callable[[Trip], str] | None = Field(  # type: ignore[assignment]
+    stop_text: WrittenText | dict[str, WrittenText] | Callable[[Trip], str] | None = Field(  # type: ignore[assignment]
         default=None, description=PolicyFile.model_fields["stop_text"].description
     )
     tokens: Callable[..., Any] | None = Field(
@@ -632,26 +634,15 @@ class Policy(PolicyFile):
         """
         if self.rules.get(rule) is False:
             return None
-        explicit = self._explicit(rule)
+        explicit = self.explicit(rule)
         return merge_rungs(RULES[rule][0], explicit) if explicit else RULES[rule][0]
-
-    def _explicit(self, rule: str) -> dict[str, float]:
-        """Return the rungs that the policy sets, under ``rules`` or by a keyword of its own."""
-        given = self.rules.get(rule)
-        if isinstance(given, Mapping):
-            return dict(given)
-        if rule not in _SHORTHANDS:
-            return {}
-        keyword, rung, more = _SHORTHANDS[rule]
-        number = getattr(self, keyword)
-        return {} if number is None else {rung: number + more}
 
     def is_explicit(self, rule: str) -> bool:
         """Return whether the policy sets a refusal or a stop as early as the default, or earlier.
 
         Such a rung is obeyed exactly, without the allowances that the defaults make.
         """
-        explicit, default = self._explicit(rule), RULES[rule][0]
+        explicit, default = self.explicit(rule), RULES[rule][0]
         return any(
             explicit[name] <= (getattr(default, name) or explicit[name])
             for name in ("block", "stop")
@@ -771,12 +762,13 @@ def check_rule(rule: str, rungs: Mapping[str, float] | bool) -> None:
     """Raise ValueError when a rule or one of its rungs does not exist, or a rung can never fire."""
     if rule not in RULES:
         raise ValueError(f"rules.{rule}: no such rule; {did_you_mean(rule, RULES)}")
-    if rungs is True:
-        raise ValueError(
-            f"rules.{rule} = true says nothing; leave it out for the defaults, or give rungs such as {{'stop': 5}}"
-        )
     if rungs is False:
         return
+    if rungs is True or not rungs:
+        raise ValueError(
+            f"rules.{rule} = {'true' if rungs else '{}'} says nothing; leave it out for the defaults, or give rungs "
+            "such as {'stop': 5}"
+        )
     allowed = RULES[rule][1]
     previous: tuple[str, float] | None = None
     for name, number in rungs.items():
