@@ -291,13 +291,14 @@ class Permission:
         if self._run.ending.all:
             undo.append(self._run.ending.listen(end))
 
-    async def pieces(self, stream: AsyncIterable[_T]) -> AsyncGenerator[_T, None]:
+    async def pieces(self, stream: AsyncIterable[_T], mark: "CallMark | None" = None) -> AsyncGenerator[_T, None]:
         """Yield the pieces of a streamed answer.
 
         The kill switch ends the wait for a piece: then ``interrupted`` holds the trip, and the stream is over.
+        ``mark``: each piece is made inside of it. Between two of them, the reader of the stream is at work.
         """
-        pieces, cut, mark, undo = aiter(stream), Interruption(), self.being_made(), list[Callable[[], None]]()
-        attempt = self._run.guard.faults.attempt
+        pieces, cut, undo = aiter(stream), Interruption(), list[Callable[[], None]]()
+        mark, attempt = mark or self.being_made(), self._run.guard.faults.attempt
         attempt("adapter", self.heed, cut, undo)
         try:
             while (trip := self.stopped) is None:
@@ -321,9 +322,9 @@ class Permission:
             if (close := getattr(pieces, "aclose", None)) is not None:
                 await close()
 
-    def pieces_now(self, stream: Iterable[_T]) -> Iterator[_T]:
-        """Yield the pieces of a streamed answer to a synchronous caller. The kill switch cannot end its waits."""
-        pieces, mark = iter(stream), self.being_made()
+    def pieces_now(self, stream: Iterable[_T], mark: "CallMark | None" = None) -> Iterator[_T]:
+        """Do what ``pieces`` does for a synchronous caller. The kill switch cannot end its waits."""
+        pieces, mark = iter(stream), mark or self.being_made()
         while True:
             with mark:
                 try:

@@ -237,19 +237,15 @@ class Exchange:
         self._gateway.tally.calls += 1
         try:
             response = await call.permission.during(self._gateway.client.send(request, stream=True))
-        except httpx.HTTPError as error:
-            call.fail(error)
-            await self._unreachable(call.wire, error)
-            return
-        except asyncio.CancelledError as error:
-            call.fail(error)
-            if (end := call.permission.interrupted) is None:
-                raise
-            await self._stop(call.strand, call.wire, call.body, end)
-            return
         except BaseException as error:
             call.fail(error)
-            raise
+            if (end := call.permission.interrupted) is not None:
+                await self._stop(call.strand, call.wire, call.body, end)
+            elif isinstance(error, httpx.HTTPError):
+                await self._unreachable(call.wire, error)
+            else:
+                raise
+            return
         try:
             await self._answer(call, response)
         finally:

@@ -6,8 +6,8 @@ It is a model of the same class: a subclass of its own, made for one guard, whos
 
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from functools import partial, wraps
@@ -21,8 +21,8 @@ from langchain_core.runnables import RunnableWithFallbacks
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from runguard.background import FINALIZED
+from runguard.calls.model_calls import CallMark, Permission
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.model_calls import Permission
 from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of, live_blocks
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError
@@ -214,7 +214,7 @@ class _Asking:
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
                 try:
-                    with permission.being_made(), _making((self, type(model)), name):
+                    with _Making(permission, (self, type(model)), name):
                         result: ChatResult = own(model, asked, stop=stop, run_manager=run_manager, **options)
                 except BaseException as error:
                     permission.fail(error)
@@ -240,7 +240,7 @@ class _Asking:
                     return _result(self._stopped(permission, kwargs))
                 asked, options = permission.changed(partial(_changed, model), (messages, kwargs))
                 try:
-                    with _making((self, type(model)), name):
+                    with _Making(permission, (self, type(model)), name):
                         result: ChatResult = await permission.during(
                             own(model, asked, stop=stop, run_manager=run_manager, **options)
                         )
@@ -274,7 +274,7 @@ class _Asking:
             whole: list[ChatGenerationChunk] = []
             pieces = own(model, asked, stop=stop, run_manager=run_manager, **options)
             try:
-                for piece in permission.pieces_now(_each((self, type(model)), name, pieces)):
+                for piece in permission.pieces_now(pieces, _Making(permission, (self, type(model)), name)):
                     whole.append(piece)
                     yield piece
             except GeneratorExit:  # closed by its reader, or by the collector
@@ -309,7 +309,7 @@ class _Asking:
             whole: list[ChatGenerationChunk] = []
             try:
                 pieces = own(model, asked, stop=stop, run_manager=run_manager, **options)
-                async for piece in permission.pieces(_each_later((self, type(model)), name, pieces)):
+                async for piece in permission.pieces(pieces, _Making(permission, (self, type(model)), name)):
                     whole.append(piece)
                     yield piece
                 if (trip := permission.interrupted) is not None:
@@ -370,40 +370,23 @@ def _is_inside(owner: _Owner, name: UUID | None) -> bool:
     return any(one == owner and (name is None or name == made) for one, made in _MAKING.get())
 
 
-@contextmanager
-def _making(owner: _Owner, name: UUID | None) -> Iterator[None]:
-    """Mark this block as the model's own method at work."""
-    token = _MAKING.set((*_MAKING.get(), (owner, name)))
-    try:
-        yield
-    finally:
+class _Making(CallMark):
+    """Marks a block as the model's own method at work, and as the model call that a permission is for."""
+
+    __slots__ = ("_call", "_made")
+
+    def __init__(self, permission: Permission, owner: _Owner, name: UUID | None) -> None:
+        super().__init__(permission.charges)
+        self._call = owner, name
+
+    def __enter__(self) -> None:
+        self._made = _MAKING.set((*_MAKING.get(), self._call))
+        super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
         with suppress(ValueError):  # a coroutine that is thrown away ends in another context
-            _MAKING.reset(token)
-
-
-def _each(owner: _Owner, name: UUID | None, pieces: Iterator[ChatGenerationChunk]) -> Iterator[ChatGenerationChunk]:
-    """Yield the pieces of a stream, each made inside the call: between two of them, its reader is at work."""
-    while True:
-        with _making(owner, name):
-            piece = next(pieces, None)
-        if piece is None:
-            return
-        yield piece
-
-
-async def _each_later(
-    owner: _Owner, name: UUID | None, pieces: AsyncGenerator[ChatGenerationChunk, None]
-) -> AsyncIterator[ChatGenerationChunk]:
-    """``_each`` for an asynchronous stream."""
-    try:
-        while True:
-            with _making(owner, name):
-                piece = await anext(pieces, None)
-            if piece is None:
-                return
-            yield piece
-    finally:
-        await pieces.aclose()
+            _MAKING.reset(self._made)
 
 
 _METHODS: Final = ("snapshot", "spend", "budgets", "extend", "stop", "resume", "stops", "flush")

@@ -28,7 +28,7 @@ from runguard.calls.tool_calls import ToolUse, left_out
 from runguard.core.errors import PolicyError, RunGuardError
 from runguard.engine.guard import Controls
 from runguard.openai_agents import runner
-from runguard.openai_agents.runner import guarded_model
+from runguard.openai_agents.runner import guarded_by, guarded_model
 from runguard.openai_agents.turns import TURN, Bill, Turn, as_failure
 from runguard.policy.keywords import PolicySettings
 from runguard.providers.messages import arguments
@@ -150,7 +150,7 @@ class GuardedAgent(Agent[TContext]):
                 self.handoffs = self.handoffs  # some may have been appended
         tools = guarded_tools(await super().get_all_tools(run_context), turn)
         if turn is not None:
-            turn.offered = {name_of_tool(tool): received_by(tool) for tool in tools}
+            turn.offered = {name_of_tool(tool): receivedguarded_by(tool) for tool in tools}
         return tools
 
     async def get_system_prompt(self, run_context: Any) -> str | None:
@@ -186,7 +186,7 @@ class GuardedAgent(Agent[TContext]):
         made = []
         for tool in tools:
             agent = getattr(tool, "_agent_instance", None)
-            if isinstance(agent, Agent) and (copied := _by(self.runguard_all, agent)) is not agent:
+            if isinstance(agent, Agent) and (copied := guarded_by(self.runguard_all, agent)) is not agent:
                 tool = copy.copy(tool)
                 tool._agent_instance = copied
             made.append(tool)
@@ -194,19 +194,19 @@ class GuardedAgent(Agent[TContext]):
 
     def _handoff(self, target: Any) -> Any:
         if isinstance(target, Agent):
-            return _by(self.runguard_all, target)
+            return guarded_by(self.runguard_all, target)
         if not isinstance(target, Handoff) or getattr(target, "runguard_all", None) == self.runguard_all:
             return target
         made: Any = copy.copy(target)
         invoke, guards = target.on_invoke_handoff, self.runguard_all
 
         async def guarded_target(context: Any, args: str) -> Any:
-            return _by(guards, await invoke(context, args))
+            return guarded_by(guards, await invoke(context, args))
 
         made.on_invoke_handoff, made.runguard_all = guarded_target, guards
         agent = reference() if (reference := getattr(target, "_agent_ref", None)) is not None else None
         if isinstance(agent, Agent):  # a stored run goes on with the agent that this names
-            made.runguard_target = _by(guards, agent)
+            made.runguard_target = guarded_by(guards, agent)
             made._agent_ref = weakref.ref(made.runguard_target)
         return made
 
@@ -238,12 +238,6 @@ def _follow(copied: GuardedAgent[Any], agent: Agent[Any]) -> None:
         setattr(copied, name, value)
     if changes:
         vars(copied)["runguard_seen"] = _Seen(agent)
-
-
-def _by(guards: tuple[AgentGuard, ...], agent: Any) -> Any:
-    for guard in reversed(guards):
-        agent = guard.guarded(agent)
-    return agent
 
 
 _NO_TURN: Final = (
@@ -340,7 +334,7 @@ def _use(data: ToolInputGuardrailData, turn: Turn) -> ToolUse:
     return ToolUse(context.tool_call_id, context.tool_name, arguments(context.tool_arguments), received)
 
 
-def received_by(tool: Any) -> frozenset[str] | None:
+def receivedguarded_by(tool: Any) -> frozenset[str] | None:
     """Return the names of the arguments that the SDK passes on to a function; None for other tools, which get all."""
     invoke = getattr(tool, "on_invoke_tool", None)
     made_by = getattr(getattr(invoke, _RAISES, invoke), "__qualname__", "")

@@ -119,11 +119,12 @@ def _guarded(agent: Any, given: Any) -> Any:
         own, current = getattr(agent, "runguard_all", ()), getattr(given, "_current_agent", None)
         # A state that was stored may name an agent without its guard. Approvals belong to an agent, so others stay.
         if isinstance(current, Agent) and not hasattr(current, "runguard_all"):
-            given._current_agent = _by((*around, *own), current)
-    return _by(around, agent)
+            given._current_agent = guarded_by((*around, *own), current)
+    return guarded_by(around, agent)
 
 
-def _by(guards: Any, agent: Any) -> Any:
+def guarded_by(guards: Any, agent: Any) -> Any:
+    """Return the agent, guarded by all of these. The first one is the outermost."""
     if isinstance(agent, Agent):
         for guard in reversed(guards):
             agent = guard.guarded(agent)

@@ -30,7 +30,7 @@ from openai.types.responses import (
 
 from runguard.calls.model_calls import ModelRequest, Permission
 from runguard.calls.run import AgentRun, Spent, asked_of
-from runguard.calls.surroundings import SURROUNDINGS
+from runguard.calls.surroundings import SURROUNDINGS, drive
 from runguard.calls.tool_calls import ToolUse
 from runguard.core.decision import Trip
 from runguard.core.events import Outcome
@@ -91,43 +91,27 @@ class Turn:
     async def run_of(self, guards: "Sequence[AgentGuard]", agent: str) -> AgentRun:
         """Return the run that all these guards watch, the outermost first. It begins with its first call."""
         run = self._runs.get(tuple(guards))
-        if run is None and not self._keys:
-            run = self._begun(guards, agent)
-        elif run is None:
+        if run is None:
             async with self._lock:
                 for number, guard in enumerate(guards, 1):
                     known = self._runs.get(tuple(guards[:number]))
                     if known is None:
-                        known = await AgentRun.resume(guard.guard, agent, self._keys, **self._whom(guard, run))
-                        self._add(guards[:number], known)
+                        more = {**guard.whom.of(guard.guard, self.context), "condition": guard.condition, "around": run}
+                        if not self._keys:
+                            more |= asked_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
+                        known = await AgentRun.resume(guard.guard, agent, self._keys, **more)
+                        self._runs[tuple(guards[:number])] = known
+                        self.bill.add(guard, known)
                     run = known
         assert run is not None, "an agent or a model without a guard asks for no run"
         run.agent = run.tools.agent = agent
         return run
 
-    def _begun(self, guards: "Sequence[AgentGuard]", agent: str) -> AgentRun | None:
-        run: AgentRun | None = None
-        for number, guard in enumerate(guards, 1):
-            known = self._runs.get(tuple(guards[:number]))
-            if known is None:
-                asked = asked_of(guard.guard, agent, self._asked, goes_on=self._goes_on)
-                known = AgentRun.start(guard.guard, agent, **asked, **self._whom(guard, run))
-                self._add(guards[:number], known)
-            run = known
-        return run
-
-    def _whom(self, guard: "AgentGuard", around: AgentRun | None) -> dict[str, Any]:
-        return {**guard.whom.of(guard.guard, self.context), "condition": guard.condition, "around": around}
-
-    def _add(self, guards: "Sequence[AgentGuard]", run: AgentRun) -> None:
-        self._runs[tuple(guards)] = run
-        self.bill.add(guards[-1], run)
-
     def around(self) -> AgentRun | None:
         """Return the run of the newest model call, or of the first one to come: an agent begins before it."""
         guards = getattr(self.starting, "runguard_all", ())
         if self.run is None and self.starting is not None and guards and not self._keys:
-            return self._begun(guards, self.starting.name)
+            return drive(partial(self.run_of, guards, self.starting.name), False, AgentRun.end)
         return self.run
 
     def see_answers(self, run: AgentRun, items: Any) -> None:
