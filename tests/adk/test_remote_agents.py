@@ -28,6 +28,7 @@ from tests.kit.topologies import step
 
 # ADK 2.3 asks for the whole reply at once, and its servers report only the last model call of a task there.
 STREAMS = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
+only_streams = pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
 PRICES: dict[str, Any] = {"far-model": {"input": 100, "output": 0}}  # a call of 1,000 tokens costs ten cents
 ROOT = Path(__file__).parents[2]
 CALL = 1_250  # tokens of one scripted model call
@@ -69,19 +70,13 @@ async def test_a_reply_is_booked_once() -> None:
     assert spent["by_agent"]["remote"]["tokens"] == CALL
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
-async def test_every_model_call_of_the_reply_is_booked_though_all_report_the_same() -> None:
+@pytest.mark.parametrize("legacy", [pytest.param(True, marks=only_streams), False], ids=["legacy", "new"])
+async def test_every_model_call_of_the_reply_is_booked_though_all_report_the_same(legacy: bool) -> None:
+    """The new integration reports each model call beside its artifact."""
+    options: dict[str, Any] = {} if legacy else {"use_legacy": False}
     with a2a_server(far_agent(steps(4))) as card:
         plugin = RunGuardPlugin()
-        await play(remote(card), plugin)
-    assert plugin.spend()["tokens"] == 4 * CALL
-
-
-async def test_every_model_call_is_booked_with_the_new_integration() -> None:
-    """It reports each model call beside its artifact."""
-    with a2a_server(far_agent(steps(4))) as card:
-        plugin = RunGuardPlugin()
-        await play(remote(card, use_legacy=False), plugin)
+        await play(remote(card, **options), plugin)
     assert plugin.spend()["tokens"] == 4 * CALL
 
 
@@ -240,7 +235,7 @@ async def test_two_hops_hold_the_cap_in_total() -> None:
         assert plugin.spend()["usd"] == Decimal(1)
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 async def test_two_hops_without_guards_report_everything() -> None:
     last_model = ScriptedModel(steps(3))
     with a2a_server(far_agent(last_model, "last")) as last_card:
@@ -323,7 +318,7 @@ def far_tool(tool: Any) -> LlmAgent:
     return LlmAgent(name="far", model=ScriptedModel(lambda n, _: call(tool.__name__, n=n)), tools=[tool])
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 @pytest.mark.parametrize("options", [{}, {"use_legacy": False}], ids=["legacy", "new"])
 async def test_reports_beyond_the_budget_end_the_stream(options: dict[str, Any]) -> None:
     model = ScriptedModel(steps(200), prompt_tokens=10_000)  # a dollar each
@@ -340,7 +335,7 @@ async def test_reports_beyond_the_budget_end_the_stream(options: dict[str, Any])
     assert spent["reserved_usd"] == 0
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 async def test_each_report_is_booked_while_the_agent_works() -> None:
     seen: list[int] = []
     with a2a_server(far_agent(steps(4))) as card:
@@ -384,7 +379,7 @@ async def test_the_kill_switch_ends_a_remote_agent_at_work(tool: Any) -> None:
     assert assert_stopped(recording.events).rule == "kill_switch"
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 async def test_in_shadow_mode_a_remote_agent_goes_on() -> None:
     with a2a_server(far_agent(steps(6))) as card:
         plugin = RunGuardPlugin(mode="shadow", max_tokens=2 * CALL)
@@ -394,7 +389,7 @@ async def test_in_shadow_mode_a_remote_agent_goes_on() -> None:
     assert not any(event.error_code for event in recording.events)
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 async def test_a_stop_of_one_branch_keeps_its_siblings() -> None:
     """A budget of each agent stops the branch that breaks it. The other branches give their answers."""
     with serving(far_tool(pause)) as (card, server):
@@ -414,7 +409,7 @@ async def test_a_stop_of_one_branch_keeps_its_siblings() -> None:
     assert [trip.rule for trip in plugin.trips] == ["budget"]
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 async def test_a_stop_of_the_run_keeps_the_paid_call_beside_it() -> None:
     with a2a_server(far_tool(pause)) as card:
         plugin = RunGuardPlugin(max_tokens=6 * CALL, models={"*": {"max_output_tokens": 100}})
@@ -424,7 +419,7 @@ async def test_a_stop_of_the_run_keeps_the_paid_call_beside_it() -> None:
     assert assert_stopped(recording.events).rule == "budget"
 
 
-@pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
+@only_streams
 async def test_a_reservation_stays_while_the_remote_agent_works() -> None:
     """The far side may spend what was sent, so nobody else can."""
     held: list[Decimal] = []

@@ -1,10 +1,12 @@
-"""Guarded functions that return a stream."""
+"""Guarded functions that return a stream, synchronous or asynchronous."""
 
 import asyncio
 import copy
 import gc
+import inspect
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Self
 
@@ -13,8 +15,10 @@ import pytest
 from runguard import (
     BudgetExceededError,
     LoopDetectedError,
+    RunStoppedError,
     UnpricedModelError,
     guard,
+    guard_async,
     run,
 )
 from tests.kit.examples import each_row
@@ -48,25 +52,153 @@ class Provider:
         self.closed = True
 
 
+async def async_pieces(**how: Any) -> AsyncIterator[Any]:
+    for piece in pieces(**how):
+        await asyncio.sleep(0)
+        yield piece
+
+
+async def _provider(**how: Any) -> AsyncProvider:
+    return AsyncProvider(**how)
+
+
+def _iterator() -> Iterator[Any]:
+    return iter(list(pieces()))
+
+
+def guarded(fn: Callable[..., Any], **settings: Any) -> Any:
+    is_async = fn is AsyncProvider or inspect.iscoroutinefunction(fn) or inspect.isasyncgenfunction(fn)
+    return (guard_async if is_async else guard)(fn, **settings)
+
+
 def dollars(fn: Callable[..., Any], **more: Any) -> Any:
-    return guard(fn, budget={"max_usd": 1.2}, prices=PRICES, **more)
+    return guarded(fn, budget={"max_usd": 1.2}, prices=PRICES, **more)
 
 
-@pytest.mark.parametrize("fn", [pieces, Provider, lambda: iter(list(pieces()))])
-def test_a_stream_passes_every_piece_on_and_is_booked_at_its_end(fn: Callable[..., Any]) -> None:
+# Streams of both kinds are read in the same way, each by the statement that is made for it.
+
+
+async def opened(call: Any, **how: Any) -> Any:
+    stream = call(**how)
+    return await stream if asyncio.iscoroutine(stream) else stream
+
+
+async def step(stream: Any) -> Any:
+    return await anext(stream) if hasattr(stream, "__anext__") else next(stream)
+
+
+async def read(stream: Any) -> list[Any]:
+    return [piece async for piece in stream] if hasattr(stream, "__anext__") else list(stream)
+
+
+async def leave(stream: Any, how: str) -> None:
+    if how in ("close", "aclose"):
+        for _ in range(1 if hasattr(stream, "__anext__") else 2):
+            closing = getattr(stream, how)()
+            if closing is not None:
+                await closing
+    elif how == "cancelled":
+        task = asyncio.ensure_future(read(stream))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif how in ("left", "raised in the block"):
+        with suppress(ZeroDivisionError):
+            if hasattr(stream, "__anext__"):
+                async with stream:
+                    _ = how == "left" or 1 / 0
+            else:
+                with stream:
+                    _ = how == "left" or 1 / 0
+
+
+@pytest.mark.parametrize("fn", [pieces, Provider, _iterator, async_pieces, _provider, AsyncProvider])
+async def test_a_stream_passes_every_piece_on_and_is_booked_at_its_end(fn: Callable[..., Any]) -> None:
     call = dollars(fn)
-    stream: Any = call()
-    assert next(stream) == chunk("one ")
+    stream = await opened(call)
+    assert await step(stream) == chunk("one ")
     assert (call.spend()["calls"], held(call)) == (0, Decimal("1.2"))  # under way, and nobody knows what it costs
-    assert list(stream) == [chunk("two "), USAGE]
-    assert (call.spend()["usd"], call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (
-        Decimal("0.5"),
-        1,
-        0,
-        Decimal(0),
-    )
-    assert list(stream) == []
+    assert await read(stream) == [chunk("two "), USAGE]
+    assert figures(call) == (Decimal("0.5"), 1, 0, Decimal(0))
+    assert await read(stream) == []
     assert call.spend()["calls"] == 1
+
+
+@pytest.mark.parametrize("how", ["close", "dropped"])
+@pytest.mark.parametrize("fn", [pieces, async_pieces])
+async def test_a_generator_that_was_never_asked_for_a_piece_costs_nothing(fn: Callable[..., Any], how: str) -> None:
+    call = dollars(fn)
+    stream = await opened(call)
+    if how == "close":
+        await leave(stream, how)
+        assert await read(stream) == []
+    del stream
+    gc.collect()
+    assert call.flush(5)
+    assert (call.spend()["calls"], held(call)) == (0, Decimal(0))
+    assert not call.trips
+    assert len(await read(await opened(call))) == 3
+
+
+ENDS = ["close", "dropped", "left", "raised in the block"]
+
+
+@pytest.mark.parametrize(
+    ("fn", "how"),
+    [
+        *((fn, how) for fn in (pieces, Provider) for how in ENDS),
+        *((fn, how) for fn in (async_pieces, _provider) for how in (*ENDS, "aclose", "cancelled")),
+    ],
+)
+async def test_a_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., Any], how: str) -> None:
+    call = guarded(fn, budget={"max_usd": 5}, cost=0.3)
+    stream = await opened(call)
+    await step(stream)
+    await leave(stream, how)
+    del stream
+    gc.collect()
+    assert call.flush(5)
+    assert figures(call) == (Decimal("0.3"), 1, 1, Decimal(0))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("cut"), KeyboardInterrupt(), ZeroDivisionError()])
+@pytest.mark.parametrize("fn", [pieces, async_pieces])
+def test_an_error_in_the_middle_comes_through_and_is_booked(fn: Callable[..., Any], error: BaseException) -> None:
+    call = guarded(fn, budget={"max_usd": 5}, cost=0.3)
+
+    async def go() -> None:
+        stream = await opened(call, raises=error)
+        await step(stream)
+        await step(stream)
+        with pytest.raises(type(error)) as raised:
+            await step(stream)
+        assert raised.value is error
+        assert figures(call) == (Decimal("0.3"), 1, 1, Decimal(0))
+        assert await read(await opened(call))  # and the next one goes
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("fn", [Provider, _provider])
+async def test_the_providers_stream_keeps_what_it_can_do(fn: Callable[..., Any]) -> None:
+    call = dollars(fn)
+    stream = await opened(call)
+    assert stream.response == "headers"
+    inner = stream._inner
+    assert len(await read(stream)) == 3
+    await leave(stream, "left")
+    assert inner.entered
+    assert inner.closed
+    with pytest.raises(AttributeError):
+        stream.nothing_of_that_name  # noqa: B018
+    assert copy.copy(stream) is not stream  # asks for attributes of one that is not made yet
+    assert call.spend()["usd"] == Decimal("0.5")
+
+
+def figures(call: Any) -> tuple[Any, int, int, Decimal]:
+    spend = call.spend()
+    return spend["usd"], spend["calls"], spend["estimated_calls"], held(call)
 
 
 def test_after_a_trip_no_stream_is_begun() -> None:
@@ -85,46 +217,10 @@ def test_after_a_trip_no_stream_is_begun() -> None:
     assert (len(begun), call.spend()["usd"]) == (2, 1)
 
 
-@pytest.mark.parametrize("how", ["closed", "dropped"])
-def test_a_generator_that_was_never_asked_for_a_piece_costs_nothing(how: str) -> None:
-    call = dollars(pieces)
-    stream: Any = call()
-    assert held(call) > 0
-    if how == "closed":
-        stream.close()
-    del stream
-    gc.collect()
-    assert call.flush(5)
-    assert (call.spend()["calls"], held(call)) == (0, Decimal(0))
-    assert len(list(call())) == 3
-
-
 def test_a_providers_stream_that_was_never_read_has_been_asked_for() -> None:
     call = dollars(Provider, max_model_calls=5)
     call().close()
     assert (call.spend()["calls"], call.spend()["estimated_calls"], held(call)) == (1, 1, Decimal(0))
-
-
-@pytest.mark.parametrize("how", ["closed", "dropped", "left", "raised in the block"])
-@pytest.mark.parametrize("fn", [pieces, Provider])
-def test_a_stream_that_is_left_early_is_booked_as_an_estimate(fn: Callable[..., Any], how: str) -> None:
-    call = guard(fn, budget={"max_usd": 5}, cost=0.3)
-    stream: Any = call()
-    next(stream)
-    if how == "closed":
-        stream.close()
-        stream.close()
-    elif how == "left":
-        with stream:
-            pass
-    elif how == "raised in the block":
-        with pytest.raises(ZeroDivisionError), stream:
-            raise ZeroDivisionError
-    del stream
-    gc.collect()
-    assert call.flush(5)
-    spend = call.spend()
-    assert (spend["usd"], spend["calls"], spend["estimated_calls"], held(call)) == (Decimal("0.3"), 1, 1, Decimal(0))
 
 
 LAST_WORDS = {
@@ -342,19 +438,6 @@ def test_a_stream_of_unknown_price_that_is_left_early_is_the_last() -> None:
     assert call.spend()["unpriced_calls"] == 1
 
 
-@pytest.mark.parametrize("error", [ConnectionError("cut"), KeyboardInterrupt(), ZeroDivisionError()])
-def test_an_error_in_the_middle_comes_through_and_is_booked(error: BaseException) -> None:
-    call = guard(pieces, budget={"max_usd": 5}, cost=0.3)
-    stream = call(raises=error)
-    next(stream)
-    next(stream)
-    with pytest.raises(type(error)) as raised:
-        next(stream)
-    assert raised.value is error
-    assert (call.spend()["usd"], call.spend()["estimated_calls"], held(call)) == (Decimal("0.3"), 1, Decimal(0))
-    assert list(call())  # and the next one goes
-
-
 def test_a_refusal_of_the_provider_before_the_first_piece_is_free() -> None:
     class Refused(Exception):  # noqa: N818
         status_code = 429
@@ -367,19 +450,6 @@ def test_a_refusal_of_the_provider_before_the_first_piece_is_free() -> None:
     with pytest.raises(Refused):
         list(call())
     assert (call.spend()["usd"], call.spend()["calls"], held(call)) == (0, 1, Decimal(0))
-
-
-def test_the_providers_stream_keeps_what_it_can_do() -> None:
-    call = dollars(Provider)
-    with call() as stream:
-        assert stream.response == "headers"
-        inner = stream._inner
-        assert inner.entered
-        assert len(list(stream)) == 3
-    assert inner.closed
-    with pytest.raises(AttributeError):
-        stream.nothing_of_that_name  # noqa: B018
-    assert copy.copy(stream) is not stream  # asks for attributes of one that is not made yet
 
 
 def test_a_generator_can_be_sent_to_and_that_is_a_beginning() -> None:
@@ -463,3 +533,127 @@ def test_a_run_that_is_over_books_the_stream_that_outlives_it() -> None:
         next(stream)
     list(stream)
     assert call.spend()["usd"] == Decimal("0.5")
+
+
+# ---- asynchronous streams -------------------------------------------------------------------------------------------
+
+
+async def test_a_refused_async_generator_stays_refused() -> None:
+    begun = []
+
+    async def counted() -> AsyncIterator[Any]:
+        begun.append(True)
+        yield {"usd": 0.1}
+
+    call = guard_async(counted, budget={"max_calls": 1})
+    assert [piece async for piece in call()] == [{"usd": 0.1}]
+    stream = call()
+    for _ in range(3):  # a loop that swallows errors must not get at the provider
+        with pytest.raises(BudgetExceededError):
+            await anext(stream)
+    assert len(begun) == 1
+
+
+async def test_an_async_call_made_while_the_first_answer_is_still_read_does_not_hang() -> None:
+    async def talks(n: int) -> AsyncIterator[Any]:
+        yield f"piece {n}"
+        yield {"usd": 0.1}
+
+    call = guard_async(talks, budget={"max_usd": 1})
+
+    async def nested() -> int:
+        return sum([len(await read(call(2))) async for _ in call(1)])
+
+    assert await asyncio.wait_for(nested(), PATIENCE_S) == 4
+    assert (call.spend()["usd"], held(call)) == (Decimal("0.3"), Decimal(0))
+
+
+async def test_streams_at_once_stay_within_the_cap() -> None:
+    begun = 0
+
+    async def talks() -> AsyncIterator[Any]:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0.005)
+        yield {"usd": 0.1}
+
+    call = guard_async(talks, budget={"max_usd": 1})
+    results = await asyncio.gather(*(read(call()) for _ in range(30)), return_exceptions=True)
+    assert sum(isinstance(result, RunStoppedError) for result in results) == 20
+    assert (begun, call.spend()["usd"], held(call)) == (10, 1, Decimal(0))
+
+
+async def test_stacked_async_generators_are_one_call_for_the_run() -> None:
+    call = guard_async(guard_async(async_pieces))
+    with run(budget={"max_calls": 2}):
+        assert len(await read(call())) == len(await read(call())) == 3
+        with pytest.raises(BudgetExceededError):
+            await read(call())
+
+
+async def test_a_refused_inner_generator_costs_the_outer_guard_nothing() -> None:
+    inner = guard_async(async_pieces, budget={"max_calls": 1})
+    outer = guard_async(inner, budget={"max_usd": 5}, cost=0.5)
+    await read(outer())
+    for _ in range(3):
+        with pytest.raises(BudgetExceededError):
+            await read(outer())
+    assert (outer.spend()["usd"], outer.spend()["calls"], held(outer)) == (Decimal("0.5"), 1, Decimal(0))
+
+
+async def test_two_who_ask_for_the_first_piece_at_once_are_one_call() -> None:
+    async def slow() -> AsyncIterator[Any]:
+        await asyncio.sleep(0.01)
+        yield 1
+
+    def count(*_: Any) -> Any:
+        return asyncio.sleep(0.01, 5)
+
+    call = guard_async(slow, budget={"max_calls": 5}, context={"max_context_tokens": 100}, tokens=count)
+    stream: Any = call()
+    results = await asyncio.gather(anext(stream), anext(stream), return_exceptions=True)
+    assert sum(isinstance(result, RuntimeError) for result in results) == 1
+    await stream.aclose()
+    assert (call.spend()["calls"], held(call)) == (1, Decimal(0))
+
+
+async def test_off_leaves_the_stream_as_it_is() -> None:
+    assert type(guard_async(async_pieces, mode="off")()) is type(async_pieces())
+    assert type(guard(pieces, mode="off")()) is type(pieces())
+
+
+class BothWays:
+    """A stream that can be read with ``for`` and with ``async for``, such as LiteLLM's."""
+
+    def __init__(self) -> None:
+        self._pieces = pieces()
+
+    def __iter__(self) -> "BothWays":
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._pieces)
+
+    def __aiter__(self) -> "BothWays":
+        return self
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self._pieces)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+async def _both_ways() -> BothWays:
+    return BothWays()
+
+
+@pytest.mark.parametrize("is_read_async", [True, False])
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_stream_of_both_kinds_is_read_either_way(is_async: bool, is_read_async: bool) -> None:
+    call = dollars(_both_ways if is_async else BothWays)
+    stream = await call() if is_async else call()
+    read = [piece async for piece in stream] if is_read_async else list(stream)
+    assert read == list(pieces())
+    assert (call.spend()["usd"], call.spend()["calls"], held(call)) == (Decimal("0.5"), 1, Decimal(0))
+    await stream.close() if is_async else stream.close()

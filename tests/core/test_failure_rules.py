@@ -1,5 +1,6 @@
 """Failures, and searches that find nothing."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -173,30 +174,30 @@ def test_an_explicit_stop_for_sweeps_is_obeyed(drive: type[Driver]) -> None:
 MANY = {"max_nudges": 100, "max_tool_calls": 10_000}
 
 
-def test_one_call_that_fails_alike_after_each_edit_is_nudged_at_eight_and_stopped_at_fifty(drive: type[Driver]) -> None:
-    d = drive(**MANY)
-    words = []
-    for n in range(52):
-        d.tool("edit", {"line": n}, says=f"replaced line {n}")
-        words.append(d.tool("validate", {"path": "a"}, says=f"checked {n} keys\nError: 'name' is required").word)
-    assert words.index("nudge") == 7
-    assert words.index("stop") == 49
+def after_each_edit(
+    rounds: int, says: Callable[[int], Any], tool: str = "validate", args: Any = None, **policy: Any
+) -> list[str]:
+    """What is said to a call that is made after each of so many edits."""
+    d, said = Driver(**MANY, **policy), []
+    for n in range(rounds):
+        edited = d.tool("edit", {"line": n}, says=f"replaced line {n}").word
+        said.append(d.tool(tool, {"path": "a"} if args is None else args, says=says(n)).word)
+        assert edited == "allow" or "stop" in said
+    return said
 
 
-def test_a_success_of_the_call_starts_anew(drive: type[Driver]) -> None:
-    d = drive(**MANY)
-    for n in range(60):
-        assert d.tool("edit", {"line": n}, says=f"replaced line {n}").word == "allow"
-        says = "Error: broken" if n % 4 else f"fine at {n}"
-        assert d.tool("validate", {"path": "a"}, says=says).word == "allow"
+def test_one_call_that_fails_alike_after_each_edit_is_nudged_at_eight_and_stopped_at_fifty() -> None:
+    words = after_each_edit(52, lambda n: f"checked {n} keys\nError: 'name' is required")
+    assert (words.index("nudge"), words.index("stop")) == (7, 49)
 
 
-def test_another_last_line_starts_anew(drive: type[Driver]) -> None:
-    d = drive(**MANY)
-    for n in range(60):
-        assert d.tool("edit", {"line": n}, says=f"replaced line {n}").word == "allow"
-        says = f"checked it\nError: {'abcdefgh'[n // 3 % 8] * 5} is required"
-        assert d.tool("validate", {"path": "a"}, says=says).word == "allow"
+def test_a_success_of_the_call_starts_anew() -> None:
+    assert set(after_each_edit(60, lambda n: "Error: broken" if n % 4 else f"fine at {n}")) == {"allow"}
+
+
+def test_another_last_line_starts_anew() -> None:
+    last = ["abcdefgh"[n // 3 % 8] * 5 for n in range(60)]
+    assert set(after_each_edit(60, lambda n: f"checked it\nError: {last[n]} is required")) == {"allow"}
 
 
 def test_a_tool_that_fails_alike_with_ever_new_arguments_while_others_work_is_stopped(drive: type[Driver]) -> None:
@@ -227,11 +228,8 @@ def test_a_tool_that_also_succeeds_is_left_alone(drive: type[Driver]) -> None:
         assert d.tool("convert", {"n": n}, says=says).word == "allow"
 
 
-def test_explicit_rungs_of_stall_are_all_there_is(drive: type[Driver]) -> None:
-    d = drive(**MANY, rules={"stall": {"stop": 3}})
-    for n in range(100):
-        assert d.tool("edit", {"line": n}, says=f"replaced line {n}").word == "allow"
-        assert d.tool("validate", {"path": "a"}, says="Error: broken").word == "allow"
+def test_explicit_rungs_of_stall_are_all_there_is() -> None:
+    assert set(after_each_edit(100, lambda n: "Error: broken", rules={"stall": {"stop": 3}})) == {"allow"}
 
 
 def test_hundred_empty_answers_to_new_questions_are_stopped(drive: type[Driver]) -> None:
@@ -247,21 +245,13 @@ def test_one_find_among_many_empty_answers_starts_anew(drive: type[Driver]) -> N
     assert "stop" not in words
 
 
-def test_a_call_without_arguments_whose_log_ends_in_an_error_was_executed(drive: type[Driver]) -> None:
-    d = drive(**MANY)
-    words = []
-    for n in range(8):
-        d.tool("edit", {"line": n}, says=f"replaced line {n}")
-        words.append(d.tool("validate", {}, says=f"checked {n} keys\nError: 'name' is a required property").word)
+def test_a_call_without_arguments_whose_log_ends_in_an_error_was_executed() -> None:
+    words = after_each_edit(8, lambda n: f"checked {n} keys\nError: 'name' is a required property", args={})
     assert words == ["allow"] * 7 + ["nudge"]
 
 
-def test_a_nudge_that_was_given_does_not_hide_another_one(drive: type[Driver]) -> None:
-    d = drive(**MANY)
-    words = []
-    for n in range(8):
-        d.tool("edit", {"line": n}, says=f"replaced line {n}")
-        words.append(d.tool("write", {}, says="Error: missing required argument: text").word)
+def test_a_nudge_that_was_given_does_not_hide_another_one() -> None:
+    words = after_each_edit(8, lambda n: "Error: missing required argument: text", tool="write", args={})
     assert [n for n, word in enumerate(words, 1) if word == "nudge"] == [2, 8]
 
 

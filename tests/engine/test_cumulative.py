@@ -275,7 +275,7 @@ def test_no_response_breaks_the_hook() -> None:
             raise LookupError("not mine")
 
     hook = BudgetMonitor().after_model_hook()
-    for strange in (None, object(), SimpleNamespace(usage_metadata=3), Broken()):
+    for strange in (None, object(), SimpleNamespace(usage_metadata=3), Broken(), response(1, 1)):
         assert hook(callback_context=None, llm_response=strange) is None
 
 
@@ -439,7 +439,7 @@ def test_a_policy_takes_thresholds_only(thresholds: Any) -> None:
         BudgetPolicy(100, thresholds)
 
 
-# ---- the nine defects that a budget of this kind is known for -------------------------------------------------------
+# ---- defects that a budget of this kind is known for; others are tested on ADK ---------------------------------------
 
 
 def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_again() -> None:
@@ -450,12 +450,6 @@ def test_defect_1_a_lower_threshold_added_later_fires_and_the_higher_one_not_aga
     monitor.record_usage(1)
     monitor.record_usage(1)
     assert fired == ["high", "low"]
-
-
-def test_defect_2_a_callback_can_abort() -> None:
-    monitor = BudgetMonitor(100).on_threshold(0.5, lambda m: m.stop("too expensive"))
-    monitor.record_usage(60)
-    assert (monitor.stopped, monitor.stop_reason) == (True, "too expensive")
 
 
 @each_row("wrong", [0, *WRONG_COUNTS])
@@ -481,42 +475,6 @@ def test_defect_4_thoughts_tool_prompts_and_the_cache_are_counted_right(usage: d
     monitor = BudgetMonitor()
     monitor.record_response(response(**usage))
     assert monitor.current_tokens == tokens
-
-
-@each_row("told", ["every chunk", "the last chunk", "the whole", "twice"])
-def test_defect_5_a_streamed_call_counts_once(told: str) -> None:
-    monitor, context = BudgetMonitor(), SimpleNamespace(actions=SimpleNamespace())
-    silent = SimpleNamespace(usage_metadata=None, partial=True)
-    whole = SimpleNamespace(usage_metadata=None, partial=False)
-    stream = {
-        "every chunk": [response(100, 3, partial=True), response(100, 7, partial=True), response(100, 10)],
-        "the last chunk": [silent, response(100, 10, partial=True), whole],
-        "the whole": [silent, silent, response(100, 10)],
-        "twice": [response(100, 3, partial=True), response(100, 10), response(100, 10)],
-    }[told]
-    for chunk in stream:
-        monitor.after_model_hook()(callback_context=context, llm_response=chunk)
-    assert (monitor.current_tokens, monitor.turn_count) == (110, 1)
-
-
-def test_defect_6_sessions_have_monitors_of_their_own() -> None:
-    """One policy, two users; that a plugin keeps them apart on ADK is tested there."""
-    policy = BudgetPolicy(100).with_threshold(0.5, action="stop")
-    alice, bob = policy.build_monitor(), policy.build_monitor()
-    alice.record_usage(90)
-    assert (alice.stopped, bob.stopped) == (True, False)
-
-
-def test_defect_7_the_hook_lets_later_callbacks_run() -> None:
-    assert BudgetMonitor().after_model_hook()(callback_context=None, llm_response=response(1, 1)) is None
-
-
-def test_defect_8_the_count_needs_no_model_name() -> None:
-    monitor = BudgetMonitor()
-    monitor.record_response(
-        SimpleNamespace(usage_metadata=response(1, 1).usage_metadata, model_version="some-model-001")
-    )
-    assert monitor.current_tokens == 2
 
 
 def test_defect_9_a_policy_can_be_shipped_as_data() -> None:

@@ -215,32 +215,22 @@ async def served(slots: Turns[Any], order: list[int], number: int) -> None:
         slots.give_back(me())
 
 
-async def test_waiting_calls_are_served_in_the_order_of_asking() -> None:
+@pytest.mark.parametrize(("callers", "sweep_s", "pause_s"), [(10, None, 0), (4, 0.03, 0.02)], ids=["short", "long"])
+async def test_waiting_calls_are_served_in_the_order_of_asking_however_long_they_wait(
+    callers: int, sweep_s: float | None, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inflight, "_SWEEP_S", sweep_s or inflight._SWEEP_S)
     slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
     order: list[int] = []
     slots.take(holder)
     tasks = []
-    for n in range(10):
+    for n in range(callers):
         tasks.append(asyncio.create_task(served(slots, order, n)))
         await turns(2)
+        await asyncio.sleep(pause_s)
     slots.give_back(holder)
     await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-    assert order == list(range(10))
-    await end(holder)
-
-
-async def test_the_order_holds_however_long_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "_SWEEP_S", 0.03)
-    slots, holder = Turns(1, is_finished), asyncio.create_task(forever())
-    order: list[int] = []
-    slots.take(holder)
-    tasks = []
-    for n in range(4):
-        tasks.append(asyncio.create_task(served(slots, order, n)))
-        await asyncio.sleep(0.02)
-    slots.give_back(holder)
-    await asyncio.wait_for(asyncio.gather(*tasks), PATIENCE_S)
-    assert order == list(range(4))
+    assert order == list(range(callers))
     await end(holder)
 
 
