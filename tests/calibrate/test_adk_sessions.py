@@ -22,7 +22,7 @@ def look(n: int) -> dict[str, int]:
 
 
 def limit(made: Proposal, setting: str) -> tuple[float, float | None]:
-    found = next(limit for limit in made.settings.limits if limit.setting == setting)
+    found = next(limit for limit in made.limits if limit.setting == setting)
     assert found.quantile is not None
     return found.quantile.value, found.value
 
@@ -44,7 +44,7 @@ async def test_limits_of_real_runs(tmp_path: Path) -> None:
     proposals = {source: calibrate(tmp_path / source, model="gpt-4o") for source in ("sessions.db", "guard.db")}
     for source, made in proposals.items():
         assert made.faults.count == 0
-        assert (made.settings.basis.kind, made.settings.basis.recordings, made.settings.basis.runs) == (
+        assert (made.basis.kind, made.basis.recordings, made.basis.runs) == (
             "unlabelled",
             75,
             75,
@@ -64,5 +64,5 @@ async def test_limits_of_real_runs(tmp_path: Path) -> None:
     assert sessions.changes["max_usd"] > 0
     assert limit(sessions, "max_tool_result_chars") == (8, None)  # small ones need no limit
     assert "max_tool_result_chars" not in store.changes  # a journal keeps no answers: nothing was measured
-    untold = next(limit for limit in store.settings.limits if limit.setting == "max_tool_result_chars")
+    untold = next(limit for limit in store.limits if limit.setting == "max_tool_result_chars")
     assert untold.why_not.startswith("0 unlabelled recordings contain the characters of a tool answer, 72 are needed")

@@ -13,7 +13,7 @@ from tests.kit.recordings import sized, working, write
 
 
 def limits(made: Proposal) -> dict[str, Limit]:
-    return {limit.setting: limit for limit in made.settings.limits}
+    return {limit.setting: limit for limit in made.limits}
 
 
 def hundred(**facts: Any) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def test_a_limit_is_two_and_a_half_times_the_95th_percentile(tmp_path: Path) -> 
 def test_too_few_runs_are_refused_with_their_number(tmp_path: Path) -> None:
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred()[:71]))
     assert made.changes == {}
-    for limit in made.settings.limits:
+    for limit in made.limits:
         assert limit.value is None
         assert limit.why_not.startswith(
             "71 successful recordings, 72 are needed: with fewer, even the largest lies below the true P95 in "
@@ -56,7 +56,7 @@ def test_failed_runaways_do_not_raise_a_limit(tmp_path: Path) -> None:
     runaways = [sized(f"away-{n}", prompt=1_000_000, success=False) for n in range(5)]
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred(), *runaways))
     assert limits(made)["max_tokens"].value == 23_800
-    assert (made.settings.basis.kind, made.settings.basis.recordings) == ("successful", 100)
+    assert (made.basis.kind, made.basis.recordings) == ("successful", 100)
     cut = made.cuts["max_tokens"]
     assert cut.by_label == {"success": 0, "failure": 5, "unlabelled": 0}
 
@@ -71,13 +71,13 @@ def test_what_a_limit_cuts_is_told_with_the_successful_ones_by_name(tmp_path: Pa
     assert cut.by_label == {"success": 3, "failure": 1, "unlabelled": 0}
     assert cut.successes == ["giant-0", "giant-1", "giant-2"]
     assert cut.tokens == 3 * 2 * 20_010 + 9 * 20_010  # all after the first call, which alone fits
-    assert made.proposed.by_label["success"].stopped == 3
-    assert made.now.by_label["success"].stopped == 0
+    assert made.proposed["success"].stopped == 3
+    assert made.now["success"].stopped == 0
 
 
 def test_without_labels_all_runs_are_the_basis_and_it_is_said(tmp_path: Path) -> None:
     made = calibrate(write(tmp_path / "runs.jsonl", *hundred(success=None)))
-    assert made.settings.basis.kind == "unlabelled"
+    assert made.basis.kind == "unlabelled"
     assert limits(made)["max_tokens"].value == 23_800
     assert "100 without a label" in made.to_toml()
     assert "runaways among them raise the limits" in " ".join(made.to_toml().replace("#", " ").split())
@@ -88,7 +88,7 @@ def test_where_too_few_are_labelled_the_unlabelled_join_them_and_failures_never(
     for number, run in enumerate(runs):
         run["success"] = True if number < 30 else None if number < 80 else False
     made = calibrate(write(tmp_path / "runs.jsonl", *runs))
-    assert (made.settings.basis.kind, made.settings.basis.recordings) == ("successful and unlabelled", 80)
+    assert (made.basis.kind, made.basis.recordings) == ("successful and unlabelled", 80)
     quantile = limits(made)["max_tokens"].quantile
     assert quantile is not None
     assert quantile.high <= 8_010
@@ -119,7 +119,7 @@ def test_of_a_conversation_the_largest_run_counts(tmp_path: Path) -> None:
         talks.append(talk)
     made = calibrate(write(tmp_path / "talks.jsonl", *talks))
     assert limits(made)["max_tokens"].value == 23_800  # as if each were one run
-    assert (made.settings.basis.recordings, made.settings.basis.runs) == (100, 300)
+    assert (made.basis.recordings, made.basis.runs) == (100, 300)
     assert "the largest of the 300 runs in them" in " ".join(made.to_toml().replace("#", " ").split())
 
 
@@ -169,8 +169,8 @@ def test_a_limit_that_ends_all_work_of_one_source_is_withheld(tmp_path: Path) ->
     assert made.cuts["max_model_calls"].by_label["success"] == 3
     assert "max_model_calls" not in made.changes
     assert set(made.changes) == {"max_seconds"}  # what cuts nothing stays
-    assert made.proposed.by_label["success"].stopped == 0
-    assert made.proposed.by_label["success"].recordings == 158
+    assert made.proposed["success"].stopped == 0
+    assert made.proposed["success"].runs == 158
     assert made.held_out.by_label["success"] == [158, 0, 0]
     one = calibrate(write(tmp_path / "one.jsonl", *({**run, "source": "clerk"} for run in (*small[:75], *large))))
     assert limits(one)["max_model_calls"].value == 3  # of one kind of work it is what it is, and the three are named

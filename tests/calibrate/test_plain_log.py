@@ -47,7 +47,7 @@ def test_each_total_gives_its_limit(tmp_path: Path) -> None:
 def test_what_a_log_does_not_tell_is_not_zero(tmp_path: Path, untold: dict[str, Any], settings: set[str]) -> None:
     proposal = calibrate(log(tmp_path / "costs.jsonl", **untold))
     assert set(proposal.changes) == settings
-    for limit in proposal.settings.limits:
+    for limit in proposal.limits:
         if limit.setting not in settings:
             assert limit.recordings == 0
             assert "72 are needed" in limit.why_not
@@ -58,7 +58,7 @@ def test_runs_that_tell_no_dollars_are_not_cut_by_a_dollar_limit(tmp_path: Path)
     proposal = calibrate(log(tmp_path / "costs.jsonl", 100, *silent, tokens=None, calls=None))
     assert proposal.changes == {"max_usd": 2.38}
     assert not proposal.cuts["max_usd"].successes
-    assert proposal.proposed.by_label["success"].stopped == proposal.now.by_label["success"].stopped == 0
+    assert proposal.proposed["success"].stopped == proposal.now["success"].stopped == 0
     assert not proposal.missing.unpriced
 
 
@@ -72,7 +72,7 @@ def test_a_failed_run_raises_no_limit_and_is_cut(tmp_path: Path) -> None:
 
 def test_neither_id_nor_label_is_needed(tmp_path: Path) -> None:
     proposal = calibrate(write(tmp_path / "costs.jsonl", *({"usd": f"{n}.50"} for n in range(100))))
-    assert proposal.settings.basis.kind == "unlabelled"
+    assert proposal.basis.kind == "unlabelled"
     assert proposal.changes == {"max_usd": 237.0}
 
 

@@ -45,7 +45,7 @@ def runs(many: int = 75, **facts: Any) -> list[dict[str, Any]]:
 
 
 def limit(made: Proposal, setting: str) -> Limit:
-    return next(limit for limit in made.settings.limits if limit.setting == setting)
+    return next(limit for limit in made.limits if limit.setting == setting)
 
 
 def reloaded(made: Proposal) -> Policy:
@@ -115,7 +115,7 @@ def test_functions_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     policy = Policy.validated({**FUNCTIONS["failed"], **FUNCTIONS["normalizer"], **FUNCTIONS["amount"]}, "")
     made = calibrate(recorded, policy, workers=4)
     assert made.faults.count == 0
-    assert made.now.by_label["success"].stopped == 3  # nothing but failures
+    assert made.now["success"].stopped == 3  # nothing but failures
     assert reloaded(made).max_tokens == 275
 
 

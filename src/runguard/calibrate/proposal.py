@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from decimal import Decimal
 from hashlib import blake2b
 from math import ceil, exp, floor, isnan, lgamma, log, log1p, log10, nan, sqrt
@@ -31,14 +31,10 @@ from runguard.engine.guard import Result
 from runguard.policy.settings import RULES, Policy, PolicyFile
 from runguard.pricing.rates import Usage
 from runguard.replay.output import check_place, count, money, print_sections, share, skipped, with_progress, write_file
-from runguard.replay.player import Judge, PieceResult, Player, each_run, harmless, play, workers_for
-from runguard.replay.results import RunResult, wilson
+from runguard.replay.player import Judge, PieceResult, Player, Playing, each_run, harmless, workers_for
+from runguard.replay.results import Group, RunResult, wilson
 from runguard.replay.sources import Source, nothing_read, open_sources
 from runguard.replay.steps import Faults, RecordedRun, Turn
-
-# ---- Measure recordings: what their runs used, what other limits would have done to them, and quantiles.
-#
-# ``proposal`` calls it. ``Measuring`` and ``Comparing`` are the tasks of its two passes over the recordings.
 
 # ---- the usage of the runs of a recording, measured with the replay engine
 
@@ -153,34 +149,14 @@ class MeasuringPlayer(Player):
         return result.model_calls, result.tool_calls, result.tokens, result.nano
 
 
-# ---- a recording under several policies
-
-
-class RecordingOutcome(NamedTuple):
-    """What a policy would have done to one recording, and what the recording spent after its stops."""
-
-    nudged: bool = False
-    refused: bool = False
-    stopped: bool = False
-    tokens: int = 0
-    nano: int = 0
-
-
-def outcome_of(result: RunResult) -> RecordingOutcome:
-    nudged, refused, stopped = (result.first(action) is not None for action in ("nudge", "block", "stop"))
-    return RecordingOutcome(nudged, refused, stopped, result.saved.tokens, result.saved.nano)
-
-
 @dataclass(slots=True)
 class Measured:
     """What the runs of one recording used."""
 
-    id: str
-    success: bool | None
+    result: RunResult
     usages: Usages
     unpriced: dict[str, int]
     begins_untimed: bool
-    result: RunResult
 
 
 class Measuring:
@@ -195,47 +171,7 @@ class Measuring:
             meter.feed(step)
         result = meter.finish()
         result.curve.clear()  # another process sends the result
-        return Measured(run.id, run.success, meter.usages, meter.unpriced, meter.begins_untimed, result)
-
-
-class Cut(NamedTuple):
-    """What one limit would have stopped or shortened in a recording, and what the recording spent afterwards."""
-
-    acted: bool
-    tokens: int
-    nano: int
-
-
-@dataclass(slots=True)
-class Compared:
-    """One recording under several policies, and the effect of single limits."""
-
-    id: str
-    source: str
-    success: bool | None
-    outcomes: list[RecordingOutcome]
-    cuts: list[Cut]
-
-
-class Comparing:
-    """Replays a recording under several policies, and under policies with one limit of a rule and unit each."""
-
-    def __init__(self, policies: list[Policy], limits: list[tuple[Policy, str, str]]) -> None:
-        self._judges = [Judge(policy) for policy in (*policies, *(policy for policy, _, _ in limits))]
-        self._limits = [(rule, unit) for _, rule, unit in limits]
-
-    def __call__(self, run: RecordedRun) -> Compared:
-        results = play(run, self._judges)
-        whole = len(results) - len(self._limits)
-        cuts = [_cut(result, *limit) for result, limit in zip(results[whole:], self._limits, strict=True)]
-        return Compared(run.id, run.source, run.success, [outcome_of(result) for result in results[:whole]], cuts)
-
-
-def _cut(result: RunResult, rule: str, unit: str) -> Cut:
-    acts = [v for v in result.verdicts if v.rule == rule and (not unit or v.unit == unit) and not v.moot]
-    after = [v.after for v in acts if v.action == "stop"]
-    acted = any(v.action in ("block", "stop") for v in acts)
-    return Cut(acted, sum(each.tokens for each in after), sum(each.nano for each in after))
+        return Measured(result, meter.usages, meter.unpriced, meter.begins_untimed)
 
 
 # ---- the figures of all recordings, and their quantiles
@@ -258,9 +194,10 @@ class Figures:
         self.by = {(label, half): array("d") for label in LABELS.values() for half in HALVES}
         self.runs: Counter[tuple[str, int]] = Counter()
 
-    def add(self, success: bool | None, half: int, usages: Usages, runs: int) -> None:
-        self.by[LABELS[success], half].extend(usages)
-        self.runs[LABELS[success], half] += runs
+    def add(self, measured: Measured) -> None:
+        key = LABELS[measured.result.success], half_of(measured.result.id)
+        self.by[key].extend(measured.usages)
+        self.runs[key] += measured.result.runs
 
     def recordings(self, label: str) -> int:
         return self.basis((label,)).recordings
@@ -428,8 +365,6 @@ def is_allowed(settings: Mapping[str, Any]) -> bool:
     return True
 
 
-# ---- ``calibrate``: propose limits from recorded runs, in two passes over the recordings.
-
 # ---- limits from the usage of runs: 2.5 times the 95th percentile, or the reason why there is no proposal
 
 SHARE: Final = 0.95
@@ -558,37 +493,24 @@ _SHOWN: Final = 5
 _SOURCES: Final = 1_000
 
 
-@dataclass(slots=True)
-class Share:
-    """Recordings with one label under one policy."""
-
-    recordings: int = 0
-    nudged: int = 0
-    refused: int = 0
-    stopped: int = 0
-    tokens: int = 0
-    nano: int = 0
-
-    def add(self, outcome: RecordingOutcome) -> None:
-        self.recordings += 1
-        for name, value in outcome._asdict().items():
-            setattr(self, name, getattr(self, name) + value)
-
-    def to_dict(self) -> dict[str, Any]:
-        counts = asdict(self)
-        after = {"tokens_after": counts.pop("tokens"), "usd_after": counts.pop("nano") / 1e9}
-        low, high = wilson(self.stopped, self.recordings)
-        return counts | {"stopped_interval": [round(low, 4), round(high, 4)], **after}
+def _by_label() -> dict[str, Group]:
+    return {label: Group() for label in LABELS.values()}
 
 
-@dataclass(slots=True)
-class Effect:
-    """The effect of a whole policy, by label."""
-
-    by_label: dict[str, Share] = field(default_factory=lambda: {label: Share() for label in LABELS.values()})
-
-    def to_dict(self) -> dict[str, Any]:
-        return {label: share.to_dict() for label, share in self.by_label.items()}
+def effect_dict(by_label: dict[str, Group]) -> dict[str, Any]:
+    """Return the effect of a policy on the recordings of each label as plain data."""
+    return {
+        label: {
+            "recordings": group.runs,
+            "nudged": group.nudged,
+            "refused": group.blocked,
+            "stopped": group.stopped,
+            "stopped_interval": [round(edge, 4) for edge in wilson(group.stopped, group.runs)],
+            "tokens_after": group.saved.tokens,
+            "usd_after": group.saved.nano / 1e9,
+        }
+        for label, group in by_label.items()
+    }
 
 
 @dataclass(slots=True)
@@ -602,18 +524,23 @@ class LimitEffect:
     stopped_by_source: Counter[str] = field(default_factory=Counter)  # successful ones
     by_source: Counter[str] = field(default_factory=Counter)  # all successful ones, affected or not
 
-    def add(self, compared: Compared, cut: Cut) -> None:
-        success, source = compared.success, compared.source
+    def add(self, result: RunResult, kind: Kind) -> None:
+        """Add a recording that was replayed with this limit alone."""
+        success, source = result.success, result.source
+        acts = [
+            v for v in result.verdicts if v.rule == kind.rule and (not kind.unit or v.unit == kind.unit) and not v.moot
+        ]
+        has_acted = any(v.action in ("block", "stop") for v in acts)
         if success and (source in self.by_source or len(self.by_source) < _SOURCES):
             self.by_source[source] += 1
-            self.stopped_by_source[source] += cut.acted
-        if not cut.acted:
+            self.stopped_by_source[source] += has_acted
+        if not has_acted:
             return
         self.by_label[LABELS[success]] += 1
-        self.tokens += cut.tokens
-        self.nano += cut.nano
+        self.tokens += sum(v.after.tokens for v in acts if v.action == "stop")
+        self.nano += sum(v.after.nano for v in acts if v.action == "stop")
         if success and len(self.successes) < _SHOWN:
-            self.successes.append(compared.id)
+            self.successes.append(result.id)
 
     @property
     def apart(self) -> list[str]:
@@ -660,48 +587,33 @@ Watch = Callable[[str, Iterator[PieceResult]], Iterable[PieceResult]]
 
 
 @dataclass(slots=True)
-class Settings:
-    """Fitted limits that change a policy."""
-
-    basis: Basis
-    limits: list[Limit]
-
-    @property
-    def proposed(self) -> list[Limit]:
-        return [limit for limit in self.limits if limit.value is not None]
-
-    @property
-    def changes(self) -> dict[str, Any]:
-        return {limit.setting: limit.value for limit in self.proposed}
-
-
-@dataclass(slots=True)
 class Proposal:
     """Limits from recorded runs, with their basis and their effects."""
 
     sources: list[str]
     policy: Policy  # the current policy, which the proposal changes
     figures: Figures = field(default_factory=Figures)
-    settings: Settings = field(default_factory=lambda: Settings(Basis("", [], 0), []))
+    basis: Basis = field(default_factory=lambda: Basis("", [], 0))
+    limits: list[Limit] = field(default_factory=list)
     model_calls: int = 0
     estimated: int = 0
     missing: Missing = field(default_factory=Missing)
     faults: Faults = field(default_factory=Faults)
-    now: Effect = field(default_factory=Effect)
-    proposed: Effect = field(default_factory=Effect)
+    now: dict[str, Group] = field(default_factory=_by_label)
+    proposed: dict[str, Group] = field(default_factory=_by_label)
     cuts: dict[str, LimitEffect] = field(default_factory=dict)  # by setting
     held_out: HeldOut = field(default_factory=HeldOut)
 
     @property
     def changes(self) -> dict[str, Any]:
         """The proposed settings, as a policy file names them."""
-        return self.settings.changes
+        return _changes(self.limits)
 
     def to_toml(self) -> str:
         return toml_of(self)
 
     def to_dict(self) -> dict[str, Any]:
-        basis, runs = self.settings.basis, self.figures.runs
+        basis, runs = self.basis, self.figures.runs
         return {
             "sources": self.sources,
             "recordings": {label: self.figures.recordings(label) for label in LABELS.values()},
@@ -713,11 +625,11 @@ class Proposal:
             "limits": {
                 limit.setting: limit.to_dict()
                 | ({"cut": self.cuts[limit.setting].to_dict()} if limit.setting in self.cuts else {})
-                for limit in self.settings.limits
+                for limit in self.limits
             },
             "proposal": self.changes,
-            "now": self.now.to_dict(),
-            "proposed": self.proposed.to_dict(),
+            "now": effect_dict(self.now),
+            "proposed": effect_dict(self.proposed),
             "held_out": self.held_out.to_dict(),
             "skipped": {"count": self.faults.count, "first": self.faults.first},
             "toml": self.to_toml(),
@@ -746,68 +658,61 @@ def calibrate(
     for done in watch("measuring", each_run(sources, Measuring, (now,), workers, model)):
         made.faults.merge(done.faults)
         for measured in done.results:
-            _add_measured(made, measured)
+            made.figures.add(measured)
+            made.model_calls += measured.result.model_calls
+            made.estimated += measured.result.estimated
+            made.missing.add(measured)
 
     labels = made.figures.labels_for(runs_needed(SHARE))
-    made.settings, *halves = (_fitted(made, labels, part) for part in (HALVES, *((half,) for half in HALVES)))
+    made.basis = made.figures.basis(labels)
+    made.limits = [_limit(kind, made.basis, made.missing) for kind in KINDS]
+    bases = [made.figures.basis(labels, (half,)) for half in HALVES]
+    halves = [[_limit(kind, basis, made.missing) for kind in KINDS] for basis in bases]
     while made.changes:
-        made.now, made.proposed = Effect(), Effect()
-        made.cuts |= {limit.setting: LimitEffect() for limit in made.settings.proposed}
-        fitted = [half.changes for half in halves]
-        missing = [name for name in made.changes if any(name not in half for half in fitted)]
-        made.held_out = HeldOut(fitted, missing)
-        policies = [now, *(changed(now, changes) for changes in (made.changes, *fitted))]
-        alone = [
-            (changed(now, {limit.setting: limit.value}), limit.kind.rule, limit.kind.unit)
-            for limit in made.settings.proposed
-        ]
-        for done in watch("comparing", each_run(sources, Comparing, (policies, alone), workers, model)):
-            for compared in done.results:
-                _add_compared(made, compared)
-        if not _withhold(made, halves):
+        made.now, made.proposed = _by_label(), _by_label()
+        proposed = [limit for limit in made.limits if limit.value is not None]
+        made.cuts |= {limit.setting: LimitEffect() for limit in proposed}
+        fitted = [_changes(half) for half in halves]
+        made.held_out = HeldOut(fitted, [name for name in made.changes if any(name not in half for half in fitted)])
+        alone = [{limit.setting: limit.value} for limit in proposed]
+        policies = [now, *(changed(now, changes) for changes in (made.changes, *fitted, *alone))]
+        for done in watch("comparing", each_run(sources, Playing, (policies, False, True), workers, model)):
+            for results in done.results:
+                _add_compared(made, proposed, results)
+        found = [limit for limit in proposed if made.cuts[limit.setting].apart]
+        if not found:
             return made
-    made.now, made.proposed, made.held_out = Effect(), Effect(), HeldOut()  # no proposal is left to compare
+        for limit in found:
+            _withhold(limit, made.cuts[limit.setting].apart, halves)
+    made.now, made.proposed, made.held_out = _by_label(), _by_label(), HeldOut()  # no proposal is left to compare
     return made
 
 
-def _fitted(made: Proposal, labels: tuple[str, ...], halves: tuple[int, ...]) -> Settings:
-    basis = made.figures.basis(labels, halves)
-    return Settings(basis, [_limit(kind, basis, made.missing) for kind in KINDS])
+def _changes(limits: list[Limit]) -> dict[str, Any]:
+    """Return the settings of the limits that have a value."""
+    return {limit.setting: limit.value for limit in limits if limit.value is not None}
 
 
-def _withhold(made: Proposal, halves: list[Settings]) -> bool:
-    """Withdraw limits that would stop most work of one source: different distributions have no common P95."""
-    found = [limit for limit in made.settings.proposed if made.cuts[limit.setting].apart]
-    for limit in found:
-        limit.why_not = (
-            f"2.5 x P95 is {limit.value:,g}, but that stops most successful recordings of "
-            f"{_listed(made.cuts[limit.setting].apart, 3)}: another kind of work; calibrate each source separately"
-        )
-        limit.value = None
-        for half in halves:
-            next(other for other in half.limits if other.setting == limit.setting).value = None
-    return bool(found)
+def _withhold(limit: Limit, apart: list[str], halves: list[list[Limit]]) -> None:
+    """Withdraw a limit that would stop most work of one source: different distributions have no common P95."""
+    limit.why_not = (
+        f"2.5 x P95 is {limit.value:,g}, but that stops most successful recordings of {_listed(apart, 3)}: another "
+        "kind of work; calibrate each source separately"
+    )
+    for limits in ([limit], *halves):
+        next(each for each in limits if each.setting == limit.setting).value = None
 
 
-def _add_measured(made: Proposal, measured: Measured) -> None:
-    made.figures.add(measured.success, half_of(measured.id), measured.usages, measured.result.runs)
-    made.model_calls += measured.result.model_calls
-    made.estimated += measured.result.estimated
-    made.missing.add(measured)
-
-
-def _add_compared(made: Proposal, compared: Compared) -> None:
-    label = LABELS[compared.success]
-    now, proposed, *fitted = compared.outcomes
-    made.now.by_label[label].add(now)
-    made.proposed.by_label[label].add(proposed)
-    for limit, cut in zip(made.settings.proposed, compared.cuts, strict=True):
-        made.cuts[limit.setting].add(compared, cut)
-    held_out = fitted[1 - half_of(compared.id)]
-    counts = made.held_out.by_label[label]
-    made.held_out.by_label[label] = [
-        before + more for before, more in zip(counts, (1, held_out.stopped, now.stopped), strict=True)
-    ]
+def _add_compared(made: Proposal, proposed: list[Limit], results: list[RunResult]) -> None:
+    """Add a recording as the policies of the second pass would have treated it."""
+    now, then, *others = results
+    label, held_out = LABELS[now.success], others[1 - half_of(now.id)]
+    made.now[label].add(now)
+    made.proposed[label].add(then)
+    counts = (1, *(result.first("stop") is not None for result in (held_out, now)))
+    made.held_out.by_label[label] = [sum(pair) for pair in zip(made.held_out.by_label[label], counts, strict=True)]
+    for limit, result in zip(proposed, others[len(HALVES) :], strict=True):
+        made.cuts[limit.setting].add(result, limit.kind)
 
 
 # ---- the proposal as a ``runguard.toml``: proposed settings with their reasons, then the other settings
@@ -830,7 +735,7 @@ def toml_of(made: Proposal) -> str:
             "the length of their texts."
         )
     lines += ["# Try it on the recordings first: runguard replay SOURCE --policy THIS_FILE", ""]
-    for limit in made.settings.limits:
+    for limit in made.limits:
         lines += [*_limit_lines(limit, made), ""]
     values, missing = file_values(made.policy)
     if values := {name: value for name, value in values.items() if name not in changes}:
@@ -893,7 +798,7 @@ def recordings(many: int) -> str:
 
 
 def basis_text(made: Proposal) -> str:
-    basis = made.settings.basis
+    basis = made.basis
     by = {label: made.figures.recordings(label) for label in LABELS.values()}
     in_all = sum(by.values())
     if not in_all:
@@ -989,12 +894,12 @@ def _print(made: Proposal) -> None:
             "money after, then",
         )
         shown = screen.table("", *figures, right=figures)
-        for label, before in made.now.by_label.items():
-            if before.recordings:
-                then = made.proposed.by_label[label]
-                stopped = [f"{each.stopped} ({share(each.stopped, each.recordings)})" for each in (before, then)]
-                after = (count(before.tokens), count(then.tokens), money(then.nano))
-                shown.add_row(label, f"{before.recordings:,}", *stopped, *after)
+        for label, before in made.now.items():
+            if before.runs:
+                then = made.proposed[label]
+                stopped = [f"{each.stopped} ({share(each.stopped, each.runs)})" for each in (before, then)]
+                after = (count(before.saved.tokens), count(then.saved.tokens), money(then.saved.nano))
+                shown.add_row(label, f"{before.runs:,}", *stopped, *after)
         out.print(screen.heading("the whole proposal"))
         screen.print_table(out, shown)
     print_sections(out, skipped(made.faults))

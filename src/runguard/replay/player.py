@@ -147,7 +147,7 @@ def replay(
     ``to_the_end``: continue after a stop, as a live guard in shadow mode does.
     """
     policies = [harmless(policy) for policy in policies]
-    for done in each_run(sources, _Playing, (policies, to_the_end), workers_for(policies, workers), model):
+    for done in each_run(sources, Playing, (policies, to_the_end), workers_for(policies, workers), model):
         yield Batch(done.results, done.faults, done.size)
 
 
@@ -169,12 +169,14 @@ def workers_for(policies: list[Policy], workers: int) -> int:
     return 1 if b"__main__" in given else workers  # another process cannot import what a prompt or a notebook defines
 
 
-class _Playing:
-    def __init__(self, policies: list[Policy], to_the_end: bool) -> None:
-        self._judges = [Judge(policy, to_the_end=to_the_end) for policy in policies]
+class Playing:
+    """Plays each recorded run under several policies. ``totals``: also runs of which only the totals are known."""
+
+    def __init__(self, policies: list[Policy], to_the_end: bool, totals: bool = False) -> None:
+        self._judges, self._takes_totals = [Judge(policy, to_the_end=to_the_end) for policy in policies], totals
 
     def __call__(self, run: RecordedRun) -> list[RunResult]:
-        if run.unknown:
+        if run.unknown and not self._takes_totals:
             raise UnreadableError("a run without steps cannot be replayed; 'runguard calibrate' reads it")
         return play(run, self._judges)
 
