@@ -60,15 +60,17 @@ class Sums:
     def per_success(self) -> float:
         return self.cost / self.successes if self.successes else inf
 
-    def scatter(self) -> float:
-        """Return the sum of squares of each run's relative deviation, ``cost / mean - success / mean``."""
+    def variance(self) -> float:
+        """Return the variance of the logarithm of ``per_success``: from the squares of each run's relative deviation,
+        ``cost / mean - success / mean``.
+        """
         mean_cost, mean_success = self.cost / self.runs, self.successes / self.runs
-        return max(
+        squares = (
             self.square / mean_cost**2
             - 2 * self.with_success / (mean_cost * mean_success)
-            + self.successes / mean_success**2,
-            0.0,
+            + self.successes / mean_success**2
         )
+        return max(squares, 0.0) / (self.runs * max(self.runs - 1, 1))
 
 
 class Change(NamedTuple):
@@ -91,20 +93,22 @@ def change(now: Sums, before: Sums, pairs: list[tuple[Cost, Cost]] | None = None
         runs = len(pairs)
         spread, freedom = sqrt(_pair_scatter(now, before, pairs) / (runs * max(runs - 1, 1))), max(runs - 1.0, 1.0)
     else:
-        parts = [(each.scatter() / (each.runs * max(each.runs - 1, 1)), each.runs) for each in (now, before)]
+        parts = [(each.variance(), each.runs) for each in (now, before)]
         total = sum(variance for variance, _ in parts)
         spread = sqrt(total)
         below = sum(variance**2 / max(runs - 1, 1) for variance, runs in parts)
         freedom = max(total**2 / below, 1.0) if below else 1.0
-    reach = exp(min(_student(1 - (1 - LEVEL) / 2, freedom) * spread, 700.0))
-    return Change(ratio, ratio / reach, ratio * reach, pairs is not None)
+    return Change(ratio, *_around(ratio, spread, freedom), pairs is not None)
 
 
 def interval(sums: Sums) -> tuple[float, float]:
     """Return the interval of a sample's cost per success."""
-    spread = sqrt(sums.scatter() / (sums.runs * max(sums.runs - 1, 1)))
-    reach = exp(min(_student(1 - (1 - LEVEL) / 2, max(sums.runs - 1, 1)) * spread, 700.0))
-    return sums.per_success / reach, sums.per_success * reach
+    return _around(sums.per_success, sqrt(sums.variance()), max(sums.runs - 1, 1))
+
+
+def _around(value: float, spread: float, freedom: float) -> tuple[float, float]:
+    reach = exp(min(_student(1 - (1 - LEVEL) / 2, freedom) * spread, 700.0))
+    return value / reach, value * reach
 
 
 def pairs_of(now: Mapping[str, Cost], before: Mapping[str, Cost]) -> list[tuple[Cost, Cost]] | None:
@@ -218,14 +222,10 @@ class Baseline:
                     "create it again with --update-baseline"
                 )
             sums, listed = data["sums"], data["listed"]
-            found = cls(
-                Sums(**{name: _whole(value) for name, value in sums["usd"].items()}),
-                Sums(**{name: _whole(value) for name, value in sums["tokens"].items()}),
-                _whole(sums["unpriced"]),
-                {name: (_whole(usd), _whole(tokens), bool(ok)) for name, (usd, tokens, ok) in listed.items()}
-                if listed is not None
-                else None,
-            )
+            usd, tokens = (Sums(**{name: _whole(value) for name, value in sums[unit].items()}) for unit in _UNITS)
+            found = cls(usd, tokens, _whole(sums["unpriced"]), None)
+            if listed is not None:
+                found.listed = {name: (_whole(n), _whole(taken), bool(ok)) for name, (n, taken, ok) in listed.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BaselineError(f"{path}: not a baseline of runguard gate; create it with --update-baseline") from None
         if not found.sums(found.unit).successes:
@@ -260,9 +260,6 @@ class GateFinding:
     message: str
     source: str = ""
 
-    def to_dict(self) -> dict[str, str]:
-        return {"run": self.run, "source": self.source, "message": self.message}
-
 
 @dataclass(slots=True)
 class Check:
@@ -286,14 +283,8 @@ class Check:
         return len(self.findings) + self.more
 
     def to_dict(self) -> dict[str, Any]:
-        found = [finding.to_dict() for finding in self.findings]
-        return {
-            "check": self.name,
-            "state": self.state,
-            "summary": self.summary,
-            "findings": found,
-            "more_findings": self.more,
-        }
+        data = asdict(self)
+        return {"check": data.pop("name"), "more_findings": data.pop("more"), **data}
 
 
 @dataclass(slots=True)
@@ -393,39 +384,36 @@ def _healthy_runs(
 
 def _cost(now: Baseline, before: Baseline, max_rise: float) -> tuple[Change | None, Check]:
     """Compare the cost per success with the baseline, in the baseline's unit."""
-    check, unit = Check("cost per success", PASSED, ""), before.unit
-    if unit == "usd" and now.unpriced:
-        check.state = FAILED
-        check.summary = (
-            f"unknown: {now.unpriced} model calls have no price; add prices to the policy, or pass --model for "
-            "recordings that do not name their model"
-        )
-        return None, check
+    unit = before.unit
     sums, earlier = now.sums(unit), before.sums(unit)
+    if unit == "usd" and now.unpriced:
+        return None, _cost_check(
+            FAILED,
+            f"unknown: {now.unpriced} model calls have no price; add prices to the policy, or pass --model for "
+            "recordings that do not name their model",
+        )
     if not sums.successes:
-        check.state, check.summary = FAILED, "no run succeeds any more"
-        return None, check
+        return None, _cost_check(FAILED, "no run succeeds any more")
     if not sums.cost or not earlier.cost:
-        check.state, check.summary = SKIPPED, "the recordings contain no cost"
-        return None, check
+        return None, _cost_check(SKIPPED, "the recordings contain no cost")
     pairs = pairs_of(now.costs(unit), before.costs(unit))
     needed, fewest = (PAIRS_NEEDED, sums.runs) if pairs else (RUNS_NEEDED, min(sums.runs, earlier.runs))
     if fewest < needed:
-        check.state, check.summary = SKIPPED, f"{fewest} runs, {needed} are needed to compare them"
-        return None, check
+        return None, _cost_check(SKIPPED, f"{fewest} runs, {needed} are needed to compare them")
     found = change(sums, earlier, pairs)
     low, high = interval(sums)
     words = (
         f"{_amount(sums.per_success, unit)} (99 % interval {_amount(low, unit)} to {_amount(high, unit)}), "
         f"{found.ratio:.1%} of the baseline's {_amount(earlier.per_success, unit)} "
         f"({found.low:.1%} to {found.high:.1%}, {'the same runs' if found.paired else 'other runs'})"
-    )
-    allowed = f" and may rise by {max_rise:.0%}" if max_rise else ""
+    ) + (f" and may rise by {max_rise:.0%}" if max_rise else "")
     if found.is_rise(max_rise):
-        check.state, check.summary = FAILED, f"rose beyond its interval: {words}{allowed}"
-    else:
-        check.summary = words + allowed
-    return found, check
+        return found, _cost_check(FAILED, f"rose beyond its interval: {words}")
+    return found, _cost_check(PASSED, words)
+
+
+def _cost_check(state: str, summary: str) -> Check:
+    return Check("cost per success", state, summary)
 
 
 def _loops(sources: list[Source], policy: Policy, faults: Faults, model: str, workers: int) -> Check:
@@ -507,28 +495,25 @@ def markdown(report: GateReport) -> str:
 def junit(report: GateReport) -> str:
     """Return JUnit XML: one test case for each check, and one for each run that failed it."""
     suite = ElementTree.Element("testsuite", name="runguard gate")
-    cases = failures = skipped = 0
+
+    def case(group: str, name: str) -> ElementTree.Element:
+        return ElementTree.SubElement(suite, "testcase", classname=group, name=_xml(name), time="0")
+
     for check in report.checks:
-        case = ElementTree.SubElement(suite, "testcase", classname="runguard.gate", name=check.name, time="0")
-        cases += 1
+        element = case("runguard.gate", check.name)
         if check.state == FAILED:
-            failures += 1
-            failure = ElementTree.SubElement(case, "failure", message=_xml(check.summary))
+            failure = ElementTree.SubElement(element, "failure", message=_xml(check.summary))
             failure.text = _xml("\n".join(_lines(check, len(check.findings))))
         elif check.state == SKIPPED:
-            skipped += 1
-            ElementTree.SubElement(case, "skipped", message=_xml(check.summary))
+            ElementTree.SubElement(element, "skipped", message=_xml(check.summary))
         else:
-            ElementTree.SubElement(case, "system-out").text = _xml(check.summary)
+            ElementTree.SubElement(element, "system-out").text = _xml(check.summary)
         for finding in check.findings:
             if finding.run:
-                cases, failures = cases + 1, failures + 1
-                name = _xml(finding.run)
-                one = ElementTree.SubElement(
-                    suite, "testcase", classname=f"runguard.gate.{check.name.replace(' ', '_')}", name=name, time="0"
-                )
-                ElementTree.SubElement(one, "failure", message=_xml(finding.message))
-    suite.attrib |= {"tests": str(cases), "failures": str(failures), "errors": "0", "skipped": str(skipped)}
+                element = case(f"runguard.gate.{check.name.replace(' ', '_')}", finding.run)
+                ElementTree.SubElement(element, "failure", message=_xml(finding.message))
+    for total, kind in (("tests", "testcase"), ("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(total, str(sum(1 for _ in suite.iter(kind))))
     root = ElementTree.Element("testsuites")
     root.append(suite)
     ElementTree.indent(root)

@@ -8,13 +8,13 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 
 from runguard import console as screen
@@ -168,34 +168,17 @@ def _head(sources: list[Source], policies: list[tuple[str, Policy]]) -> dict[str
     )
 
 
-@contextmanager
-def _bar(sources: list[Source]) -> Iterator[Progress | None]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    shown = (
-        TextColumn("replaying"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %  {task.fields[runs]} runs"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*shown, console=Console(stderr=True), transient=True) as progress:
-        sizes = [source.size for source in sources]
-        known = (
-            None if None in sizes or len({source.unit for source in sources}) > 1 else sum(size or 0 for size in sizes)
-        )
-        progress.add_task("", total=known, runs=0)
-        yield progress
-
-
 def with_progress(sources: list[Source], pieces: Iterator[_Piece]) -> Iterator[_Piece]:
     """Show a progress bar on a terminal while the pieces are processed."""
-    runs = 0
-    with _bar(sources) as progress:
+    shown = ("replaying", BarColumn(), "{task.percentage:>3.0f} %  {task.fields[runs]} runs", TimeRemainingColumn())
+    sizes = [source.size for source in sources]
+    is_known = None not in sizes and len({source.unit for source in sources}) == 1
+    on_terminal, runs = Console(stderr=True), 0
+    with Progress(*shown, console=on_terminal, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=sum(size or 0 for size in sizes) if is_known else None, runs=0)
         for piece in pieces:
             runs += len(piece.results)
-            if progress is not None:
-                progress.update(progress.task_ids[0], advance=piece.size, runs=runs)
+            progress.update(task, advance=piece.size, runs=runs)
             yield piece
 
 
@@ -219,23 +202,23 @@ def run_explanation(
 
 def _find(sources: list[Source], name: str, model: str) -> RecordedRun:
     """Find a run by its id, its session's id or a run within it, or by a unique prefix of one of the first two."""
-    prefixed: dict[str, None] = {}
     known: list[str] = []
+    inside: RecordedRun | None = None
+    prefixed: dict[str, RecordedRun] = {}
     faults = Faults()
     for recorded in _runs(sources, model, faults):
+        steps = _held(recorded)
+        recorded.steps = iter(steps)
         if name in (recorded.id, recorded.session):
-            return _held(recorded)
+            return recorded
         if len(known) < _NAMED:
             known.append(recorded.id)
+        if inside is None and any(type(step) is Turn and step.run == name for step in steps):
+            inside = recorded  # a trip names the run within its session
         if len(prefixed) < _NAMED and (recorded.id.startswith(name) or recorded.session.startswith(name)):
-            prefixed[recorded.id] = None
-    for recorded in _runs(sources, model, Faults()):  # a trip names the run within its session
-        steps = list(_held(recorded).steps)
-        if any(type(step) is Turn and step.run == name for step in steps):
-            recorded.steps = iter(steps)
-            return recorded
-    if len(prefixed) == 1:
-        return next(_held(recorded) for recorded in _runs(sources, model, Faults()) if recorded.id in prefixed)
+            prefixed.setdefault(recorded.id, recorded)
+    if inside is not None or len(prefixed) == 1:
+        return inside or next(iter(prefixed.values()))
     if prefixed:
         raise UnreadableError(f"{name!r} matches several runs: {', '.join(prefixed)}")
     if not known:
@@ -252,13 +235,12 @@ def _runs(sources: list[Source], model: str, faults: Faults) -> Iterator[Recorde
                 faults.add(source.name, f"cannot be read to its end: {error_text(error)}")
 
 
-def _held(recorded: RecordedRun) -> RecordedRun:
-    """Return the run with all its steps in memory, up to the first damaged one; its file closes when reading ends."""
+def _held(recorded: RecordedRun) -> list[Step]:
+    """Return all steps of a run up to the first damaged one; its file closes when reading ends."""
     steps: list[Step] = []
     with suppress(Exception):
         steps.extend(recorded.steps)
-    recorded.steps = iter(steps)
-    return recorded
+    return steps
 
 
 # ---- why a run stopped or not: the highest count of each rule, where, and what was missing

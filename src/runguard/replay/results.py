@@ -80,8 +80,30 @@ class Verdict:
         return f"{done} by {self.rule}{self.about}: {against_limit(self.observed, self.unit, self.limit)}"
 
 
+@dataclass(slots=True, kw_only=True)
+class Taken:
+    """What runs took, and what a policy would have changed of it."""
+
+    steps: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    nano: int = 0
+    unpriced: int = 0  # model calls without a price
+    estimated: int = 0  # model calls whose tokens are estimated
+    saved: After = field(default_factory=After)  # after the stops
+    # calls that would have gone to a cheaper model, and how much less they would have cost
+    switched: After = field(default_factory=After)
+    waited: Waited = field(default_factory=Waited)
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
 @dataclass(slots=True)
-class RunResult:
+class RunResult(Taken):
     """Counts, cost and verdicts of one recorded run."""
 
     id: str
@@ -92,27 +114,11 @@ class RunResult:
     success: bool | None = None
     capped: bool | None = None
     was_stopped: bool = False  # by RunGuard, when it was recorded
-    steps: int = 0
     runs: int = 0  # user messages
-    model_calls: int = 0
-    tool_calls: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    nano: int = 0
-    unpriced: int = 0  # model calls without a price
-    estimated: int = 0  # model calls whose tokens are estimated
     verdicts: list[Verdict] = field(default_factory=list)
     more: int = 0  # verdicts beyond the limit, counted only
-    saved: After = field(default_factory=After)  # after the stops
     curve: list[tuple[int, int]] = field(default_factory=list)  # per model call: prompt tokens, nano-USD
     last_answers: After = field(default_factory=After)  # calls that ``final_answer`` would have made, at most
-    # calls that would have gone to a cheaper model, and how much less they would have cost
-    switched: After = field(default_factory=After)
-    waited: Waited = field(default_factory=Waited)
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt_tokens + self.output_tokens
 
     @property
     def usd(self) -> Decimal | None:
@@ -171,7 +177,7 @@ _LINES: Final = 12
 
 
 @dataclass(slots=True)
-class Group:
+class Group(Taken):
     """Sums over runs with the same label."""
 
     runs: int = 0
@@ -179,18 +185,6 @@ class Group:
     blocked: int = 0
     stopped: int = 0
     user_turns: int = 0
-    steps: int = 0
-    model_calls: int = 0
-    tool_calls: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    tokens: int = 0
-    nano: int = 0
-    unpriced: int = 0
-    estimated: int = 0
-    saved: After = field(default_factory=After)
-    switched: After = field(default_factory=After)
-    waited: Waited = field(default_factory=Waited)
 
     def add(self, run: RunResult) -> None:
         self.runs += 1
@@ -198,11 +192,10 @@ class Group:
         self.nudged += run.first("nudge") is not None
         self.blocked += run.first("block") is not None
         self.stopped += run.first("stop") is not None
-        for name in ("steps", *_CALLS_AND_TOKENS, "tokens", "nano", "unpriced", "estimated"):
+        for name in ("steps", *_CALLS_AND_TOKENS, "nano", "unpriced", "estimated"):
             setattr(self, name, getattr(self, name) + getattr(run, name))
-        self.saved.add(run.saved)
-        self.switched.add(run.switched)
-        self.waited.add(run.waited)
+        for name in ("saved", "switched", "waited"):
+            getattr(self, name).add(getattr(run, name))
 
     def to_dict(self) -> dict[str, Any]:
         data = _picked(self, "runs", "nudged", "blocked", "stopped")
