@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import import_module, metadata
+from operator import attrgetter
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final, Literal
@@ -91,9 +92,13 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
     adk = adk_line()
     live = [] if adk.state == "problem" else [self_test()]
     app = load_application(target, loader) if target is not None and loader is not None else Application([])
-    lines = [python_line(), name_line(), adk, *framework_lines(), *app.lines]
+    python = CheckResult("python", "ok", f"{platform.python_version()} at {sys.executable}")
+    lines = [python, name_line(), adk, *framework_lines(), *app.lines]
     try:
-        policy = policy_here(store) if app.policy is None else _with_store(app.policy, store)
+        policy = policy_here(store) if app.policy is None else app.policy
+        if app.policy is not None and store is not None:
+            check_store(store)
+            policy = policy.model_copy(update={"store": store})
     except PolicyError as error:
         lines.append(CheckResult("policy", "problem", str(error), "correct it, then run `runguard check`"))
     else:
@@ -104,13 +109,6 @@ def examine(target: str | None, models: tuple[str, ...], store: str | None) -> l
             *price_lines(policy, (*models, *app.models)),
         ]
     return lines + live
-
-
-def _with_store(policy: Policy, store: str | None) -> Policy:
-    if store is None:
-        return policy
-    check_store(store)
-    return policy.model_copy(update={"store": store})
 
 
 def self_test() -> CheckResult:
@@ -226,10 +224,6 @@ _SINCE: Final = {  # release of google-adk -> what the guard can do with it
 }
 _LOOK_S: Final = 3.0
 _CLOCK_OFF_S: Final = 60.0
-
-
-def python_line() -> CheckResult:
-    return CheckResult("python", "ok", f"{platform.python_version()} at {sys.executable}")
 
 
 def adk_line() -> CheckResult:
@@ -365,7 +359,10 @@ def store_line(policy: Policy) -> CheckResult:
     try:
         check_file(policy.store)
         if policy.store.startswith("sqlite:") and not (path := SqliteStore(policy.store).path).exists():
-            return _missing_file(path.parent.is_dir() and os.access(path.parent, os.W_OK), str(path))
+            if path.parent.is_dir() and os.access(path.parent, os.W_OK):
+                return CheckResult("store", "ok", f"sqlite:///{path}: does not exist yet; the first run creates it")
+            found = f"sqlite:///{path}: its folder is missing or not writable"
+            return CheckResult("store", "problem", found, "create the folder, or name another file")
         view = StoreView(policy.store, _LOOK_S)
         off = view.now() - time.time()  # noqa: TID251 - compares the two clocks
         forgets = view.forgets_in_a_crash()
@@ -404,37 +401,20 @@ def store_line(policy: Policy) -> CheckResult:
     return CheckResult("store", "ok", f"{view.name} answers; what it holds {view.durability()}")
 
 
-def _missing_file(can_be_made: bool, path: str) -> CheckResult:
-    if can_be_made:
-        return CheckResult("store", "ok", f"sqlite:///{path}: does not exist yet; the first run creates it")
-    return CheckResult(
-        "store",
-        "problem",
-        f"sqlite:///{path}: its folder is missing or not writable",
-        "create the folder, or name another file",
-    )
-
-
 def price_lines(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
     """Report the models that have a price and those without, and prices that were given per token."""
-    low = [
+    lines = [
         CheckResult("prices", "warning", warning, "correct the price in the policy")
         for warning in prices_per_token(policy.prices, policy.prices_source)
     ]
-    return low + _known_prices(policy, named)
-
-
-def _known_prices(policy: Policy, named: tuple[str, ...]) -> list[CheckResult]:
     names = dict.fromkeys(named)
     with contextlib.suppress(RunGuardError):  # the check of the store reports this
         names |= dict.fromkeys(seen_models(policy))
-    if not names:
-        return [
-            CheckResult("prices", "ok", "no model to look up; name models with --model, or load the app with --app")
-        ]
     found = [price_of(policy, name) for name in names]
     priced = [line["model"] for line in found if line["source"] is not None]
-    lines = [CheckResult("prices", "ok", f"known for {', '.join(priced)}")] if priced else []
+    if priced or not names:
+        none = "no model to look up; name models with --model, or load the app with --app"
+        lines.append(CheckResult("prices", "ok", f"known for {', '.join(priced)}" if priced else none))
     return lines + [_unpriced(policy, line["model"], line["unpriced"]) for line in found if line["source"] is None]
 
 
@@ -498,11 +478,12 @@ def load_application(target: str, loader: Callable[[], Any]) -> Application:
                 )
             ]
         )
-    if kind_of(loaded):
+    if _kind(loaded) not in ("", "ADK"):
         root, others = find_agents(loaded, target)
         agents = [root, *others] if root is not None else others
-        names = list(dict.fromkeys(model_names(agents)))
-        return Application(agent_lines(target, root, others), policy_of(agents), names)
+        policy = next((agent.guard.guard.policy for agent in agents if agent.guard is not None), None)
+        names = dict.fromkeys(name for agent in agents for name in agent.models if name)
+        return Application(agent_lines(target, root, others), policy, list(names))
     if _adk_missing(target) is not None:  # then it cannot be an app of ADK
         return _no_app(target, loaded)
     return _adk_application(target, loaded)
@@ -542,10 +523,12 @@ def _adk_application(target: str, loaded: Any) -> Application:
         else next((model.guard.policy for _, model in models if model is not None), None)
     )
     _, called = find_agents(loaded, target)  # by tools: agents of other frameworks, other Runners
-    names = [name for name, _ in models if name] + model_names(called)
+    names = [name for name, _ in models if name] + [name for agent in called for name in agent.models if name]
     lines = [_order(target, plugins, own, guard, models), *agent_lines(target, None, called)]
     if policy is not None:
-        lines += _tool_lines(policy, _tool_names(loaded))
+        lines += _tool_lines(
+            policy, [tool for part in _tree(loaded, set()) for tool in getattr(part, "tools", None) or ()]
+        )
     return Application(lines, policy, list(dict.fromkeys(names)))
 
 
@@ -583,12 +566,13 @@ def _order(target: str, plugins: list[Any], own: Any, guard: Any, models: list[t
     )
 
 
-def _tool_lines(policy: Policy, tools: list[str]) -> list[CheckResult]:
+def _tool_lines(policy: Policy, tools: list[Any]) -> list[CheckResult]:
     """Warn about rules for tools whose names look mistyped: such a rule has no effect."""
     found = []
+    known = [str(getattr(tool, "name", None) or getattr(tool, "__name__", "")) for tool in tools]
     for name in policy.tools:
-        hint = did_you_mean(name, tools, cutoff=0.8, shown=0)
-        if hint and not any(fnmatchcase(tool, name) for tool in tools):
+        hint = did_you_mean(name, known, cutoff=0.8, shown=0)
+        if hint and not any(fnmatchcase(tool, name) for tool in known):
             text = f"tools.{name}: the app has no such tool; {hint}"
             found.append(CheckResult("tools", "warning", text, "correct the name: this rule has no effect"))
     return found
@@ -607,20 +591,13 @@ def loader_of(target: str) -> Callable[[], Any]:
     module, colon, attribute = target.partition(":")
     if not colon or not module or not attribute or os.sep in module:
         raise CommandError(f"--app {target}: no such folder. Pass an agent folder as for adk web, or module:attribute")
-    return lambda: _from_module(module, attribute)
+    return lambda: attrgetter(attribute)(import_module(module))
 
 
 def _from_folder(path: Path) -> Any:
     from google.adk.cli.utils.agent_loader import AgentLoader
 
     return AgentLoader(str(path.parent)).load_agent(path.stem if path.is_file() else path.name)
-
-
-def _from_module(module: str, attribute: str) -> Any:
-    found: Any = import_module(module)
-    for name in attribute.split("."):
-        found = getattr(found, name)
-    return found
 
 
 @contextlib.contextmanager
@@ -671,30 +648,20 @@ def _models(loaded: Any) -> Iterator[tuple[str, Any]]:
             yield name, model if isinstance(model, GuardedLlm) else None
 
 
-def _tool_names(loaded: Any) -> list[str]:
-    """Return the names of the tools of a tree of agents, as far as they are known before a run."""
-    tools = [tool for part in _tree(loaded, set()) for tool in getattr(part, "tools", None) or ()]
-    return [str(getattr(tool, "name", None) or getattr(tool, "__name__", "")) for tool in tools]
-
-
 def _tree(part: Any, seen: set[int]) -> Iterator[Any]:
     """Yield a part of an application and everything below it, each once."""
     if part is not None and id(part) not in seen:
         seen.add(id(part))
         yield part
-        for one in _below(part):
+        below = (getattr(part, "root_agent", None), getattr(part, "agent", None))
+        nodes = getattr(getattr(part, "graph", None), "nodes", None)
+        for one in (
+            *below,
+            *(getattr(part, "sub_agents", None) or ()),
+            *(getattr(part, "tools", None) or ()),
+            *(nodes or ()),
+        ):
             yield from _tree(one, seen)
-
-
-def _below(part: Any) -> list[Any]:
-    graph = getattr(part, "graph", None)
-    return [
-        getattr(part, "root_agent", None),
-        getattr(part, "agent", None),
-        *(getattr(part, "sub_agents", None) or ()),
-        *(getattr(part, "tools", None) or ()),
-        *(getattr(graph, "nodes", None) or ()),
-    ]
 
 
 # ---- agents of other frameworks than ADK: is each guarded, what does its framework hide?
@@ -731,8 +698,8 @@ def find_agents(root: object, target: str) -> tuple[FoundAgent | None, list[Foun
     while waiting:
         one, name = waiting.pop(0)
         ends = list(_ends(one))
-        agent = _examined(one, ends)
-        if agent is not None:
+        if kind := _kind(one):
+            agent: FoundAgent = _KINDS[kind][2](one, ends)
             agent.name = agent.name or (target if one is root else "without a name")
             agent.used_by, name = name, agent.name
             if one is root:
@@ -758,7 +725,8 @@ def agent_lines(target: str, root: FoundAgent | None, agents: list[FoundAgent]) 
         many = f"the {len(agents)} agents" if len(agents) > 1 else f"the agent {agents[0].name}"
         lines.append(CheckResult("sub-agents", "ok", f"{many} that {target} can call: guarded"))
     for agent in agents if root is None else [root, *agents]:
-        lines += _hidden_lines(agent) if agent.is_guarded else []
+        hidden = list(dict.fromkeys(agent.hidden))[:_LINES] if agent.is_guarded else []
+        lines += [CheckResult("hidden", "warning", f"{agent.name}: {what}", do) for what, do in hidden]
     return lines
 
 
@@ -769,24 +737,6 @@ def _root_line(target: str, root: FoundAgent) -> CheckResult:
         by = type(root.guard).__name__
         return CheckResult("guard", "ok", f"{target} is an agent of {root.kind}, guarded by {by}")
     return CheckResult("guard", "problem", f"{target} is an agent of {root.kind} and is not guarded", root.do)
-
-
-def _hidden_lines(agent: FoundAgent) -> list[CheckResult]:
-    return [
-        CheckResult("hidden", "warning", f"{agent.name}: {what}", do)
-        for what, do in list(dict.fromkeys(agent.hidden))[:_LINES]
-    ]
-
-
-def model_names(agents: list[FoundAgent]) -> list[str]:
-    return [name for agent in agents for name in agent.models if name]
-
-
-def policy_of(agents: list[FoundAgent]) -> Policy | None:
-    """Return the settings of the first guard."""
-    guards = (agent.guard for agent in agents if agent.guard is not None)
-    found: Policy | None = next((guard.guard.policy for guard in guards), None)
-    return found
 
 
 # ---- inspecting an agent of each framework
@@ -807,44 +757,19 @@ def _is_end(one: object) -> bool:
     return _kind(one) != "" or _is_chat_model(one)
 
 
-def kind_of(loaded: object) -> str:
-    """Return the framework whose agent this is, "" for ADK."""
-    kind = _kind(loaded)
-    return "" if kind == "ADK" else kind
-
-
 def _kind(one: object) -> str:
     """Return the framework of an agent, "" for any other object."""
-    if isinstance(one, _class("langgraph.pregel", "Pregel")):
-        return "LangChain"
-    if isinstance(one, _class("agents", "Agent")):
-        return "OpenAI Agents"
-    if isinstance(one, _class("pydantic_ai.agent", "AbstractAgent")):
-        return "Pydantic AI"
-    if isinstance(one, _class("strands.agent.agent", "Agent")):
-        return "Strands"
-    if isinstance(one, _class("agent_framework._agents", "BaseAgent")):
-        return "Agent Framework"
-    return "ADK" if isinstance(one, _class("google.adk.runners", "Runner")) else ""
-
-
-def _examined(one: Any, ends: list[Any]) -> FoundAgent | None:
-    examine = {
-        "LangChain": _graph,
-        "OpenAI Agents": _openai,
-        "Pydantic AI": _pydantic,
-        "Strands": _strands,
-        "Agent Framework": _agent_framework,
-        "ADK": _runner,
-    }.get(_kind(one))
-    return examine(one, ends) if examine is not None else None
+    return next((kind for kind, (module, name, _) in _KINDS.items() if isinstance(one, _class(module, name))), "")
 
 
 def _graph(graph: Any, ends: list[Any]) -> FoundAgent:
     do = "give each agent one RunGuardMiddleware, the same for all, or wrap a graph's chat model in GuardedChatModel"
     name = str(getattr(graph, "name", ""))
     found = FoundAgent("" if name == _UNNAMED else name, "LangChain", do)
-    own, guarded_model = _class("runguard.langchain.middleware", "RunGuardMiddleware"), _guarded_model()
+    own, guarded_model = (
+        _class("runguard.langchain.middleware", "RunGuardMiddleware"),
+        _class("runguard.langchain.chat_model", "GuardedChatModel"),
+    )
     calling = getattr(getattr(graph.nodes.get("model"), "bound", None), "func", None)
     found.guard = next((hook for hook in _hooks_in(calling) if isinstance(hook, own)), None)
     models = [end for end in ends if _is_chat_model(end)]
@@ -944,16 +869,23 @@ def _runner(runner: Any, ends: list[Any]) -> FoundAgent:
     return found
 
 
+# framework -> module and name of its agents' class, and what examines one
+_KINDS: Final[dict[str, tuple[str, str, Callable[[Any, list[Any]], FoundAgent]]]] = {
+    "LangChain": ("langgraph.pregel", "Pregel", _graph),
+    "OpenAI Agents": ("agents", "Agent", _openai),
+    "Pydantic AI": ("pydantic_ai.agent", "AbstractAgent", _pydantic),
+    "Strands": ("strands.agent.agent", "Agent", _strands),
+    "Agent Framework": ("agent_framework._agents", "BaseAgent", _agent_framework),
+    "ADK": ("google.adk.runners", "Runner", _runner),
+}
+
+
 def _is_chat_model(one: object) -> bool:
     return isinstance(one, _class("langchain_core.language_models.chat_models", "BaseChatModel"))
 
 
 def _is_middleware(one: object) -> bool:
     return isinstance(one, _class("langchain.agents.middleware.types", "AgentMiddleware"))
-
-
-def _guarded_model() -> Any:
-    return _class("runguard.langchain.chat_model", "GuardedChatModel")
 
 
 def _model_name(model: Any) -> str:
