@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from runguard.calls.functions import run as block_of
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -110,6 +110,8 @@ class TurnResult:
 class Session(ABC):
     """A conversation with one agent. Its history is stored as the framework stores it."""
 
+    mode = "async"  # in which its turns are played, one of ``MODES``
+
     @property
     @abstractmethod
     def model_calls(self) -> int:
@@ -130,8 +132,9 @@ class Session(ABC):
     def moved(self, guard: Controls) -> "Session":
         """Return the same conversation on another worker: its stored history, new objects, and another guard."""
 
-    async def turn(self, message: str | None, *, mode: str = "async", stream: bool = False) -> TurnResult:
-        """Play one user turn in one of ``MODES``."""
+    async def turn(self, message: str | None, *, mode: str = "", stream: bool = False) -> TurnResult:
+        """Play one user turn in one of ``MODES``, that of the session unless given."""
+        mode = mode or self.mode
         if mode == "sync":
             return await in_thread(lambda: self.play_now(message))
         if mode == "thread":
@@ -190,33 +193,18 @@ class Stage:
     """A harness whose sessions play their turns in one mode."""
 
     def __init__(self, harness: Harness, mode: str) -> None:
-        self._harness, self.mode = harness, mode
+        self._harness, self._mode = harness, mode
         self.guard = harness.guard
 
-    def session(self, agent: AgentSpec, guard: Controls | None) -> "StagedSession":
-        return StagedSession(self._harness.session(agent, guard), self.mode)
+    def session(self, agent: AgentSpec, guard: Controls | None) -> Session:
+        session = self._harness.session(agent, guard)
+        session.mode = self._mode
+        return session
 
-
-class StagedSession:
-    """A session whose turns are played in one mode."""
-
-    def __init__(self, session: Session, mode: str) -> None:
-        self._session, self._mode = session, mode
-
-    @property
-    def model_calls(self) -> int:
-        return self._session.model_calls
-
-    async def turn(self, message: str) -> TurnResult:
-        return await self._session.turn(message, mode=self._mode)
-
-    async def approve(self) -> TurnResult:
-        """Approve all tool calls that wait, and let the agent go on."""
-        return await self._session.turn(None, mode=self._mode)
-
-    def moved(self, guard: Controls) -> Self:
-        """Return the same conversation on another worker."""
-        return type(self)(self._session.moved(guard), self._mode)
+    async def play(self, agent: AgentSpec, guard: Controls | None) -> tuple[Session, TurnResult]:
+        """Play the first turn of a new conversation."""
+        session = self.session(agent, guard)
+        return session, await session.turn("go")
 
 
 # ---- The scenarios of the conformance kit: what RunGuard promises on every framework.
@@ -252,7 +240,7 @@ async def stopped(guard: Any, result: TurnResult, rules: set[str]) -> None:
     await nothing_left(guard)
 
 
-async def begun(session: StagedSession | Session) -> None:
+async def begun(session: Session) -> None:
     """Wait until a model was called."""
     for _ in range(10_000):
         if session.model_calls:
@@ -284,8 +272,7 @@ async def nothing_left(guard: Any) -> None:
 async def stubborn_loop(harness: Stage) -> None:
     """The same call with the same failing answer is stopped, and the stop leaves a clean history."""
     guard = harness.guard()
-    session = harness.session(_looping(lambda n: {"doc": "invoice"}), guard)
-    result = await session.turn("parse it")
+    session, result = await harness.play(_looping(lambda n: {"doc": "invoice"}), guard)
     await stopped(guard, result, {"repetition", "stall", "tool_failures"})
     assert session.model_calls <= 10, f"{session.model_calls} model calls before the stop"
 
@@ -293,8 +280,7 @@ async def stubborn_loop(harness: Stage) -> None:
 async def paraphrased_loop(harness: Stage) -> None:
     """The same failing answer to ever new arguments is stopped."""
     guard = harness.guard()
-    session = harness.session(_looping(lambda n: {"doc": f"invoice, attempt {n}"}), guard)
-    result = await session.turn("parse it")
+    session, result = await harness.play(_looping(lambda n: {"doc": f"invoice, attempt {n}"}), guard)
     await stopped(guard, result, {"repetition", "stall", "tool_failures", "no_news"})
     assert session.model_calls <= 10, f"{session.model_calls} model calls before the stop"
 
@@ -421,15 +407,23 @@ async def structured_output(harness: Stage) -> None:
         assert result.text == text, f"ended with '{result.text}', {result.error!r}"
 
 
-async def nested_agent(harness: Stage) -> None:
-    """An agent that a tool calls belongs to the same run: one limit, one trip."""
+def _delegating(*, pooled: bool = False) -> AgentSpec:
+    """An agent that calls another one again and again, which calls a tool again and again."""
     inner = AgentSpec(_script(lambda n: Reply(calls=[("look", {"n": n})])), "inner", {"look": lambda n: f"page {n}"})
-    outer = AgentSpec(_script(lambda n: Reply(calls=[("inner", {"request": f"task {n}"})])), "outer", agents=[inner])
+    script = _script(lambda n: Reply(calls=[("inner", {"request": f"task {n}"})]))
+    return AgentSpec(script, "outer", agents=[inner], pooled=pooled)
+
+
+async def _one_limit(harness: Stage, spec: AgentSpec) -> None:
     guard = harness.guard(max_model_calls=12)
-    session = harness.session(outer, guard)
-    result = await session.turn("go")
+    session, result = await harness.play(spec, guard)
     await stopped(guard, result, {"model_calls"})
     assert session.model_calls == 12, f"{session.model_calls} calls on a limit of 12 for the whole tree"
+
+
+async def nested_agent(harness: Stage) -> None:
+    """An agent that a tool calls belongs to the same run: one limit, one trip."""
+    await _one_limit(harness, _delegating())
 
 
 async def deep_delegation(harness: Stage) -> None:
@@ -443,22 +437,18 @@ async def deep_delegation(harness: Stage) -> None:
     )
     for limit, calls in ((1, 4), (2, 5)):
         guard = harness.guard(max_delegation_depth=limit)
-        session = harness.session(outer, guard)
-        result = await session.turn("go")
+        session, result = await harness.play(outer, guard)
         assert (result.text, result.error) == ("done", None), f"the turn ended with '{result.text}', {result.error!r}"
         assert session.model_calls == calls, f"{session.model_calls} calls at a depth of {limit}, not {calls}"
 
 
 async def paid_agent(harness: Stage) -> None:
     """An agent in a paid tool belongs to the same run, and does not wait for what is held for the tool."""
-    inner = AgentSpec(_script(lambda n: Reply(calls=[("look", {"n": n})])), "inner", {"look": lambda n: f"page {n}"})
-    outer = AgentSpec(_script(lambda n: Reply(calls=[("inner", {"request": f"task {n}"})])), "outer", agents=[inner])
     guard = harness.guard(
         app="paid", budgets=[Budget(usd=1, per="app")], tools={"inner": {"price": "0.95"}}, max_model_calls=4,
         prices=_PRICES, models=_LIMITS,
     )  # fmt: skip
-    session = harness.session(outer, guard)
-    await asyncio.wait_for(session.turn("go"), 20)
+    session, _ = await asyncio.wait_for(harness.play(_delegating(), guard), 20)
     assert session.model_calls <= 4, f"{session.model_calls} calls on a limit of 4 for the whole tree"
     assert guard.trips, "the run was not stopped"
     await nothing_left(guard)
@@ -469,8 +459,7 @@ async def hand_off_cycle(harness: Stage) -> None:
     second = AgentSpec(_script(lambda n: Reply(hand_off="first")), "second")
     first = AgentSpec(_script(lambda n: Reply(hand_off="second")), "first", hand_offs=[second])
     guard = harness.guard()
-    session = harness.session(first, guard)
-    result = await session.turn("go")
+    session, result = await harness.play(first, guard)
     await stopped(guard, result, {"handoff", "cycle"})
     assert session.model_calls < _CAP
 
@@ -522,8 +511,7 @@ async def store_outage(harness: Stage) -> None:
         guard = harness.guard(
             store="redis://127.0.0.1:9", store_timeout=0.2, on_outage=on_outage, max_usd=1, prices=_PRICES
         )
-        session = harness.session(AgentSpec(lambda n, _: Reply("done")), guard)
-        await session.turn("go")
+        session, _ = await harness.play(AgentSpec(lambda n, _: Reply("done")), guard)
         assert session.model_calls == expected, f"{session.model_calls} calls with on_outage={on_outage!r}"
 
 
@@ -555,8 +543,7 @@ async def last_answer(harness: Stage) -> None:
         _script(lambda n: Reply("what I have") if n == 4 else Reply(calls=[("search", {"n": n})])),
         tools={"search": lambda n: {"hit": n}},
     )
-    session = harness.session(spec, guard)
-    result = await session.turn("find it")
+    session, result = await harness.play(spec, guard)
     assert result.error is None, f"the stop raised {result.error!r}"
     assert session.model_calls == 4, f"{session.model_calls} model calls were made, 4 are allowed"
     assert [trip.rule for trip in guard.trips] == ["model_calls"], "the run was not stopped by its limit"
@@ -573,8 +560,7 @@ async def termination_condition(harness: Stage) -> None:
     def step(n: int, newest: str) -> Reply:
         return Reply("hello") if newest == "good morning" else Reply(calls=[("page", {"n": n})])
 
-    session = harness.session(AgentSpec(step, tools={"page": lambda n: {"page": n}}), guard)
-    result = await session.turn("read on")
+    session, result = await harness.play(AgentSpec(step, tools={"page": lambda n: {"page": n}}), guard)
     assert result.error is None, f"the end raised {result.error!r}"
     assert session.model_calls == 3, f"{session.model_calls} model calls: each makes two events, six are allowed"
     assert not result.open_calls, f"tool calls without an answer in the history: {result.open_calls}"
@@ -598,12 +584,12 @@ def _asking(tool: str = "delete", executed: list[str] | None = None) -> AgentSpe
     return AgentSpec(script, tools={tool: delete}, approvals=[tool])
 
 
-async def _approved_until_stopped(session: StagedSession, result: TurnResult) -> TurnResult:
+async def _approved_until_stopped(session: Session, result: TurnResult) -> TurnResult:
     for _ in range(12):
         assert result.error is None, f"the turn raised {result.error!r}"
         if not result.waits:
             break
-        result = await session.approve()
+        result = await session.turn(None)
     return result
 
 
@@ -632,7 +618,8 @@ async def approval_elsewhere(harness: Stage) -> None:
         assert waiting.waits, f"the tool did not wait for an approval: {waiting.events}, {waiting.error!r}"
         assert first.flush(10), "the first worker could not write what it knows"
         elsewhere = session.moved(second)
-        result = await _approved_until_stopped(elsewhere, await elsewhere.approve())
+        elsewhere.mode = session.mode
+        result = await _approved_until_stopped(elsewhere, await elsewhere.turn(None))
         calls = session.model_calls + elsewhere.model_calls
         assert calls == 4, f"{calls} model calls on a limit of 4 for the turn"
         await stopped(second, result, {"model_calls"})
@@ -647,7 +634,7 @@ async def approval_by_another_user(harness: Stage) -> None:
     with block_of(user="ann"):
         assert (await session.turn("clean up")).waits, "the tool did not wait for an approval"
     with block_of(user="bob"):
-        await session.approve()
+        await session.turn(None)
     spent = {user: guard.spend(f"user:shop/{user}")["calls"] for user in ("ann", "bob")}
     assert spent == {"ann": 1, "bob": 1}, f"calls by user: {spent}"
     assert not guard.guard.runs, "a run was not ended"
@@ -660,7 +647,7 @@ async def waiting_tool(harness: Stage) -> None:
     assert (await session.turn("clean up")).waits, "the tool did not wait for an approval"
     spend = guard.spend()
     assert (spend["tools_usd"], spend["reserved_usd"]) == (0, 0), f"a tool that waits was charged: {spend}"
-    await session.approve()
+    await session.turn(None)
     assert guard.spend()["tools_usd"] == Decimal("0.4"), "the executed tool was not charged"
     assert not guard.guard.runs, "a run was not ended"
 
@@ -674,8 +661,7 @@ async def _recognised(harness: Stage, spec: Callable[[], AgentSpec], most: int =
     if bare.error is not None:
         return
     guard = harness.guard()
-    session = harness.session(spec(), guard)
-    result = await session.turn("go")
+    session, result = await harness.play(spec(), guard)
     await stopped(guard, result, {"repetition", "stall", "tool_failures", "no_news", "unknown_tool"})
     assert session.model_calls <= most, f"{session.model_calls} model calls before the stop"
 
@@ -730,15 +716,7 @@ async def wrong_arguments(harness: Stage) -> None:
 
 async def agents_in_a_pool(harness: Stage) -> None:
     """An agent that a tool starts in a thread pool belongs to the same run."""
-    inner = AgentSpec(_script(lambda n: Reply(calls=[("look", {"n": n})])), "inner", {"look": lambda n: f"page {n}"})
-    outer = AgentSpec(
-        _script(lambda n: Reply(calls=[("inner", {"request": f"task {n}"})])), "outer", agents=[inner], pooled=True
-    )
-    guard = harness.guard(max_model_calls=12)
-    session = harness.session(outer, guard)
-    result = await session.turn("go")
-    await stopped(guard, result, {"model_calls"})
-    assert session.model_calls == 12, f"{session.model_calls} calls on a limit of 12 for the whole tree"
+    await _one_limit(harness, _delegating(pooled=True))
 
 
 async def user_per_call(harness: Stage) -> None:
@@ -758,8 +736,7 @@ async def user_per_call(harness: Stage) -> None:
 async def unnamed_user(harness: Stage) -> None:
     """A budget per user in a guard that never learned a user is an error at the first call, before anything is paid."""
     guard = harness.guard(app="shop", budgets=[Budget(calls=2, per="user")])
-    session = harness.session(AgentSpec(lambda n, _: Reply("done")), guard)
-    result = await session.turn("go")
+    session, result = await harness.play(AgentSpec(lambda n, _: Reply("done")), guard)
     assert isinstance(result.error, PolicyError), f"the turn ended with {result.error!r} and '{result.text}'"
     assert session.model_calls == 0, "a model was called"
 
@@ -785,8 +762,7 @@ async def bill_of_a_block(harness: Stage) -> None:
 
 async def _two_calls(harness: Stage, guard: Any) -> TurnResult:
     step = [Reply(calls=[("page", {"n": 1})]), Reply("done")]
-    session = harness.session(AgentSpec(lambda n, _: step[n - 1], tools={"page": lambda n: {"page": n}}), guard)
-    result = await session.turn("go")
+    _, result = await harness.play(AgentSpec(lambda n, _: step[n - 1], tools={"page": lambda n: {"page": n}}), guard)
     assert result.text == "done", f"the turn ended with '{result.text}', {result.error!r}"
     return result
 
@@ -816,8 +792,7 @@ async def large_request(harness: Stage) -> None:
         AgentSpec(lambda n, _: Reply("done"), tools=tools, about={"page": many}),
     ):
         guard = harness.guard(max_tokens=10_000, models={MODEL: {"max_output_tokens": 100}})
-        session = harness.session(spec, guard)
-        await session.turn("go")
+        session, _ = await harness.play(spec, guard)
         assert session.model_calls == 0, "a request of 40 kB was sent on a budget of 10,000 tokens"
 
 
