@@ -6,12 +6,13 @@
 import io
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
 from runguard.core.events import Outcome
@@ -500,19 +501,22 @@ LEGACY: Final = (
     "pickles. Unpickling a file runs code "
     "that the file chooses, so it is not read. Move it first with 'adk migrate session' and replay the new database"
 )
-_EVENTS: Final = (
-    "SELECT timestamp, event_data FROM events WHERE app_name = ? AND user_id = ? AND session_id = ? ORDER BY rowid"
-)
-_PG_EVENTS: Final = (
-    "SELECT timestamp, event_data FROM events WHERE app_name = %s AND user_id = %s AND session_id = %s ORDER BY "
-    "timestamp, ctid"
-)
+_EVENTS: Final = "SELECT timestamp, event_data FROM events WHERE app_name = ? AND user_id = ? AND session_id = ?"
 _SESSIONS: Final = "SELECT app_name, user_id, id FROM sessions ORDER BY create_time, app_name, user_id, id"
+_SQLITE_TABLES: Final = (
+    "SELECT tables.name, fields.name FROM sqlite_master AS tables, pragma_table_info(tables.name) AS fields "
+    "WHERE tables.type = 'table'"
+)
+_POSTGRES_TABLES: Final = (
+    "SELECT table_name, column_name FROM information_schema.columns "
+    "WHERE table_schema = ANY(current_schemas(false) || ?)"
+)
 _COLUMNS: Final = {
     "events": {"app_name", "user_id", "session_id", "timestamp", "event_data"},
     "sessions": {"app_name", "user_id", "id", "create_time"},
 }
 _AT_ONCE: Final = 500
+_SCHEMA: Final = "runguard"
 
 
 def check_columns(tables: dict[str, set[str]]) -> None:
@@ -524,42 +528,73 @@ def check_columns(tables: dict[str, set[str]]) -> None:
             raise UnreadableError(f"its table '{table}' is not one of ADK's: it has no column {missing[0]}")
 
 
-# ---- session databases in SQLite
+Where = Path | str  # a file of SQLite, or the URL of a database of Postgres
+Ask = Callable[..., Any]  # yields rows, given a query and its parameters
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Read only: a service may be writing to it."""
-    db = sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)
-    db.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    return db
+@contextmanager
+def opened(where: Where) -> Iterator[Ask]:
+    """Open a database to read only, because a service may be writing to it. Give a function that yields rows."""
+    if isinstance(where, Path):
+        with closing(sqlite3.connect(f"file:{quote(str(where))}?mode=ro", uri=True)) as db:
+            db.text_factory = lambda raw: raw.decode("utf-8", "replace")
+            yield db.execute
+    else:
+        with connect_postgres(without_schema(where)[0]) as server:
+            yield partial(_rows, server)
 
 
-def sqlite_tables(path: Path) -> dict[str, set[str]]:
-    """Tables and their columns."""
+def _rows(server: Any, query: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+    with server.cursor(name="runguard") as cursor:
+        cursor.itersize = _AT_ONCE
+        cursor.execute(query.replace("?", "%s"), values)
+        yield from cursor
+
+
+def tables_of(where: Where) -> dict[str, set[str]]:
+    """Return the tables of a database and their columns; in Postgres also those of the schema that the URL names."""
+    found: dict[str, set[str]] = {}
+    query = (_SQLITE_TABLES,) if isinstance(where, Path) else (_POSTGRES_TABLES, ([without_schema(where)[1]],))
     try:
-        with closing(connect(path)) as db:
-            names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            return {
-                name: {column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))}
-                for name in names
-            }
+        with opened(where) as ask:
+            for table, column in ask(*query):
+                found.setdefault(table, set()).add(column)
     except (sqlite3.Error, UnicodeError) as error:
         raise UnreadableError(f"not a SQLite database that can be read: {error}") from None
+    return found
 
 
-def sqlite_sessions(path: Path) -> Iterator[Session]:
-    with closing(connect(path)) as db:
-        yield from db.execute(_SESSIONS)
+def sessions_of(where: Where) -> Iterator[Session]:
+    with opened(where) as ask:
+        yield from ask(_SESSIONS)
 
 
-def sqlite_runs(path: Path, sessions: list[Session], faults: Faults, model: str = "") -> Iterator[RecordedRun]:
-    with closing(connect(path)) as db:
+def runs_in(where: Where, sessions: list[Session], faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """Yield the run of each session. Its events are in the order in which they were stored."""
+    order = "rowid" if isinstance(where, Path) else "timestamp, ctid"
+    with opened(where) as ask:
         for session in sessions:
-            rows = db.execute(_EVENTS, session)
-            yield _run(session, rows, faults, model)
+            with closing(ask(f"{_EVENTS} ORDER BY {order}", session)) as rows:
+                app, user, name = (word(part) for part in session)
+                place = f"{app}/{user}/{name}"
+                steps = read_events(_whole(rows, place, faults), place, faults, model)
+                yield RecordedRun(name, steps, app, user, name, source=app)
 
 
-# ---- session databases in Postgres
+def _whole(rows: Any, where: str, faults: Faults) -> Iterator[Any]:
+    """Yield rows up to where the database is damaged."""
+    try:
+        yield from rows
+    except Exception as error:  # sqlite3.Error or psycopg.Error: each driver has its own
+        faults.add(where, f"cannot be read to its end: {type(error).__name__}: {error}")
+
+
+def without_schema(url: str) -> tuple[str, str]:
+    """Return a URL of Postgres without the schema of our tables in it, and that schema."""
+    parts = urlsplit(url)
+    schema = dict(parse_qsl(parts.query)).get("schema", _SCHEMA)
+    kept = "&".join(option for option in parts.query.split("&") if not option.startswith("schema="))
+    return urlunsplit(parts._replace(query=kept)), schema
 
 
 def connect_postgres(url: str) -> Any:
@@ -585,52 +620,6 @@ def connect_postgres(url: str) -> Any:
 def _text_of(error: Exception, password: str) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text.replace(password, "***") if password else text
-
-
-def postgres_columns(url: str) -> dict[str, set[str]]:
-    with connect_postgres(url) as db:
-        found: dict[str, set[str]] = {}
-        query = (
-            "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY "
-            "(current_schemas(false))"
-        )
-        for table, column in db.execute(query):
-            found.setdefault(table, set()).add(column)
-        return found
-
-
-def postgres_sessions(url: str) -> Iterator[Session]:
-    with connect_postgres(url) as db, db.cursor(name="runguard_sessions") as cursor:
-        cursor.itersize = _AT_ONCE
-        cursor.execute(_SESSIONS)
-        yield from cursor
-
-
-def postgres_runs(url: str, sessions: list[Session], faults: Faults, model: str = "") -> Iterator[RecordedRun]:
-    with connect_postgres(url) as db:
-        for session in sessions:
-            with db.cursor(name="runguard_events") as cursor:
-                cursor.itersize = _AT_ONCE
-                cursor.execute(_PG_EVENTS, session)
-                yield _run(session, cursor, faults, model)
-
-
-# ---- sessions of both
-
-
-def _run(session: Session, rows: Any, faults: Faults, model: str) -> RecordedRun:
-    app, user, name = (word(part) for part in session)
-    where = f"{app}/{user}/{name}"
-    steps = read_events(_whole(rows, where, faults), where, faults, model)
-    return RecordedRun(name, steps, app, user, name, source=app)
-
-
-def _whole(rows: Any, where: str, faults: Faults) -> Iterator[Any]:
-    """Rows up to where the database is damaged."""
-    try:
-        yield from rows
-    except Exception as error:  # sqlite3.Error or psycopg.Error: each driver has its own
-        faults.add(where, f"cannot be read to its end: {type(error).__name__}: {error}")
 
 
 # ---- calls of remote A2A agents: read as the live guard reads them

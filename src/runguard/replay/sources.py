@@ -12,7 +12,6 @@ from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 from runguard.core.decision import printable
 from runguard.core.errors import PolicyError
@@ -48,7 +47,7 @@ from runguard.replay.steps import (
 )
 from runguard.reporting.journal import KIND, Entry, check_entry, read_entries
 
-_Where = TypeVar("_Where", Path, str)  # a file, or the URL of a database
+_Where = TypeVar("_Where", bound=adk.Where)
 _PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
 _SESSIONS: Final = 64
 _SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".db", ".sqlite", ".sqlite3")
@@ -156,7 +155,7 @@ def _of_file(path: Path) -> Source:
     except OSError as error:
         raise UnreadableError(f"{path}: cannot be read: {error_text(error)}") from None
     if head == _SQLITE:
-        return _of_sqlite(path)
+        return _of_database(word(path.name), path)
     if adk.is_document(path):
         return Source(
             word(path.name), size, "bytes", lambda most: iter([Piece(size, partial(adk.runs_of, path, most))])
@@ -166,19 +165,20 @@ def _of_file(path: Path) -> Source:
     return Source(word(path.name), size, "bytes", partial(_jsonl_pieces, path))
 
 
-def _of_sqlite(path: Path) -> Source:
+def _of_database(name: str, where: adk.Where) -> Source:
+    """Return the sessions of ADK in a database, or the records of a RunGuard store."""
+    is_file = isinstance(where, Path)
     try:
-        tables = adk.sqlite_tables(path)
+        tables = adk.tables_of(where)
         if {"events", "sessions"} <= tables.keys():
             adk.check_columns(tables)
-            with_size = sum(1 for _ in adk.sqlite_sessions(path))
-            sessions = partial(_session_pieces, path, adk.sqlite_sessions, adk.sqlite_runs)
-            return Source(word(path.name), with_size, "sessions", sessions)
+            size = sum(1 for _ in adk.sessions_of(where)) if is_file else None
+            return Source(name, size, "sessions", partial(_session_pieces, where))
+        if {"records", "accounts"} <= tables.keys():
+            return _store(name, database_records, where)
     except (UnreadableError, sqlite3.Error) as error:
-        raise UnreadableError(f"{path}: {error}") from None
-    if {"records", "accounts"} <= tables.keys():
-        return _store(word(path.name), sqlite_records, path)
-    raise UnreadableError(f"{path}: neither an ADK session database nor a RunGuard store")
+        raise UnreadableError(f"{where if is_file else name}: {error}") from None
+    raise UnreadableError(f"{where if is_file else name}: neither an ADK session database nor a RunGuard store")
 
 
 def _of_url(given: str, scheme: str, rest: str) -> Source:
@@ -187,19 +187,7 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
             raise UnreadableError(f"{given}: names no file")
         return _of_file(Path(rest.removeprefix("/")))
     if scheme in _POSTGRES:
-        name = _without_password(scheme, rest)
-        try:
-            plain = without_schema(given)[0]
-            tables = adk.postgres_columns(plain)
-            if {"events", "sessions"} <= tables.keys():
-                adk.check_columns(tables)
-                sessions = partial(_session_pieces, plain, adk.postgres_sessions, adk.postgres_runs)
-                return Source(name, None, "sessions", sessions)
-            if has_records(given):
-                return _store(name, postgres_records, given)
-        except UnreadableError as error:
-            raise UnreadableError(f"{name}: {error}") from None
-        raise UnreadableError(f"{name}: neither an ADK session database nor a RunGuard store")
+        return _of_database(_without_password(scheme, rest), given)
     if scheme in _REDIS:
         name = _without_password(scheme, rest)
         if not is_redis_store(given):
@@ -220,16 +208,11 @@ def _store(name: str, records: Callable[[_Where, Faults], Iterator[RecordedRun]]
     return Source(name, 1, "stores", lambda _: iter([Piece(1, partial(_record_runs, records, where))]))
 
 
-def _session_pieces(
-    where: _Where,
-    sessions: Callable[[_Where], Iterator[adk.Session]],
-    runs: Callable[[_Where, list[adk.Session], Faults, str], Iterator[RecordedRun]],
-    _: int,
-) -> Iterator[Piece]:
+def _session_pieces(where: adk.Where, _: int) -> Iterator[Piece]:
     """Yield the sessions of a database of ADK, some at a time."""
-    found = sessions(where)
+    found = adk.sessions_of(where)
     while some := list(islice(found, _SESSIONS)):
-        yield Piece(len(some), partial(runs, where, some))
+        yield Piece(len(some), partial(adk.runs_in, where, some))
 
 
 def _jsonl_pieces(path: Path, max_unpacked: int) -> Iterator[Piece]:
@@ -568,37 +551,21 @@ def _shares(model: str, nano: int | None, tokens: int | None, calls: int) -> Ite
 # If the journal was purged, what each model call took is left: enough for money, tokens, calls, growth and time.
 
 _ROWS: Final = "SELECT ref, kind, at, text FROM {} WHERE kind IN ('call', 'run', 'steps') ORDER BY ref, seq"
-_SCHEMA: Final = "runguard"
 _AT_ONCE: Final = 1_000
 Row = tuple[str, str, float, str]
 
 
-def sqlite_records(path: Path, faults: Faults) -> Iterator[RecordedRun]:
-    with closing(adk.connect(path)) as db:
-        yield from _stored_runs(db.execute(_ROWS.format("records")), path.name, faults)
+def database_records(where: adk.Where, faults: Faults) -> Iterator[RecordedRun]:
+    name, table = (where.name, "records") if isinstance(where, Path) else ("records", _table_of(where))
+    with adk.opened(where) as ask:
+        yield from _stored_runs(ask(_ROWS.format(table)), name, faults)
 
 
-def has_records(url: str) -> bool:
-    """Whether a Postgres database is one of our stores.
-
-    Asked before anything is read: connecting as a store would make one.
-    """
-    plain, schema = without_schema(url)
-    with adk.connect_postgres(plain) as db:
-        found = db.execute(
-            "SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = 'records'", (schema,)
-        ).fetchone()
-        return found is not None
-
-
-def postgres_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
-    plain, schema = without_schema(url)
+def _table_of(url: str) -> str:
+    schema = adk.without_schema(url)[1]
     if not schema.replace("_", "").isalnum():
         raise UnreadableError("a schema's name has letters, digits and underscores")
-    with adk.connect_postgres(plain) as db, db.cursor(name="runguard_records") as cursor:
-        cursor.itersize = _AT_ONCE
-        cursor.execute(_ROWS.format(f'"{schema}".records'))
-        yield from _stored_runs(cursor, "records", faults)
+    return f'"{schema}".records'
 
 
 def is_redis_store(url: str) -> bool:
@@ -651,13 +618,6 @@ def _redis(url: str) -> Iterator[tuple[Any, str]]:
             yield server, f"{{{store.namespace}}}:"
         except (redis.RedisError, KeyError, ValueError) as error:  # the last two: what is in those keys is not ours
             raise UnreadableError(f"{store.name}: cannot be read: {type(error).__name__}: {error}") from None
-
-
-def without_schema(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    schema = dict(parse_qsl(parts.query)).get("schema", _SCHEMA)
-    kept = "&".join(option for option in parts.query.split("&") if not option.startswith("schema="))
-    return urlunsplit(parts._replace(query=kept)), schema
 
 
 def _stored_runs(rows: Any, where: str, faults: Faults) -> Iterator[RecordedRun]:
