@@ -6,6 +6,7 @@ import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -26,8 +27,11 @@ settings.register_profile(
 )
 settings.load_profile("untimed")
 
-# Tests with the same expensive setup run in one process. The key is how the test's id begins.
+# Tests with the same expensive setup run in one process. The key is how the test's id begins. The first ones look at
+# all objects of their process, of which there are few at its beginning.
 TOGETHER = {
+    "tests/faults/test_soak": "soak",
+    "tests/faults/test_internal_faults.py": "internal faults",
     "tests/cli/dashboard/test_browser.py": "browser",
     "tests/cli/dashboard/test_command.py::test_every_answer": "dashboard",
     "tests/benchmarks/test_seed_table.py": "seed table",
@@ -92,8 +96,12 @@ KEPT_BY_ADK = {
 }
 
 
+FILES_PER_FREEZE = 15
+_files_done = count(1)
+
+
 class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Each test goes to the next free process, except those of ``TOGETHER``.
+    """Each test goes to the next free process, except those of ``TOGETHER``, which begin first: they take longest.
 
     Half of the processes begin with the first test and half with the last one. So the tests of stores, which wait much,
     run beside those of agents, which compute much.
@@ -103,8 +111,13 @@ class Together(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     def _indexes(self) -> dict[str, int]:
         return {nodeid: index for index, nodeid in enumerate(self.collection)}
 
+    _groups = tuple(dict.fromkeys(TOGETHER.values()))
+
     def _assign_work_unit(self, node: Any) -> None:
-        scope, unit = self.workqueue.popitem(last=self.nodes.index(node) % 2 == 1)
+        if (group := next((group for group in self._groups if group in self.workqueue), None)) is not None:
+            scope, unit = group, self.workqueue.pop(group)
+        else:
+            scope, unit = self.workqueue.popitem(last=self.nodes.index(node) % 2 == 1)
         self.assigned_work[node][scope] = unit
         node.send_runtest_some([self._indexes[nodeid] for nodeid, is_done in unit.items() if not is_done])
 
@@ -173,13 +186,17 @@ def pytest_collection_finish() -> None:
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """ADK keeps the tools that it has looked at, and with them all that they refer to: after the tests of the demo,
-    400,000 objects that each full collection of garbage walks.
+    400,000 objects that each full collection of garbage walks. What a test process keeps all the same is left out of
+    later collections, of which tests make many.
     """
     if nextitem is not None and nextitem.path == item.path:
         return
     for module, name in KEPT_BY_ADK.items():
         if (clear := getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)) is not None:
             clear()
+    if next(_files_done) % FILES_PER_FREEZE == 0:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

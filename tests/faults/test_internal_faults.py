@@ -10,7 +10,7 @@ import random
 import pytest
 
 from .injection import Place
-from .playing import Outcome, baseline, paid_past_cap, play_with_fault, table
+from .playing import Baseline, Outcome, baseline, paid_past_cap, play_with_fault, table
 from .reference_runs import REFERENCES, Reference, budget_for
 
 SAMPLE = 4  # faults per reference run, of about 500
@@ -18,7 +18,7 @@ SEED = os.environ.get("RUNGUARD_FAULTS_SEED", "1")
 # together they enter the package through every door
 ENTRIES = ("tool loop", "guarded model", "guard in pieces", "guard_async, entered")
 DOORS = (*ENTRIES, "conditions")  # ADK iterates a condition of an agent itself
-_learned: set[str] = set()  # names of references, in this process
+_learned: dict[str, Baseline] = {}  # by the name of a reference and its policy, in this process
 everywhere = pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
 
 
@@ -26,9 +26,15 @@ everywhere = pytest.mark.parametrize("reference", REFERENCES, ids=lambda referen
 async def outermost_functions() -> None:
     """Learn once which functions a framework calls: one run may call what is another one's outermost line."""
     for reference in REFERENCES:
-        if reference.name in DOORS and reference.name not in _learned:
-            await baseline(reference)
-            _learned.add(reference.name)
+        if reference.name in DOORS:
+            await learned(reference)
+
+
+async def learned(reference: Reference, **policy: str) -> Baseline:
+    name = f"{reference.name} {policy}"
+    if name not in _learned:
+        _learned[name] = await baseline(reference, **policy)
+    return _learned[name]
 
 
 def sample(places: list[Place], is_long: bool, seed: str) -> list[tuple[Place, str]]:
@@ -42,7 +48,7 @@ def sample(places: list[Place], is_long: bool, seed: str) -> list[tuple[Place, s
 
 
 async def outcomes_of(reference: Reference, is_long: bool, **policy: str) -> list[Outcome]:
-    base = await baseline(reference, **policy)
+    base = await learned(reference, **policy)
     chosen = sample(base.places, is_long, f"{SEED} {reference.name} {policy}")
     outcomes = [await play_with_fault(base, place, when) for place, when in chosen]
     print(reference.name, dict(table(outcomes)))
@@ -63,7 +69,7 @@ async def test_a_fault_of_our_own_harms_no_run(reference: Reference, is_long: bo
 @everywhere
 async def test_no_fault_of_our_own_lets_money_past_a_cap(reference: Reference, is_long: bool) -> None:
     """Between the question and the bill, a fault leads to a plain reservation or to no call."""
-    base = await baseline(reference)
+    base = await learned(reference)
     if not reference.make(budget_for(1, tight=True)).guards:
         pytest.skip("has no budget on a ledger")
     chosen = sample(base.places, is_long, f"{SEED} {reference.name} money")
