@@ -732,14 +732,9 @@ class _NoCopyError(Exception):
 
 
 class _Parts(list[bytes]):
-    """The file that a pickler writes to: a small value is one part."""
+    """What a pickler has written: a small value is one part."""
 
     __slots__ = ()
-
-    def write(self, part: bytes) -> None:
-        self.append(part)
-        if (len(part) > _FRAME or len(self) > 1) and sum(map(len, self)) > _MOST_BYTES:
-            raise _NoCopyError
 
     @property
     def has_many_values(self) -> bool:
@@ -751,6 +746,24 @@ class _PlainPickler(Pickler):
     def reducer_override(self, obj: Any) -> NoReturn:
         """Refuse every value that is not of a built-in type."""
         raise _NoCopyError
+
+
+class _File:
+    """What a pickler writes to."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts = _Parts()
+
+    def write(self, part: bytes) -> None:
+        self.parts.append(part)
+        if (len(part) > _FRAME or len(self.parts) > 1) and sum(map(len, self.parts)) > _MOST_BYTES:
+            raise _NoCopyError
+
+
+# Picklers at rest, and their files: making one takes longer than copying a small value.
+_idle: Final[list[tuple[_PlainPickler, _File]]] = []
 
 
 def copy_of(value: Any) -> bytes | None:
@@ -767,13 +780,18 @@ def _parts_of(value: Any) -> _Parts | None:
     for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
         if type(part) is str and len(part) > _MOST_BYTES:
             return None  # too large: checked first, so that nothing is copied in vain
-    parts = _Parts()
-    pickler = _PlainPickler(parts, 4)
-    pickler.fast = True  # writes shared parts out: a copy does not depend on what a value shares
+    try:
+        pickler, file = _idle.pop()  # no other thread has this one now
+    except IndexError:
+        file = _File()
+        pickler = _PlainPickler(file, 4)
+        pickler.fast = True  # writes shared parts out: a copy does not depend on what a value shares
     try:
         pickler.dump(value)
     except (_NoCopyError, ValueError, RecursionError):  # too large or foreign; cyclic; too deep
-        return None
+        return None  # the pickler has stopped in the middle of a value: it is not used again
+    parts, file.parts = file.parts, _Parts()
+    _idle.append((pickler, file))
     return parts
 
 
