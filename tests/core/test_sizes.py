@@ -16,7 +16,6 @@ from runguard.core.identity import (
     MAX_NODES,
     AnswerBook,
     answer_text,
-    copy_of,
     restored,
     size_of,
     snapshot,
@@ -29,6 +28,11 @@ from tests.kit.fingerprints import keys, scalars
 
 LOTS = 10**9
 plain = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(keys, inner), max_leaves=30)
+
+
+def copy_of(value: Any) -> bytes | None:
+    parts = bounded_text._parts_of(value)
+    return None if parts is None else b"".join(parts)
 
 
 def counted(value: Any) -> int:

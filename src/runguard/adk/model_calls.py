@@ -23,6 +23,7 @@ from runguard.adk.requests import cap_output
 from runguard.adk.runs import (
     ANNOUNCED,
     HERE,
+    Here,
     ModelInFlight,
     enclosing_tool,
     here_of,
@@ -191,12 +192,15 @@ async def _guarded(
     capped = request.config
     error: BaseException | None = None
     inside, owners = (passing, passing.owners) if passing is not None else (outer, OWNERS.get())
+    around: Here | None = None
     try:
         answers = aiter(original(llm, request, stream, *args, **kwargs))
         try:
             while True:
                 now = HERE.get()
-                placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside, now.session))
+                if now is not around:
+                    around = now
+                    placed = here_of((now.tool, now.stream, now.layers, now.conditions, inside, now.session))
                 tokens = HERE.set(placed), OWNERS.set(owners)
                 try:
                     if passing is not None:

@@ -26,7 +26,7 @@ from google.genai import types
 from runguard.core.decision import Trip
 from runguard.core.errors import RunStoppedError
 from runguard.core.events import ROOT_LANE, ModelResult, Outcome
-from runguard.core.identity import HEAD, LruDict, copy_of, size_of
+from runguard.core.identity import LruDict, size_of_copy
 from runguard.engine.guard import Guard
 from runguard.engine.runs import Run
 from runguard.providers.errors import was_unbilled
@@ -788,12 +788,23 @@ def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) 
             text: str | None = held["text"]
             if text is not None:
                 size += len(text) if text.isascii() else text_size(text)
-            elif (call := held["function_call"]) is not None:
-                size += len(call.name or "") + _value_size(call.args)
-            elif (answer := held["function_response"]) is not None:
-                name, value = answer.name, answer.response
-                known = answers.get((name, lengths_of(value))) if answers is not None else None
-                size += len(name or "") + _value_size(value, known)
+            elif (call := held["function_call"]) is not None or held["function_response"] is not None:
+                known = None
+                if call is not None:
+                    name, value = call.name, call.args
+                else:
+                    answer = held["function_response"]
+                    name, value = answer.name, answer.response
+                    if answers is not None:
+                        known = answers.get((name, lengths_of(value)))
+                if known is None:
+                    known = size_of_copy(value, _ENOUGH)
+                for entry in value.values() if type(value) is dict and len(value) <= _FEW else ():
+                    if type(entry) is str and 2 * len(entry) > known:
+                        break  # a single text is most of the answer
+                else:
+                    known += known // 2  # fields have 2.4 bytes per token where text has 3.2
+                size += len(name or "") + known
             elif (media := held["inline_data"]) is not None:
                 tokens, sound = media_tokens(media.mime_type or "", len(media.data or b""))
                 size, audio = size + tokens * UPPER, audio + sound
@@ -802,25 +813,13 @@ def _measure(contents: list[types.Content], answers: AnswerSizes | None = None) 
     return size, audio, _look(contents[-1]) if contents else None
 
 
-def _value_size(value: Any, size: int | None = None) -> int:
-    """Return the bytes of arguments or of an answer as a model reads them. ``size``: of their copy, if it is known."""
-    if size is None:
-        copy = copy_of(value)
-        size = max(len(copy) - HEAD, 0) if copy is not None else size_of(value, _ENOUGH)
-    for entry in value.values() if type(value) is dict and len(value) <= _FEW else ():
-        if type(entry) is str and 2 * len(entry) > size:
-            return size  # a single text is most of it
-    return size + size // 2  # fields have 2.4 bytes per token where text has 3.2
-
-
 def _overhead(request: LlmRequest) -> int:
     """Return the bytes of the instruction and the tool declarations, which every request carries."""
     config = request.config
     size = _instruction_size(config.system_instruction) if config.system_instruction else 0
     for tool in config.tools or ():
         for declaration in getattr(tool, "function_declarations", None) or ():
-            copy = copy_of(declaration.model_dump(exclude_none=True, mode="json"))
-            size += (max(len(copy) - HEAD, 0) if copy is not None else _ENOUGH) + _PART
+            size += size_of_copy(declaration.model_dump(exclude_none=True, mode="json"), _ENOUGH) + _PART
     return size
 
 

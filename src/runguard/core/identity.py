@@ -766,17 +766,21 @@ class _File:
 _idle: Final[list[tuple[_PlainPickler, _File]]] = []
 
 
-def copy_of(value: Any) -> bytes | None:
-    """Return a copy by which plain values are compared and measured; None for a value that is not plain, or too large.
+def size_of_copy(value: Any, enough: int) -> int:
+    """Return the bytes of the copy of a value without its head, which is about the length of the value's JSON.
 
-    Equal values have equal copies. The length of a copy, without its head, is about that of the value's JSON. The work
-    is bounded, and no code of the value runs: a value that is very deep or cyclic has no copy either.
+    A value without a copy has those of the text inside of it, counted until ``enough`` is passed.
     """
     parts = _parts_of(value)
-    return None if parts is None else b"".join(parts)
+    return size_of(value, enough) if parts is None else max(sum(map(len, parts)) - HEAD, 0)
 
 
 def _parts_of(value: Any) -> _Parts | None:
+    """Return a copy by which plain values are compared and measured; None for a value that is not plain, or too large.
+
+    Equal values have equal copies. The work is bounded, and no code of the value runs: a value that is very deep or
+    cyclic has no copy either.
+    """
     for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
         if type(part) is str and len(part) > _MOST_BYTES:
             return None  # too large: checked first, so that nothing is copied in vain

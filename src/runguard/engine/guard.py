@@ -210,22 +210,21 @@ class Guard(PaidCalls):
         begin = time.perf_counter() if self._calls_to_time > 0 else 0.0
         run = self.runs[event.run]
         lane = run.lanes.get(event.lane) or run.lanes[ROOT_LANE]
-        if run.stopped is not None or lane.stopped is not None or lane.parent is not None:
-            stopped = run.stopped or lane.stop_in_force()
-            if stopped is not None:
-                if type(event) is ToolCall:
-                    self.tool_gate.give_up(run, event)
-                return stop_in_force(stopped)
-        is_model_call, refusal = type(event) is ModelCall, _STOP
-        decision, is_plain = ALLOW, is_model_call
-        if type(event) is ToolCall:
-            decision = self.tool_gate.check(run, lane, event)
-            is_plain, refusal = not event.depth, _BLOCK
-        if not (decision.enforced and decision.action >= refusal):
+        is_model_call, tool_call = type(event) is ModelCall, event if type(event) is ToolCall else None
+        stopped = run.stopped or (lane.stopped if lane.parent is None else lane.stop_in_force())
+        if stopped is not None:
+            if tool_call is not None:
+                self.tool_gate.give_up(run, tool_call)
+            return stop_in_force(stopped)
+        decision, refusal = ALLOW, _STOP
+        if tool_call is not None:
+            decision, refusal = self.tool_gate.check(run, lane, tool_call), _BLOCK
+        if decision is ALLOW or not (decision.enforced and decision.action >= refusal):
             if run.journal is not None:
                 run.journal.saw(event)
             found: Finding | None = None
             every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
+            is_plain = is_model_call or (tool_call is not None and not tool_call.depth)
             for observe in awake if is_plain and not any(records) else every:
                 one = observe(event)
                 if one is not None:
@@ -234,12 +233,12 @@ class Guard(PaidCalls):
                 decision = self.deciding.decide(run, lane, event, found)
                 if is_model_call and decision.action is _NUDGE and decision.enforced:
                     lane.notice = decision.for_model
-        if decision.enforced and decision.action >= refusal:
-            if type(event) is ToolCall:
-                self.tool_gate.give_up(run, event)
+        if decision is not ALLOW and decision.enforced and decision.action >= refusal:
+            if tool_call is not None:
+                self.tool_gate.give_up(run, tool_call)
         elif is_model_call:
             run.spend.model_calls += 1
-        elif type(event) is ToolCall:
+        elif tool_call is not None:
             run.spend.tool_calls += 1
         if begin and self.telemetry is not None:
             self._calls_to_time -= 1
@@ -262,13 +261,12 @@ class Guard(PaidCalls):
                 self.sink.tell("tools failed", run, event)
         found: Finding | None = None
         # a run that is already ending: nothing more to decide
-        if run.stopped is None and ((lane.stopped is None and lane.parent is None) or lane.stop_in_force() is None):
+        if run.stopped is None and (lane.stopped if lane.parent is None else lane.stop_in_force()) is None:
+            if type(event) is ToolResults:
+                is_plain = event.is_plain
+            else:
+                is_plain = type(event) is ModelResult and not (event.text_id or event.new_subject or event.is_cut)
             every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
-            is_plain = (
-                event.is_plain
-                if type(event) is ToolResults
-                else type(event) is ModelResult and not (event.text_id or event.new_subject or event.is_cut)
-            )
             for observe in awake if is_plain and not any(records) else every:
                 one = observe(event)
                 if one is not None:
