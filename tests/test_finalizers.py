@@ -28,7 +28,6 @@ CLOSED_SAFELY: Final = {
     "adk/runner.py:run": "forgets an entry of a dict",
     "calls/functions.py:run": "leaves a job when it is closed",
     "calls/streams.py:_asking": "one call of the provider's library",
-    "langchain/chat_model.py:_making": "resets a variable",
     "langchain/chat_model.py:_stream": "leaves a job when it is closed",
     "langchain/turns.py:_where_it_began": "resets a variable",
     "ledger/ledger.py:store_faults": "one operation of a store",

@@ -156,10 +156,10 @@ async def test_a_cancelled_wait_gives_its_place_among_the_calls_in_flight_back()
     )
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(run.slots) == 1
+    assert len(run.slots.holders) == 1
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert len(run.slots) == 0
+    assert len(run.slots.holders) == 0
 
 
 async def test_a_run_that_is_stopped_meanwhile_lets_nobody_wait_on() -> None:
