@@ -98,7 +98,7 @@ class Caller(Controls):
         self.context: RunContext | None = None  # for the limits of a run: that run, also in a run inside it
         # nothing has to be awaited to open a call: neither a breaker nor a store
         self.opens_at_once = not settings.breaker and not self.guard.shares_store
-        self._reads_request = settings.in_usd or settings.in_tokens or settings.context
+        self.reads_request = settings.in_usd or settings.in_tokens or settings.context
         self._problems: set[str] = set()  # with answers, already logged
         self._logged_queueing = False
         self._lock = threading.Lock()
@@ -174,24 +174,10 @@ class Caller(Controls):
 
     # ---- a request --------------------------------------------------------------------------------------------------
 
-    def request(self, state: RunState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Request:
-        """Return what the arguments of a call say about it."""
-        if state.progress is not None and state.run.stopped is None:
-            try:
-                self._check_progress(state, state.progress, args, kwargs)
-            except Exception as error:
-                self.fault(error)
-        try:
-            if self._reads_request and (args or kwargs):
-                return read_request(args, kwargs, state.prompts.measure)
-        except Exception as error:
-            self.fault(error)
-        return Request()
-
-    def _check_progress(
+    def check_progress(
         self, state: RunState, progress: NoProgress, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Look at the results of the tools that the last answer has asked for."""
+        """Look at the results, in a request, of the tools that the last answer has asked for."""
         run = state.run
         results = newest_results(args, kwargs) if progress.waits_for_results else []
         mark = None if results else request_mark(args, kwargs)
@@ -347,9 +333,14 @@ class GuardedCall:
         owners = OWNERS.get()
         self.layers, self.is_over, self.owners = [], False, open_ones(owners) if owners else owners
         try:
-            for caller in self._callers():
+            context = None if self._is_inner else SURROUNDINGS.get().run
+            for caller in (self._caller,) if context is None else self._callers(context):
                 state = caller.state(args, kwargs)
-                layer = LayerCall(caller, state, caller.request(state, args, kwargs))
+                if state.progress is not None and state.run.stopped is None:
+                    caller.check_progress(state, state.progress, args, kwargs)
+                says_more = caller.reads_request and (args or kwargs)
+                request = read_request(args, kwargs, state.prompts.measure) if says_more else Request()
+                layer = LayerCall(caller, state, request)
                 self.layers.append(layer)  # before it holds anything, so that an error takes back all of them
                 if caller.settings.tokens is not None:
                     layer.request = await caller.counted(layer.request, args, kwargs, no_loop)
@@ -381,11 +372,8 @@ class GuardedCall:
         except Exception as fault:  # of the helper itself
             self._go_without(fault)
 
-    def _callers(self) -> Sequence[Caller]:
+    def _callers(self, context: RunContext | None) -> Sequence[Caller]:
         """Return the runs with limits around the call, the outermost first, and then the function itself."""
-        context = None if self._is_inner else SURROUNDINGS.get().run
-        if context is None:
-            return (self._caller,)
         callers = [self._caller]
         while context is not None:
             if context.caller is not None and not context.ended and not context.caller.is_off:
@@ -399,7 +387,7 @@ class GuardedCall:
         try:
             if no_loop:
                 await StepOut()
-            for caller in self._callers():
+            for caller in self._callers(None if self._is_inner else SURROUNDINGS.get().run):
                 try:
                     layer = LayerCall(caller, caller.state(), Request())
                 except Exception as second:
