@@ -10,19 +10,19 @@ import inspect
 import logging
 import os
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from decimal import Decimal
 from typing import Any, Final
+from weakref import WeakSet
 
 from runguard.background import FINALIZED
 from runguard.calls.function_settings import Costs, GuardSettings, NoProgress, Ticket, turns_of, watch_loops
 from runguard.calls.model_calls import write_off
 from runguard.calls.run import input_of
-from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, open_ones
+from runguard.calls.surroundings import HELPERS, SURROUNDINGS, RunContext, limits_of, live_blocks, open_ones
 from runguard.core.breaker import Permit
 from runguard.core.decision import ALLOW, Action, Decision, Finding, Trip
 from runguard.core.errors import PolicyError, RunStoppedError
@@ -32,6 +32,7 @@ from runguard.core.outcomes import provider_status
 from runguard.engine.charges import OWNERS, Charge
 from runguard.engine.guard import Controls, Guard
 from runguard.engine.reserving import StepOut
+from runguard.engine.resume import is_over
 from runguard.engine.runs import Run
 from runguard.engine.spending import scopes_of
 from runguard.ledger.ledger import Hold, StoreError, StoreOutage
@@ -56,20 +57,6 @@ _ADVICE: Final = {
     "deadline": f"{_START_AGAIN}; to allow more, raise max_seconds",
     "model_calls": f"{_START_AGAIN}; to allow more, raise max_model_calls",
 }
-
-
-class _Forks:
-    """How often this process was forked off from another one since this module was imported."""
-
-    count = 0
-
-    def add(self) -> None:
-        self.count += 1
-
-
-_forks: Final = _Forks()
-if hasattr(os, "register_at_fork"):  # asking for the number of the process would cost a system call for every call
-    os.register_at_fork(after_in_child=_forks.add)
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +90,11 @@ class Caller(Controls):
         self._logged_queueing = False
         self._lock = threading.Lock()
         self._own: RunState | None = None
-        self._forks = _forks.count
+        _CALLERS.add(self)
+
+    def begin_anew(self) -> None:
+        """Let the calls of a process that was forked off be a run of their own."""
+        self._own, self._lock = None, threading.Lock()
 
     # ---- runs -------------------------------------------------------------------------------------------------------
 
@@ -117,12 +108,9 @@ class Caller(Controls):
             context = context.outer
         if context is None:
             own = self._own
-            if own is None or self._forks != _forks.count:  # after a fork, the child's calls are a run of their own
+            if own is None:
                 with self._lock:
-                    own = self._own if self._forks == _forks.count else None
-                    if own is None:
-                        own = self._own = self._begin(RunContext(), args, kwargs)
-                    self._forks = _forks.count
+                    own = self._own = self._own or self._begin(RunContext(), args, kwargs)
             return own
         known = context.states.get(self)
         if known is None:
@@ -277,6 +265,19 @@ class Caller(Controls):
 _WAITED_FOR: Final[dict[int, Charge]] = {}
 
 
+_CALLERS: Final[WeakSet[Caller]] = WeakSet()
+
+
+def _begin_anew() -> None:
+    """Begin new runs in a process that was forked off."""
+    for caller in list(_CALLERS):
+        caller.begin_anew()
+
+
+if hasattr(os, "register_at_fork"):  # asking for the number of the process would cost a system call for every call
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
 @dataclass(slots=True)
 class LayerCall:
     """A call at one layer: the run with limits around it, or the function itself."""
@@ -333,8 +334,7 @@ class GuardedCall:
         owners = OWNERS.get()
         self.layers, self.is_over, self.owners = [], False, open_ones(owners) if owners else owners
         try:
-            context = None if self._is_inner else SURROUNDINGS.get().run
-            for caller in (self._caller,) if context is None else self._callers(context):
+            for caller in self._callers() if SURROUNDINGS.get().run is not None else (self._caller,):
                 state = caller.state(args, kwargs)
                 if state.progress is not None and state.run.stopped is None:
                     caller.check_progress(state, state.progress, args, kwargs)
@@ -372,14 +372,9 @@ class GuardedCall:
         except Exception as fault:  # of the helper itself
             self._go_without(fault)
 
-    def _callers(self, context: RunContext | None) -> Sequence[Caller]:
+    def _callers(self) -> list[Caller]:
         """Return the runs with limits around the call, the outermost first, and then the function itself."""
-        callers = [self._caller]
-        while context is not None:
-            if context.caller is not None and not context.ended and not context.caller.is_off:
-                callers.append(context.caller)
-            context = context.outer
-        return callers[::-1]
+        return [*([] if self._is_inner else limits_of(live_blocks())), self._caller]
 
     async def _recover(self, fault: Exception, no_loop: bool) -> None:
         """Open the call at each layer after a fault: on its ledger alone. Raise where one of them refuses."""
@@ -387,7 +382,7 @@ class GuardedCall:
         try:
             if no_loop:
                 await StepOut()
-            for caller in self._callers(None if self._is_inner else SURROUNDINGS.get().run):
+            for caller in self._callers():
                 try:
                     layer = LayerCall(caller, caller.state(), Request())
                 except Exception as second:
@@ -696,33 +691,20 @@ def _only_held(finding: Finding) -> bool:
 async def _lift(caller: Caller, state: RunState) -> None:
     """Lift the stop of a run if its reason is gone.
 
-    That is so if a new period began, the kill switch was released, the cap was raised or the store answers again.
+    That is so if a new period began, the kill switch was released, another process has raised the cap, or after a fault
+    or an outage, because the call asks again.
     """
-    run, accounts = state.run, caller.guard.accounts
-    trip = run.stopped
+    run, guard = state.run, caller.guard
+    trip, ledger = run.stopped, guard.accounts.ledger
     if trip is None:
         return
     if trip.rule == "kill_switch":
-        await accounts.ledger.refresh()
-        over = accounts.switch.of(scopes_of(run.info)) is None
-    elif trip.rule == "budget":
-        over = state.until is not None and accounts.ledger.period_time(caller.guard.clock()) >= state.until
-        over = over or (accounts.ledger.is_shared and await asyncio.to_thread(_was_extended, caller, trip))
-    else:
-        over = trip.rule == "guard_error"
-    if over:
+        await ledger.refresh()
+    is_new_period = trip.rule == "budget" and state.until is not None
+    is_new_period = is_new_period and ledger.period_time(guard.clock()) >= (state.until or 0.0)
+    asks = trip.rule == "kill_switch" or ledger.is_shared
+    if is_new_period or trip.rule == "guard_error" or (asks and await is_over(guard, run, trip)):
         run.lift()
-
-
-def _was_extended(caller: Caller, trip: Trip) -> bool:
-    """Return whether another process has raised the cap that stopped the run."""
-    try:
-        return any(
-            status.unit == trip.unit and status.limit > trip.limit
-            for status in caller.guard.accounts.budgets(trip.scope_id)
-        )
-    except (StoreError, StoreOutage):
-        return False
 
 
 async def _admit(caller: Caller, state: RunState) -> Permit | None:

@@ -39,7 +39,16 @@ from runguard.calls.model_calls import (
     dearest,
     last_permission,
 )
-from runguard.calls.surroundings import HELPERS, SURROUNDINGS, AgentsState, RunContext, carry, drive, leave
+from runguard.calls.surroundings import (
+    HELPERS,
+    AgentsState,
+    RunContext,
+    carry,
+    drive,
+    leave,
+    limits_of,
+    live_blocks,
+)
 from runguard.calls.tool_calls import (
     OUTERMOST,
     Layer,
@@ -648,8 +657,7 @@ def _blocks(within: RunContext | None) -> list[RunContext]:
 
 def _limits_of(blocks: Sequence[RunContext], known: Collection[Guard]) -> list[Layer]:
     """Return the layers of the limits that blocks of ``runguard.run()`` put on everything inside, outermost first."""
-    callers = [block.caller for block in reversed(blocks) if block.caller is not None and not block.caller.is_off]
-    return [Layer(one.guard, one.state().run, ROOT_LANE) for one in callers if one.guard not in known]
+    return [Layer(one.guard, one.state().run, ROOT_LANE) for one in limits_of(blocks) if one.guard not in known]
 
 
 def _lanes_in(place: Place, agent: str) -> tuple[list[Layer], list[Layer], Trip | None]:
@@ -795,16 +803,6 @@ def input_of(guard: Guard, agent: str, asked: object, *, goes_on: bool) -> bytes
 
 def _input_of(agent: str, asked: object, goes_on: bool) -> bytes:
     return b"" if goes_on and size_of(asked) < _LONG_ENOUGH else input_fingerprint(agent, asked)
-
-
-def live_blocks() -> "list[RunContext]":
-    """Return the blocks of ``runguard.run()`` around this code that have not ended, the innermost first."""
-    found, block = [], SURROUNDINGS.get().run
-    while block is not None:
-        if not block.ended:
-            found.append(block)
-        block = block.outer
-    return found
 
 
 _unnamed: Final[weakref.WeakSet[Guard]] = weakref.WeakSet()  # guards in shadow mode that have warned

@@ -160,6 +160,21 @@ _NONE: Final = Surroundings()
 SURROUNDINGS: Final[ContextVar[Surroundings]] = ContextVar("runguard_surroundings", default=_NONE)
 
 
+def live_blocks() -> list[RunContext]:
+    """Return the blocks of ``runguard.run()`` around this code that have not ended, the innermost first."""
+    found, block = [], SURROUNDINGS.get().run
+    while block is not None:
+        if not block.ended:
+            found.append(block)
+        block = block.outer
+    return found
+
+
+def limits_of(blocks: "Sequence[RunContext]") -> "list[Caller]":
+    """Return those whose limits such blocks put on everything inside, the outermost first."""
+    return [block.caller for block in reversed(blocks) if block.caller is not None and not block.caller.is_off]
+
+
 def open_ones(charges: tuple[Charge, ...]) -> tuple[Charge, ...]:
     """Return the charges around a call without those of finished calls, which a task that began inside may outlive."""
     return tuple([charge for charge in charges if not charge.over]) if charges else charges

@@ -476,14 +476,15 @@ async def review_stops(guard: "Guard", run: Run) -> None:
     """
     await guard.accounts.ledger.refresh()
     for trip in run.stops_in_force():
-        if await _is_over(guard, run, trip):
+        if await is_over(guard, run, trip):
             run.lift_stop(trip)
     stop = guard.accounts.switch.of(scopes_of(run.info))
     if stop is not None and run.stopped is None:
         guard.stop(run, ModelCall(run.info.run, ROOT_LANE, "", guard.clock()), finding_of_stop(stop))
 
 
-async def _is_over(guard: "Guard", run: Run, trip: Trip) -> bool:
+async def is_over(guard: "Guard", run: Run, trip: Trip) -> bool:
+    """Return whether the cause of a stop is gone: the kill switch, an outage, or a cap that was raised."""
     if trip.rule == "kill_switch":
         return guard.accounts.switch.of(scopes_of(run.info)) is None
     if trip.unit == OUTAGES:

@@ -23,7 +23,8 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from runguard.background import FINALIZED
 from runguard.calls.model_calls import CallMark, Permission
 from runguard.calls.model_calls import ModelRequest as Asked
-from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of, live_blocks
+from runguard.calls.run import AgentRun, Named, Spent, Whom, fitting, guard_of
+from runguard.calls.surroundings import live_blocks
 from runguard.core.decision import Trip
 from runguard.core.errors import PolicyError
 from runguard.engine.guard import Controls, Guard
