@@ -83,7 +83,8 @@ def test_functions_that_no_other_process_can_find_keep_the_work_here(
     recorded = write(tmp_path / "runs.jsonl", *runs())
     assert len([piece for source in open_sources(str(recorded)) for piece in source.pieces()]) > 2
     policy = Policy.validated(given, "")
-    assert workers_for([harmless(policy)], 4) == 1
+    # nobody is called back about a recorded run, so a callback need not be found
+    assert workers_for([harmless(policy)], 4) == (4 if given is FUNCTIONS["callback"] else 1)
     assert sum(len(batch.results) for batch in replay(open_sources(str(recorded)), [policy], workers=4)) == 75
     assert reloaded(calibrate(write(tmp_path / "none.jsonl"), policy)).tool_rule("look") in (None, ToolRule())
 

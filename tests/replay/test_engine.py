@@ -2,8 +2,10 @@
 
 from decimal import Decimal
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+from runguard import Budget, Threshold
 from runguard.pricing.rates import Usage
 from runguard.replay.output import explain
 from runguard.replay.player import Judge, play
@@ -40,6 +42,14 @@ def test_what_came_after_the_stop_is_counted_to_the_token() -> None:
     assert stop is not None
     assert stop.after == result.saved
     assert result.saved.tool_calls == 3
+
+
+def test_callbacks_of_budgets_hear_nothing_of_recorded_runs() -> None:
+    called = Event()
+    threshold = Threshold(percent=0.1, callback=lambda _: called.set(), action="nudge")
+    result = judged(working(times=8), budgets=[Budget(tokens=100_000, per="run", thresholds=[threshold])])
+    assert [verdict.rule for verdict in result.verdicts] == ["budget"]
+    assert not called.wait(0.3)
 
 
 def test_work_is_left_alone() -> None:

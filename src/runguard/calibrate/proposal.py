@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.text import Text
 
-from runguard import console as screen
+import runguard.console as screen
 from runguard.core.decision import printable
 from runguard.core.errors import PolicyError
 from runguard.core.events import Answer, ModelCall, RunInfo, ToolResults

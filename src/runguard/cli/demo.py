@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from runguard import console as screen
+import runguard.console as screen
 from runguard._version import __version__
 from runguard.cli.main import CommandError, print_json
 from runguard.core.money import NANO

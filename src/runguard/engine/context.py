@@ -8,6 +8,7 @@ the context and subscribes to the moments of the sink that it needs.
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any, Final, NamedTuple, Protocol, TypedDict
 
 from runguard.core.decision import Trip
@@ -90,7 +91,6 @@ class GuardOptions(TypedDict, total=False):
       bad arguments are not an outage.
     - ``advice``: how to go on after a stop, by rule, where the settings have other names than those of a policy.
     - ``pricing`` and ``lane_rules``: other prices and rules than those of the policy.
-    - ``outbox``: the queue of callbacks, where several guards share one.
     - ``reports=False``: log, store and send no decision; only those who subscribe to ``sink`` receive it.
     - ``gives_last_answers``: the adapter can make the call that ``final_answer`` asks for.
     - ``switches_models``: it asks which model to call; without it a policy with ``Threshold(model=…)`` is rejected.
@@ -100,7 +100,6 @@ class GuardOptions(TypedDict, total=False):
     advice: Mapping[str, str]
     pricing: Pricing
     lane_rules: LaneRules
-    outbox: Outbox
     reports: bool
     gives_last_answers: bool
     switches_models: bool
@@ -134,7 +133,8 @@ class GuardContext:
         known = before.accounts if before is not None else None
         self.accounts: Accounts = Accounts(policy, self.clock, before=known, pricing=options.get("pricing"))
         self.tools = Tools(policy)
-        self.outbox: Outbox = options.get("outbox") or (Outbox() if before is None else before.outbox)
+        if before is not None:
+            self.outbox = before.outbox
         self._kept: dict[type, tuple[Shared, bool]] = {}
         failures, reset = policy.max_tool_failures or _BREAKER_FAILURES, policy.half_open_reset_seconds
         self.breakers = Breakers(self.accounts.ledger, failures, reset, options.get("breaker_runs", 2))
@@ -148,6 +148,11 @@ class GuardContext:
         self.last_call: LastCall | None = None
         # set by an adapter that keeps the request on the charge
         self.read_parts: ReadParts | None = None
+
+    @cached_property
+    def outbox(self) -> Outbox:
+        """The queue of callbacks. A guard that reports nothing and calls nobody back has none."""
+        return Outbox()
 
     def keep(self, part: Shared, *, for_store: bool = False) -> None:
         """Let a guard that replaces this one go on with what a part knows.

@@ -3,7 +3,6 @@
 ``sources`` calls it. Keys may be in snake or camel case.
 """
 
-import io
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 from runguard.core.decision import LEFT_OUT, METADATA_KEY, NOT_EXECUTED, NOTICE_KEY, STOP_CODE
@@ -23,7 +22,6 @@ from runguard.providers.a2a import RESPONSE_KEY, ReplyReader
 from runguard.providers.usage import CallUsage, EventUsage
 from runguard.replay.steps import (
     DAMAGED,
-    MAX_UNPACKED,
     ODD,
     Answered,
     Asked,
@@ -42,7 +40,7 @@ from runguard.replay.steps import (
     UnpackedError,
     UnreadableError,
     load_json,
-    open_bytes,
+    open_text,
     possible,
     time_of,
     word,
@@ -270,52 +268,11 @@ def _change(event: dict[str, Any], actions: dict[str, Any], parts: list[dict[str
 
 # ---- JSON: sessions as ``adk web`` and the REST API export them, lists of them or of events, and eval sets
 
-_HEAD: Final = 64 * 1024
-_TELLING: Final = ("events", "eval_cases", "evalCases", "appName", "app_name", "eval_set_id", "evalSetId")
 _ENOUGH: Final = 64_000_000
 
 
-def _open(path: Path, max_unpacked: int = MAX_UNPACKED) -> TextIO:
-    return io.TextIOWrapper(open_bytes(path, max_unpacked), encoding="utf-8-sig", errors="replace")
-
-
-def _head(path: Path) -> str:
-    """How a file begins; nothing where it is damaged there."""
-    try:
-        with _open(path) as file:
-            return file.read(_HEAD).lstrip()
-    except DAMAGED:
-        return ""
-
-
-def is_document(path: Path) -> bool:
-    """Whether a file begins like one of ADK's documents rather than like lines of runs."""
-    head = _head(path)
-    if head.startswith("["):
-        return any(f'"{name}"' in head for name in ("events", "author", "conversation"))
-    if not head.startswith("{"):
-        return False
-    first = head.partition("\n")[0]
-    try:
-        whole = load_json(first)
-    except ValueError:
-        whole = None
-    if isinstance(whole, dict):  # one line is one object: a run, or a session written without breaks
-        return "steps" not in whole and any(name in whole for name in _TELLING)
-    if '"steps"' in first and len(first) < len(head):
-        return False
-    return any(f'"{name}"' in head for name in _TELLING) and '"steps"' not in head
-
-
-def is_one_object(path: Path) -> bool:
-    """Whether it is JSON over several lines, which no JSONL is."""
-    head = _head(path)
-    first, broken, _ = head.partition("\n")
-    return head.startswith("[") or (bool(broken) and head.startswith("{") and first.strip() in ("{", ""))
-
-
 def runs_of(path: Path, max_unpacked: int, faults: Faults, model: str) -> Iterator[RecordedRun]:
-    with _open(path, max_unpacked) as file:
+    with open_text(path, max_unpacked) as file:
         yield from Document(JsonStream(file), path.name, faults, model).runs()
 
 

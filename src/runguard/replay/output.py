@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from rich.text import Text
 
-from runguard import console as screen
+import runguard.console as screen
 from runguard.core.decision import Rungs, printable
 from runguard.core.events import AgentEntered, ToolCall
 from runguard.core.money import to_usd
@@ -507,7 +507,8 @@ def _story(run: RunResult, for_page: bool) -> str:
 
 def _first_verdicts(run: RunResult) -> list[Verdict]:
     """Return the first nudge, the first refusal and the stop of a run, as far as it has them."""
-    return [verdict for action in ("nudge", "block", "stop") if (verdict := run.first(action)) is not None]
+    firsts = run.firsts()
+    return [firsts[action] for action in ("nudge", "block", "stop") if action in firsts]
 
 
 def _group_cells(group: Group, unpriced: int) -> list[str]:

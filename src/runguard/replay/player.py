@@ -47,7 +47,6 @@ from runguard.replay.sources import Piece, Source
 from runguard.replay.steps import Faults, RecordedRun, UnreadableError
 from runguard.reporting.alerts import AlertSettings
 from runguard.reporting.journal import Entry, read_event, read_usage
-from runguard.reporting.telemetry import Outbox
 from runguard.termination.conditions import EventLanes, UnansweredCall
 
 # ---- every run of the sources under every policy, in one process or in several
@@ -196,7 +195,11 @@ _HARMLESS: Final[dict[str, Any]] = {
 
 def harmless(policy: Policy) -> Policy:
     """Return the policy without store, alerts, telemetry, callbacks and clock."""
-    return policy.model_copy(update=_HARMLESS)
+    budgets = tuple(
+        replace(budget, thresholds=tuple(replace(each, callback=None) for each in budget.thresholds))
+        for budget in policy.budgets
+    )
+    return policy.model_copy(update={**_HARMLESS, "budgets": budgets})
 
 
 class Clock:
@@ -230,7 +233,7 @@ class Judge:
         self.policy = harmless(policy).model_copy(update={"mode": "shadow", "clock": self.clock})
         # one for all runs
         self.pricing = Pricing(policy.prices, policy.models, policy.unknown_price, policy.prices_source)
-        self.lane_rules, self.outbox = LaneRules(self.policy), Outbox()
+        self.lane_rules = LaneRules(self.policy)
         self.watches_context = self.policy.rungs("context") is not None
         self._limits: dict[str, int | None] = {}
 
@@ -282,7 +285,6 @@ class Player:
             judge.policy,
             pricing=judge.pricing,
             lane_rules=lane_rules or judge.lane_rules,
-            outbox=judge.outbox,
             reports=False,
             switches_models=True,
             gives_last_answers=True,

@@ -125,14 +125,17 @@ class RunResult(Taken):
         """None if no call had a price."""
         return None if self.unpriced and not self.nano else to_usd(self.nano)
 
+    def firsts(self) -> dict[str, Verdict]:
+        """Return the first verdict of each action before any stop."""
+        found: dict[str, Verdict] = {}
+        for verdict in self.verdicts:
+            if not verdict.moot:
+                found.setdefault(verdict.action, verdict)
+        return found
+
     def first(self, action: str) -> Verdict | None:
         """Return the first verdict of that action before any stop."""
-        return next((v for v in self.verdicts if v.action == action and not v.moot), None)
-
-    @property
-    def is_false_stop(self) -> bool:
-        """Stopped although it is labelled a success."""
-        return self.success is True and self.first("stop") is not None
+        return self.firsts().get(action)
 
     def to_dict(self) -> dict[str, Any]:
         names = ("id", "app", "user", "session", "source", "success", "capped", "steps", "runs", *_CALLS_AND_TOKENS)
@@ -187,11 +190,12 @@ class Group(Taken):
     user_turns: int = 0
 
     def add(self, run: RunResult) -> None:
+        firsts = run.firsts()
         self.runs += 1
         self.user_turns += run.runs
-        self.nudged += run.first("nudge") is not None
-        self.blocked += run.first("block") is not None
-        self.stopped += run.first("stop") is not None
+        self.nudged += "nudge" in firsts
+        self.blocked += "block" in firsts
+        self.stopped += "stop" in firsts
         for name in ("steps", *_CALLS_AND_TOKENS, "nano", "unpriced", "estimated"):
             setattr(self, name, getattr(self, name) + getattr(run, name))
         for name in ("saved", "switched", "waited"):
@@ -233,26 +237,22 @@ class Totals:
     def add(self, run: RunResult) -> None:
         self.all.add(run)
         self.by_label[{True: "success", False: "failure", None: "unlabelled"}[run.success]].add(run)
-        self._count_rules(run)
-        stop = run.first("stop")
-        if stop is not None:
-            self.stop_shares[min(int(stop.turn / max(run.model_calls, 1) * BINS), BINS - 1)] += 1
-        if run.is_false_stop:
-            self.false_stop_count += 1
-            if len(self.false_stops) < _LISTED:
-                self.false_stops.append(run.id)
-        self._plot(run, stop.turn if stop is not None else None)
-
-    def _count_rules(self, run: RunResult) -> None:
-        for action in ("nudge", "block", "stop"):
-            verdict = run.first(action)
-            if verdict is None:
-                continue
+        firsts = run.firsts()
+        firsts.pop("warn", None)
+        for action, verdict in firsts.items():
             rule = self.rules.setdefault(verdict.rule, RuleTotals())
             setattr(rule, action, getattr(rule, action) + 1)
-            if action == "stop":
-                rule.false_stops += run.success is True
-                rule.saved.add(run.saved)
+        stop = firsts.get("stop")
+        if stop is not None:
+            self.stop_shares[min(int(stop.turn / max(run.model_calls, 1) * BINS), BINS - 1)] += 1
+            rule = self.rules[stop.rule]
+            rule.saved.add(run.saved)
+            if run.success is True:
+                rule.false_stops += 1
+                self.false_stop_count += 1
+                if len(self.false_stops) < _LISTED:
+                    self.false_stops.append(run.id)
+        self._plot(run, stop.turn if stop is not None else None)
 
     def _plot(self, run: RunResult, stop: int | None) -> None:
         for turn, (prompt, nano) in enumerate(run.curve[:TURNS]):

@@ -40,6 +40,7 @@ from runguard.replay.steps import (
     is_gzip,
     lines_of,
     load_json,
+    open_text,
     possible,
     ranges,
     time_of,
@@ -50,6 +51,8 @@ from runguard.reporting.journal import KIND, Entry, check_entry, read_entries
 _Where = TypeVar("_Where", bound=adk.Where)
 _PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
 _SESSIONS: Final = 64
+_HEAD: Final = 64 * 1024  # characters
+_TELLING: Final = ("events", "eval_cases", "evalCases", "appName", "app_name", "eval_set_id", "evalSetId")
 _SUFFIXES: Final = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz", ".db", ".sqlite", ".sqlite3")
 _SQLITE: Final = b"SQLite format 3\x00"
 _POSTGRES: Final = ("postgres", "postgresql")
@@ -156,13 +159,43 @@ def _of_file(path: Path) -> Source:
         raise UnreadableError(f"{path}: cannot be read: {error_text(error)}") from None
     if head == _SQLITE:
         return _of_database(word(path.name), path)
-    if adk.is_document(path):
+    begin = _head(path)
+    if _is_document(begin):
         return Source(
             word(path.name), size, "bytes", lambda most: iter([Piece(size, partial(adk.runs_of, path, most))])
         )
-    if adk.is_one_object(path):
+    first, broken, _ = begin.partition("\n")
+    if begin.startswith("[") or (broken and begin.startswith("{") and first.strip() in ("{", "")):
+        # JSON over several lines, which no JSONL is
         raise UnreadableError(f"{path}: JSON, but neither an ADK session nor an eval set nor lines of runs")
     return Source(word(path.name), size, "bytes", partial(_jsonl_pieces, path))
+
+
+def _head(path: Path) -> str:
+    """Return how a file begins; nothing where it is damaged there."""
+    try:
+        with open_text(path) as file:
+            return file.read(_HEAD).lstrip()
+    except DAMAGED:
+        return ""
+
+
+def _is_document(head: str) -> bool:
+    """Return whether a file begins like one of ADK's documents rather than like lines of runs."""
+    if head.startswith("["):
+        return any(f'"{name}"' in head for name in ("events", "author", "conversation"))
+    if not head.startswith("{"):
+        return False
+    first = head.partition("\n")[0]
+    try:
+        whole = load_json(first)
+    except ValueError:
+        whole = None
+    if isinstance(whole, dict):  # one line is one object: a run, or a session written without breaks
+        return "steps" not in whole and any(name in whole for name in _TELLING)
+    if '"steps"' in first and len(first) < len(head):
+        return False
+    return any(f'"{name}"' in head for name in _TELLING) and '"steps"' not in head
 
 
 def _of_database(name: str, where: adk.Where) -> Source:

@@ -242,11 +242,11 @@ _counts_of: Final = attrgetter(*(field.name for field in fields(Usage)))
 
 def possible(usage: Usage, name: str, faults: Faults) -> Usage | None:
     """Return the usage of a model call of the run ``name``; None, with a fault, if no call can take so many tokens."""
-    for count in _counts_of(usage):
-        if not 0 <= count < _MOST_TOKENS:
-            faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
-            return None
-    return usage
+    counts = _counts_of(usage)
+    if min(counts) >= 0 and max(counts) < _MOST_TOKENS:
+        return usage
+    faults.add(name, "a model call reports an impossible number of tokens: ignoring them")
+    return None
 
 
 # ---- reading files of any size, plain or gzipped: line by line, or a JSON document value by value
@@ -297,6 +297,10 @@ def open_bytes(path: Path, max_unpacked: int = MAX_UNPACKED) -> BinaryIO:
     if not is_gzip(path):
         return path.open("rb")
     return io.BufferedReader(_Limited(path, max_unpacked), _READ_AT_ONCE)
+
+
+def open_text(path: Path, max_unpacked: int = MAX_UNPACKED) -> TextIO:
+    return io.TextIOWrapper(open_bytes(path, max_unpacked), encoding="utf-8-sig", errors="replace")
 
 
 def is_gzip(path: Path) -> bool:
