@@ -334,18 +334,16 @@ _OWN: Final = _Form((("input", "input"), ("output", "answer")), (("cached", "cac
 _OF_USAGE: Final = _Form(_OWN.whole, tuple((part.name, part.name) for part in dataclass_fields(Usage)[2:]))
 _FORMS: Final = (_CHAT, _ANTHROPIC, _MICROSOFT, _OWN)
 # Gemini, and ADK, which uses Gemini's names for every model. JSON has the same names in camel case.
-_GEMINI: Final = _Form(
-    (
-        ("prompt_token_count", "input"),
-        ("response_token_count", "answer"),  # of a live connection
-        ("candidates_token_count", "answer"),
-        ("total_token_count", "total"),
-        ("thoughts_token_count", "thinking"),
-        ("tool_use_prompt_token_count", "tools"),
-    ),
-    (("cached_content_token_count", "cached"), ("cache_creation_input_tokens", "cache_write")),
+_GEMINI: Final = (
+    ("prompt_token_count", "input"),
+    ("response_token_count", "answer"),  # of a live connection
+    ("candidates_token_count", "answer"),
+    ("total_token_count", "total"),
+    ("thoughts_token_count", "thinking"),
+    ("tool_use_prompt_token_count", "tools"),
 )
-_GEMINI_NAMES: Final = (*(name for name, _ in _GEMINI.whole), "cached_content_token_count")  # any of them identifies it
+_GEMINI_PARTS: Final = (("cached_content_token_count", "cached"), ("cache_creation_input_tokens", "cache_write"))
+_GEMINI_NAMES: Final = (*(name for name, _ in _GEMINI), "cached_content_token_count")  # any of them identifies it
 _GEMINI_KEYS: Final = frozenset(_GEMINI_NAMES)
 _GEMINI_AUDIO: Final = (  # lists with a count for each kind of content
     ("prompt_tokens_details", "audio"),
@@ -453,7 +451,8 @@ def read_usage(report: Any, problems: list[str]) -> Counts | None:
     given = report if kind is dict else fields(report)
     get, before = given.get, len(problems)
     counts: Counts | None
-    if (type(given) is not dict or not _GEMINI_KEYS.isdisjoint(given)) and _is_gemini(get):
+    may_be_gemini = type(given) is not dict or not _GEMINI_KEYS.isdisjoint(given)
+    if may_be_gemini and (type(get("prompt_token_count")) is int or _is_gemini(get)):
         counts = _gemini(get, problems)
     else:
         for form in _FORMS:
@@ -544,12 +543,15 @@ def _rounds(rounds: Any, problems: list[str]) -> Counts | None:
 
 
 def _gemini(get: Any, problems: list[str]) -> Counts | None:
-    counts = _read(_GEMINI, None, get, problems)
-    if counts is not None:
-        counts.input, counts.beside = counts.input + counts.tools, counts.thinking
-        for name, figure in _GEMINI_AUDIO:
-            if details := get(name):
-                setattr(counts, figure, getattr(counts, figure) + _audio(details, problems))
+    counts, before = Counts(), len(problems)
+    _take(counts, get, _GEMINI, problems)
+    if len(problems) > before:
+        return None
+    _take(counts, get, _GEMINI_PARTS, problems)
+    counts.input, counts.beside = counts.input + counts.tools, counts.thinking
+    for name, figure in _GEMINI_AUDIO:
+        if details := get(name):
+            setattr(counts, figure, getattr(counts, figure) + _audio(details, problems))
     return counts
 
 

@@ -249,7 +249,10 @@ class Growth(Rule):
             return found
         if event.prompt_tokens is None:
             return None
-        sizes = self._sizes[key] = sizes or PromptSizes(self.events)
+        if sizes is None:
+            sizes = self._sizes[key] = PromptSizes(self.events)
+        else:
+            self._sizes.move_to_end(key)
         sizes.add(event.prompt_tokens)
         return self._judge(event.agent, sizes.ratio, stops=False) if sizes.ratio is not None else None
 
