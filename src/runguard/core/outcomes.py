@@ -8,6 +8,7 @@ deliberately narrow: a field must *say* failure (a status word, a non-empty ``er
 import json
 import re
 from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
 from runguard.core.events import FAILURES, LATE, Outcome
@@ -468,7 +469,7 @@ def _in_word(character: str) -> bool:
     return character.isalnum() or character == "_"
 
 
-# ---- How a provider refused a call.
+# ---- How a provider refused a call, and how long a server asks to wait.
 
 
 def provider_status(error: Exception) -> int | None:
@@ -479,6 +480,22 @@ def provider_status(error: Exception) -> int | None:
             if type(status) is int and 400 <= status < 600:
                 return status
     return None
+
+
+def seconds_to_wait(value: object, now: float) -> float | None:
+    """Return the seconds that a ``Retry-After`` asks to wait, as a number or a date; None if it cannot be read."""
+    if not isinstance(value, str):
+        return None
+    if is_number(value := value.strip()):
+        return float(value)
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - now, 0.0)
+    except (ValueError, OverflowError, TypeError):
+        return None
+
+
+def is_number(text: str) -> bool:
+    return len(text) < 20 and text.isascii() and text.replace(".", "", 1).isdigit()
 
 
 # ---- Words that say that a thing which was looked up is missing or unavailable.

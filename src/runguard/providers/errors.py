@@ -7,11 +7,10 @@ Exceptions are recognised by name: no client library is imported. ``adk/model_ca
 import re
 import time
 from collections.abc import Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Final
 
-from runguard.core.outcomes import provider_status
+from runguard.core.outcomes import is_number, provider_status, seconds_to_wait
 
 # ---- Whether a failed call can have been billed.
 
@@ -186,28 +185,12 @@ def _in_headers(error: Exception) -> float | None:
             if not callable(get):
                 continue
             exact = get("retry-after-ms") or get("Retry-After-Ms")
-            if isinstance(exact, str) and _is_number(exact):
+            if isinstance(exact, str) and is_number(exact):
                 return float(exact) / 1_000
-            found = _seconds(get("retry-after") or get("Retry-After"))
-            if found is not None:
+            now = time.time()  # noqa: TID251 - a date refers to the wall clock
+            if (found := seconds_to_wait(get("retry-after") or get("Retry-After"), now)) is not None:
                 return found
     return None
-
-
-def _seconds(value: object) -> float | None:
-    if not isinstance(value, str):
-        return None
-    value = value.strip()
-    if _is_number(value):
-        return float(value)
-    try:
-        return parsedate_to_datetime(value).timestamp() - time.time()  # noqa: TID251 - a date refers to the wall clock
-    except (ValueError, OverflowError, TypeError):
-        return None
-
-
-def _is_number(text: str) -> bool:
-    return len(text) < 20 and text.isascii() and text.replace(".", "", 1).isdigit()
 
 
 def _in_details(details: Any, depth: int) -> float | None:

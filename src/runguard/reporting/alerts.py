@@ -440,7 +440,6 @@ DEADLINE_S: Final = 60.0
 _MOST_TIMEOUT_S: Final = 60.0
 _MOST_DEADLINE_S: Final = 3_600.0
 _LEAST_SECRET: Final = 16
-_RECEIVERS: Final = ("slack_webhook", "pagerduty_key", "webhook", "log", "call")
 _OPTIONS: Final = ("allow_private", "timeout_seconds", "deadline_seconds", "pagerduty_url")
 _WEBHOOK: Final = ("url", "secret", "headers")
 _LEVELS: Final = ("debug", "info", "warning", "error", "critical")
@@ -594,37 +593,32 @@ def _table(table: Mapping[Any, Any], where: str) -> Iterable[Receiver]:
     _known(table, (*_RECEIVERS, *_OPTIONS), where)
     given = {key: value for key, value in table.items() if value is not None}
     timeout_s, deadline_s = _limits(given, where)
-    private = _flag(given.get("allow_private", False), f"{where}.allow_private")
+    private = given.get("allow_private", False)
+    if not isinstance(private, bool):
+        raise PolicyError(f"{where}.allow_private: must be true or false, not a {type(private).__name__}")
     if "pagerduty_url" in given and "pagerduty_key" not in given:
         raise PolicyError(f"{where}.pagerduty_url: has no effect without pagerduty_key")
     if given and not any(key in given for key in _RECEIVERS):
         raise PolicyError(f"{where}: has no receiver; add one of {', '.join(_RECEIVERS)}")
-    found = []
-    if "slack_webhook" in given:
-        found.append(Receiver("slack", "", _endpoint(given["slack_webhook"], f"{where}.slack_webhook", private)))
-    if "pagerduty_key" in given:
-        found.append(_pagerduty(given, where, private))
-    if "webhook" in given:
-        found.append(_webhook(given["webhook"], f"{where}.webhook", private))
-    if given.get("log", False) is not False:
-        found.append(Receiver("log", "", level=_level(given["log"], f"{where}.log")))
-    if "call" in given:
-        found.append(Receiver("call", "", call=_callable(given["call"], f"{where}.call")))
-    return [replace(receiver, timeout_s=timeout_s, deadline_s=deadline_s) for receiver in found]
+    found = [read(given, f"{where}.{key}", private) for key, read in _RECEIVERS.items() if key in given]
+    return [replace(one, timeout_s=timeout_s, deadline_s=deadline_s) for one in found if one is not None]
+
+
+def _slack(given: Mapping[str, Any], where: str, private: bool) -> Receiver:
+    return Receiver("slack", "", _endpoint(given["slack_webhook"], where, private))
 
 
 def _pagerduty(given: Mapping[str, Any], where: str, private: bool) -> Receiver:
-    key = Secret.of(given["pagerduty_key"], f"{where}.pagerduty_key")
+    key = Secret.of(given["pagerduty_key"], where)
     if not _TOKEN.fullmatch(key.reveal()):
-        raise PolicyError(
-            f"{where}.pagerduty_key: must be the integration's routing key: up to 128 characters without white space"
-        )
-    path = f"{where}.pagerduty_url"
+        raise PolicyError(f"{where}: must be the integration's routing key: up to 128 characters without white space")
+    path = where.replace("_key", "_url")
     url = Secret.of(given["pagerduty_url"], path) if "pagerduty_url" in given else Secret(PAGERDUTY_URL, public=True)
     return Receiver("pagerduty", "", Endpoint.of(url, path, private), key)
 
 
-def _webhook(value: object, where: str, private: bool) -> Receiver:
+def _webhook(given: Mapping[str, Any], where: str, private: bool) -> Receiver:
+    value = given["webhook"]
     if not isinstance(value, Mapping):
         return Receiver("webhook", "", _endpoint(value, where, private))
     _known(value, _WEBHOOK, where)
@@ -680,24 +674,31 @@ def _seconds(value: object, where: str, most: float) -> float:
     return float(value)
 
 
-def _flag(value: object, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise PolicyError(f"{where}: must be true or false, not a {type(value).__name__}")
-    return value
-
-
-def _level(value: object, where: str) -> int | None:
-    if value is True:
+def _log(given: Mapping[str, Any], where: str, private: bool) -> Receiver | None:
+    level = given["log"]
+    if level is True:
+        return Receiver("log", "")
+    if level is False:
         return None
-    if isinstance(value, str) and value.lower() in _LEVELS:
-        return logging.getLevelNamesMapping()[value.upper()]
+    if isinstance(level, str) and level.lower() in _LEVELS:
+        return Receiver("log", "", level=logging.getLevelNamesMapping()[level.upper()])
     raise PolicyError(f"{where}: must be true, false or one of {', '.join(_LEVELS)}")
 
 
-def _callable(value: object, where: str) -> Callable[..., Any]:
-    if not callable(value):
-        raise PolicyError(f"{where}: must be a function of one alert, not a {type(value).__name__}")
-    return value
+def _function(given: Mapping[str, Any], where: str, private: bool) -> Receiver:
+    if not callable(given["call"]):
+        raise PolicyError(f"{where}: must be a function of one alert, not a {type(given['call']).__name__}")
+    return Receiver("call", "", call=given["call"])
+
+
+# the settings of receivers, and what makes a receiver of one; ``log = false`` makes none
+_RECEIVERS: Final[dict[str, Callable[[Mapping[str, Any], str, bool], Receiver | None]]] = {
+    "slack_webhook": _slack,
+    "pagerduty_key": _pagerduty,
+    "webhook": _webhook,
+    "log": _log,
+    "call": _function,
+}
 
 
 def _known(table: Mapping[Any, Any], known: tuple[str, ...], where: str) -> None:

@@ -20,15 +20,15 @@ import time
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import cache
 from hashlib import sha256
 from typing import Any, ClassVar, Final
 
 from runguard.background import GOODBYE_S, BackgroundQueue, finish
 from runguard.core.identity import LruDict
+from runguard.core.outcomes import seconds_to_wait
 from runguard.reporting.alerts import (
     Alert,
     AlertSettings,
@@ -251,7 +251,7 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                 "runguard.alert: %s%s",
                 state,
                 parcel.alert.text,
-                extra={"runguard_alert": fields(parcel.alert)},
+                extra={"runguard_alert": asdict(parcel.alert)},
             )
         elif receiver.call is not None:
             result = receiver.call(parcel.alert)
@@ -262,7 +262,8 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
 
     def _post(self, parcel: Parcel) -> None:
         """Try until the deadline, counted from when the alert was queued; the first attempt is always made."""
-        body = to_bytes(self._message(parcel))
+        message = _FORMS[self.receiver.kind](parcel, self.receiver)
+        body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
         end, attempt = parcel.accepted + self.receiver.deadline_s, 0
         timeout_s, endpoint = self.receiver.timeout_s, self.receiver.endpoint
         assert endpoint is not None
@@ -278,14 +279,6 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
             time.sleep(pause)
             attempt += 1
             timeout_s = min(self.receiver.timeout_s, max(end - time.monotonic(), 0.05))
-
-    def _message(self, parcel: Parcel) -> dict[str, Any]:
-        if self.receiver.kind == "slack":
-            return slack(parcel)
-        if self.receiver.kind == "pagerduty":
-            key = self.receiver.secret.reveal() if self.receiver.secret else ""
-            return pagerduty(parcel, key)
-        return webhook(parcel)
 
     def _headers(self, parcel: Parcel, body: bytes) -> dict[str, str]:
         """Sign each attempt with a new timestamp; the id stays the same."""
@@ -349,7 +342,7 @@ _MENTION: Final = re.compile(r"(?i)@(?=channel|here|everyone|group)")
 _HALF_ENTITY: Final = re.compile(r"&\w{0,4}$")
 
 
-def slack(parcel: Parcel) -> dict[str, Any]:
+def _slack(parcel: Parcel, receiver: Receiver) -> dict[str, Any]:
     alert = parcel.alert
     title = f"RunGuard: {'resolved' if alert.resolved else alert.severity}"
     blocks: list[dict[str, Any]] = [{"type": "section", "text": _slack_text(f"*{title}*\n{_slack_escape(alert.text)}")}]
@@ -382,10 +375,10 @@ def _plain(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def pagerduty(parcel: Parcel, routing_key: str) -> dict[str, Any]:
+def _pagerduty(parcel: Parcel, receiver: Receiver) -> dict[str, Any]:
     alert = parcel.alert
     event: dict[str, Any] = {
-        "routing_key": routing_key,
+        "routing_key": receiver.secret.reveal() if receiver.secret is not None else "",
         "event_action": "resolve" if alert.resolved else "trigger",
         "dedup_key": f"runguard-{parcel.topic}",
     }
@@ -409,24 +402,11 @@ def _first(facts: Mapping[str, Any], *names: str) -> str:
     return next((value for name in names if isinstance(value := facts.get(name), str) and value), "")
 
 
-def webhook(parcel: Parcel) -> dict[str, Any]:
-    return {"v": VERSION, "id": parcel.event_id, **fields(parcel.alert)}
+def _webhook(parcel: Parcel, receiver: Receiver) -> dict[str, Any]:
+    return {"v": VERSION, "id": parcel.event_id, **asdict(parcel.alert)}
 
 
-def fields(alert: Alert) -> dict[str, Any]:
-    return {
-        "kind": alert.kind,
-        "key": alert.key,
-        "severity": alert.severity,
-        "text": alert.text,
-        "facts": dict(alert.facts),
-        "at": alert.at,
-        "resolved": alert.resolved,
-    }
-
-
-def to_bytes(message: Mapping[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode("ascii")
+_FORMS: Final = {"slack": _slack, "pagerduty": _pagerduty, "webhook": _webhook}
 
 
 # ---- Signatures of webhooks.
@@ -525,7 +505,8 @@ def _judge(answer: http.client.HTTPResponse) -> None:
     if 300 <= status < 400:
         raise UndeliveredError(f"{reason}: a redirect, and redirects are not followed", again=False)
     if status == _TOO_MANY or status >= 500:
-        wait_s = _retry_after(answer.getheader("Retry-After"))
+        now = time.time()  # noqa: TID251 - a date refers to the wall clock
+        wait_s = seconds_to_wait(answer.getheader("Retry-After"), now)
         raise UndeliveredError(
             reason if wait_s is None else f"{reason}, to be tried in {wait_s:g} s", again=True, wait_s=wait_s
         )
@@ -533,19 +514,6 @@ def _judge(answer: http.client.HTTPResponse) -> None:
     with suppress(OSError, http.client.HTTPException):  # only the status decides
         excerpt = answer.read1(_ANSWER_EXCERPT)
     raise UndeliveredError(reason, again=False, excerpt=excerpt.decode("utf-8", "replace"))
-
-
-def _retry_after(value: str | None) -> float | None:
-    """Return the seconds to wait from a number or a date; None if it cannot be parsed."""
-    if value is None:
-        return None
-    value = value.strip()
-    if value.isascii() and value.isdigit():
-        return float(value[:9])
-    try:
-        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)  # noqa: TID251 - a date refers to the wall clock
-    except (ValueError, OverflowError):
-        return None
 
 
 class _Pinned(http.client.HTTPConnection):
