@@ -62,7 +62,7 @@ class SettingsModel(_Base):
 def faults_of(error: ValidationError, model: type[SettingsModel]) -> list[str]:
     """Return one line per fault: where it is, what was given, what would be right."""
     lines: dict[str, str] = {}  # what was given where -> what would be right
-    faults = [(_path(fault), fault) for fault in error.errors(include_url=False)]
+    faults = [(".".join(_parts(fault)), fault) for fault in error.errors(include_url=False)]
     unknown = {path.rpartition(".")[0] for path, fault in faults if fault["type"] in _UNKNOWN}
     for path, fault in faults:
         if fault["type"] in _OTHER_SHAPES and any(other != path and other.startswith(path) for other, _ in faults):
@@ -128,10 +128,6 @@ def _line(path: str, fault: Any, model: type[SettingsModel]) -> str | None:
     if fault["type"] in _OTHER_SHAPES and place[0] in model.shapes and len(parts) <= 2:
         return f"{path} = {shown}: {model.shapes[place[0]]}"
     return f"{path} = {shown}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
-
-
-def _path(fault: Any) -> str:
-    return ".".join(_parts(fault))
 
 
 def _parts(fault: Any) -> list[str]:

@@ -631,8 +631,8 @@ def _told_keys(item: dict[Any, Any], below: list[Any], budget: _Budget) -> str:
             budget.chars -= chars
             below += map(partial(dict.__getitem__, item), keys)
             return "s" + ",s".join(keys)
-    few = size <= 8 * MAX_NODES
-    entries: list[Any] = _some(list(dict.items(item))) if few else list(islice(dict.items(item), _WIDTH))
+    entries: list[Any] = list(islice(dict.items(item), size if size <= 8 * MAX_NODES else _WIDTH))
+    del entries[_WIDTH // 2 : -_WIDTH // 2]
     keyed = sorted(
         ((_atom(key, budget) or f"<{_type_name(type(key))}>", value) for key, value in entries), key=itemgetter(0)
     )
@@ -643,10 +643,6 @@ def _told_keys(item: dict[Any, Any], below: list[Any], budget: _Budget) -> str:
 
 def _slice(base: Any, item: Any, start: int, stop: int) -> Any:
     return base.__getitem__(item, slice(start, stop))
-
-
-def _some(entries: list[Any]) -> list[Any]:
-    return entries if len(entries) <= _WIDTH else [*entries[: _WIDTH // 2], *entries[-_WIDTH // 2 :]]
 
 
 def _bounded_member(member: Any, budget: _Budget) -> str:

@@ -266,7 +266,7 @@ def _asks_again(answer: dict[str, object]) -> str:
         return ""
     for key in _STATUS_KEYS:
         status = answer.get(key)
-        if type(status) is str and _is_try_again(status):
+        if type(status) is str and len(status) <= _SHORT_ANSWER and _TRY_AGAIN.fullmatch(status) is not None:
             return words
     return words if not _is_record(answer) and _says_try_again(words) else ""
 
@@ -645,11 +645,6 @@ _VERDICT: Final = re.compile(
 def _may_ask(text: str) -> bool:
     """Return False for most answers that ask for nothing. Every text that asks for another attempt passes."""
     return len(text) <= _SHORT_ANSWER and any(map(text.lower().__contains__, _IN_ASKS))
-
-
-def _is_try_again(status: str) -> bool:
-    """Return whether a status asks for another attempt, such as "retry_later"."""
-    return len(status) <= _SHORT_ANSWER and _TRY_AGAIN.fullmatch(status) is not None
 
 
 def _says_try_again(text: str) -> bool:

@@ -68,14 +68,10 @@ def _tool_price(value: object) -> object:
         raise ValueError(f"{fault}, or give a function") from None
 
 
-def _price_text(price: object) -> str:
-    return "function" if callable(price) else str(price)
-
-
 ToolPrice = Annotated[
     Any,
     BeforeValidator(_tool_price),
-    PlainSerializer(_price_text),
+    PlainSerializer(lambda price: "function" if callable(price) else str(price)),
     WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string"}]}),
 ]
 

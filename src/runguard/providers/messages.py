@@ -257,7 +257,7 @@ def rounds_of_turn(messages: object, clean: Callable[[str], str] | None = None) 
     results: list[tuple[str, ToolResult]] = []
     for index in range(len(given) - 1, -1, -1):
         of = fields(given[index]).get
-        if found := _results_in(of, clean):
+        if of("role") not in _MODEL_ROLES and (found := _results_in(of, clean)):
             if calls:
                 yield Round(at, tuple(reversed(calls)), tuple(reversed(results)))
                 calls, results = [], []

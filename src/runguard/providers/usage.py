@@ -728,7 +728,8 @@ def measure(value: Any) -> tuple[int, int]:
                         pending.append(entry)
         elif kind is str:
             if len(item) > _DATA_URL and item.startswith("data:"):
-                tokens, audio_tokens = _data_url(item)
+                mime = item[5:69].partition(",")[0].partition(";")[0]
+                tokens, audio_tokens = media_tokens(mime, len(item) * 3 // 4)
                 size, audio = size + tokens * UPPER, audio + audio_tokens
             else:
                 size += len(item) if item.isascii() else len(item.encode("utf-8", "replace"))
@@ -891,10 +892,6 @@ def _media_in(item: dict[Any, Any]) -> tuple[int, int, bool] | None:
         )
     length = item.get("size_bytes", item.get("sizeBytes"))
     return (*media_tokens(mime, length), False) if type(length) is int and length >= 0 else None
-
-
-def _data_url(text: str) -> tuple[int, int]:
-    return media_tokens(text[5:69].partition(",")[0].partition(";")[0], len(text) * 3 // 4)
 
 
 def media_tokens(mime: str, length: int) -> tuple[int, int]:

@@ -226,7 +226,8 @@ def mask_also(text: str, secrets: tuple[str, ...], limit: int = MAX_CHARS) -> st
     """Mask a text, including the given secrets."""
     seen = text[: limit + _BEYOND]
     is_whole = len(seen) == len(text)
-    line = _one_line(seen if is_whole else _without_last_word(seen))
+    # without line breaks and control characters
+    line = _INVISIBLE.sub("", _GAPS.sub(" ", seen if is_whole else _without_last_word(seen))).strip()
     for secret in secrets:
         line = line.replace(secret, HIDDEN)
     line = _masked(line)
@@ -236,11 +237,6 @@ def mask_also(text: str, secrets: tuple[str, ...], limit: int = MAX_CHARS) -> st
 def names_a_secret(name: str) -> bool:
     """Return whether a fact of this name is secret: ``api_key``, ``db_password``; ``tokens`` is a count."""
     return _IS_SECRET_NAME.search(name[-64:]) is not None
-
-
-def _one_line(text: str) -> str:
-    """Remove line breaks and control characters."""
-    return _INVISIBLE.sub("", _GAPS.sub(" ", text)).strip()
 
 
 def _masked(text: str) -> str:

@@ -267,7 +267,11 @@ class Telemetry:
             group = (kind, scope, status.unit, status.window or NO_WINDOW)
             limit, used, reserved = sums.get(group, (0.0, 0.0, 0.0))
             sums[group] = (limit + float(status.limit), used + float(status.spent), reserved + float(status.reserved))
-        return [(_group_facts(*group), level) for group, level in sums.items()]
+        names = (SCOPE_KIND, SCOPE_ID, UNIT, WINDOW)
+        return [
+            ({name: given for name, given in zip(names, group, strict=True) if given}, level)
+            for group, level in sums.items()
+        ]
 
 
 class _Names:
@@ -340,13 +344,6 @@ def _facts(decision: Decision, info: RunInfo, agent: str, model: str | None) -> 
         model = model or trip.model
     facts |= {AGENT: agent[:_NAME_LENGTH], MODEL: model or "", CONVERSATION: info.session, RUN_ID: info.run}
     return {key: value for key, value in facts.items() if value != ""}
-
-
-def _group_facts(kind: str, scope: str, unit: str, window: str) -> Facts:
-    facts: Facts = {SCOPE_KIND: kind, UNIT: unit, WINDOW: window}
-    if scope:
-        facts[SCOPE_ID] = scope
-    return facts
 
 
 def _complain(what: str) -> None:

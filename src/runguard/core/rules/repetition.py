@@ -302,11 +302,10 @@ class Cycle(Rule):
         Where fewer than two rounds end, that is 0 and no names.
         """
         rounds, length = 0, 0
-        for period in range(1, self._max_len + 1):
-            same = len(self._recent) >= period and self._recent[-period][0] == step
-            self._same[period] = self._same[period] + 1 if same else 0
-            if self._same[period] >= period and self._same[period] // period + 1 > rounds:
-                rounds, length = self._same[period] // period + 1, period
+        for period, (earlier, _) in enumerate(reversed(self._recent), 1):
+            same = self._same[period] = self._same[period] + 1 if earlier == step else 0
+            if same >= period and same // period + 1 > rounds:
+                rounds, length = same // period + 1, period
         self._recent.append((step, name))
         return rounds, [name for _, name in self._recent][-length:] if length else []
 
