@@ -11,6 +11,7 @@ from google.adk.agents import LlmAgent
 import runguard
 from runguard.adk import RunGuardPlugin
 from runguard.testing import ScriptedModel, call, run, text
+from tests.kit.money import looked_through
 
 # ADK tries these imports again and again while it runs; where the package behind is missing, each try compiles the
 # module anew.
@@ -39,6 +40,7 @@ def warm_process() -> None:
 
 @pytest.fixture(autouse=True)
 def clean_process() -> Iterator[None]:
-    """No test sees another test's installed guard."""
-    yield
+    """No test sees another test's installed guard, and no guard that it makes keeps money reserved."""
+    with looked_through():
+        yield
     runguard.uninstall()

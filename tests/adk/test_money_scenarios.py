@@ -25,7 +25,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.testing import FakeClock, ScriptedModel, assert_calls_answered, assert_stopped, call, text
 from tests.kit.adk_runs import play
 from tests.kit.contents import parts
-from tests.kit.money import CALL_TOKENS, CALL_USD, SSE, agent, assert_nothing_reserved, guard
+from tests.kit.money import CALL_TOKENS, CALL_USD, SSE, agent, guard
 from tests.kit.optional import present
 from tests.kit.tools import step
 
@@ -51,7 +51,6 @@ async def test_v5_one_budget_in_dollars_holds_over_agents_called_as_tools() -> N
     assert (trip.spent_usd, trip.limit, trip.scope, trip.unit) == (Decimal("0.50"), Decimal("0.50"), "run", "usd")
     assert assert_calls_answered(result.session) == 3
     assert len(plugin.trips) == 1
-    assert_nothing_reserved(plugin)
 
 
 # ---- V6: a race for the last dollars --------------------------------------------------------------------------------
@@ -79,7 +78,6 @@ async def test_v6_branches_that_race_for_a_budget_spend_it_and_not_a_cent_more()
         Decimal("0.20"),
     )
     assert trip.observed == Decimal("0.22"), "what the refused call would have made of it"
-    assert_nothing_reserved(plugin)
 
 
 async def test_v6_a_cap_that_pays_for_no_whole_number_of_calls_is_not_exceeded() -> None:
@@ -87,7 +85,6 @@ async def test_v6_a_cap_that_pays_for_no_whole_number_of_calls_is_not_exceeded()
     plugin = guard(max_usd="0.199")
     result = await play(_crowd(40, model), plugins=[plugin])
     assert (model.calls, len(result.texts), plugin.spend()["usd"]) == (9, 9, Decimal("0.18"))
-    assert_nothing_reserved(plugin)
 
 
 class _UnavailableError(Exception):
@@ -156,7 +153,6 @@ async def test_many_branches_without_errors_get_exactly_the_calls_that_the_cap_p
     assert (provider.calls, provider.billed, len(result.texts)) == (10, Decimal("0.20"), 10)
     assert sum(bool(event.content and event.content.parts[0].text == "x") for event in result.session.events) == 10
     assert len(plugin.trips) == 1
-    assert_nothing_reserved(plugin)
 
 
 _SEEDS = [*((seed, 24) for seed in range(30)), *((seed, 400) for seed in range(72, 75))]
@@ -184,7 +180,6 @@ async def test_errors_and_cancellation_neither_lose_nor_leak_money(seed: int, si
         assert (provider.billed, spent["usd"]) == (Decimal("0.20"), Decimal("0.20"))
         assert result.texts.count("x") == provider.answered
         assert len(plugin.trips) == 1
-    assert_nothing_reserved(plugin)
 
 
 # ---- V9: streaming is counted once ----------------------------------------------------------------------------------
@@ -203,7 +198,6 @@ async def test_v9_a_streamed_answer_is_counted_once(usage_on: str) -> None:
         "usd": CALL_USD,
         "tokens": CALL_TOKENS,
     }
-    assert_nothing_reserved(plugin)
 
 
 async def test_v9_a_streamed_answer_without_any_usage_is_estimated_and_marked() -> None:
@@ -213,7 +207,6 @@ async def test_v9_a_streamed_answer_without_any_usage_is_estimated_and_marked() 
     spent = plugin.spend()
     assert (spent["calls"], spent["estimated_calls"], spent["input_tokens"]) == (1, 1, 1_000)
     assert Decimal("0.01") < spent["usd"] < CALL_USD, "the prompt and the few words that came"
-    assert_nothing_reserved(plugin)
 
 
 # ---- V10: a model without a price -----------------------------------------------------------------------------------
@@ -234,7 +227,6 @@ async def test_v10_a_dollar_cap_and_a_model_without_a_price_cost_nothing() -> No
     assert 'prices={"acme-unknown-1": {"input": …, "output": …}}' in trip.message
     assert trip.model == "acme-unknown-1"
     assert (trip.spent_usd, len(plugin.trips)) == (Decimal(0), 1)
-    assert_nothing_reserved(plugin)
 
 
 async def test_a_model_without_a_name_is_refused_and_no_price_is_asked_for() -> None:
@@ -330,7 +322,6 @@ async def test_v12_a_users_cap_holds_over_all_sessions_and_begins_anew_the_next_
     fifth, made = await one("alice", "s5")
     assert made == 5
     assert fifth.texts == ["done"]
-    assert_nothing_reserved(plugin)
 
 
 @pytest.mark.parametrize(
@@ -396,7 +387,6 @@ async def test_v13_an_extended_session_goes_on_where_it_paused() -> None:
     (status,) = plugin.budgets("session:app/u1/s1")
     assert (status.spent, status.limit, status.reserved) == (Decimal("0.18"), Decimal("0.20"), 0)
     assert plugin.spend("session:app/u1/s1")["usd"] == Decimal("0.18")
-    assert_nothing_reserved(plugin)
 
 
 async def test_v13_without_an_extension_the_next_turn_costs_nothing() -> None:

@@ -133,7 +133,6 @@ async def test_the_model_that_answered_is_paid(answering: str, usd: str, estimat
     await play(agent("a", Chunks(said("x", (1_000, 250), model=answering))), plugins=[plugin])
     assert figures(plugin) == (1, estimated, Decimal(usd))
     assert list(plugin.spend()["by_model"]) == [answering]
-    assert_nothing_reserved(plugin)
 
 
 def _branches(models: Iterable[Any]) -> ParallelAgent:

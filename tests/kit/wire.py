@@ -13,7 +13,7 @@ from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.testing import Recording, run
 from tests.kit.gemini_server import Json
-from tests.kit.money import FAR_AWAY
+from tests.kit.money import FAR_AWAY, watched
 
 # USD per million tokens of gemini-2.5-flash, as Google lists them.
 FLASH = {"input": "0.30", "output": "2.50", "cached": "0.03", "audio": "1.00", "cached_audio": "0.10"}
@@ -26,8 +26,10 @@ def guard(**policy: Any) -> RunGuardPlugin:
     outlives the runs.
     """
     budgets = [*policy.pop("budgets", ()), Budget(usd=FAR_AWAY, per="app", window="month")]
-    return RunGuardPlugin(
-        **{"prices": {"gemini-2.5-flash": FLASH}, "tokens": lambda request: 1_000, "budgets": budgets, **policy}
+    return watched(
+        RunGuardPlugin(
+            **{"prices": {"gemini-2.5-flash": FLASH}, "tokens": lambda request: 1_000, "budgets": budgets, **policy}
+        )
     )
 
 

@@ -16,6 +16,7 @@ from google.genai import Client, types
 
 import runguard
 from tests.kit.gemini_server import KEY, GeminiServer
+from tests.kit.money import looked_through
 
 MODEL = "gemini-2.5-flash"
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask the network when it is imported
@@ -40,7 +41,9 @@ def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def clean_process(monkeypatch: pytest.MonkeyPatch, one_certificate: Path) -> Iterator[None]:
-    """No test sees the environment's project or proxy, nor another test's installed guard."""
+    """No test sees the environment's project or proxy, nor another test's installed guard, and no guard that it makes
+    keeps money reserved.
+    """
     for name in (
         "GEMINI_API_KEY",
         "GOOGLE_CLOUD_PROJECT",
@@ -59,7 +62,8 @@ def clean_process(monkeypatch: pytest.MonkeyPatch, one_certificate: Path) -> Ite
     monkeypatch.setenv("GOOGLE_API_KEY", KEY)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    yield
+    with looked_through():
+        yield
     runguard.uninstall()
 
 

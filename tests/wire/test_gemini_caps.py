@@ -22,7 +22,7 @@ from runguard.adk import RunGuardPlugin
 from runguard.testing import assert_calls_answered, assert_stopped
 from tests.kit.gemini_models import Models, assert_usable, modes
 from tests.kit.gemini_server import Answer, GeminiServer, Request, call, text, usage
-from tests.kit.money import agent, assert_nothing_reserved, figures
+from tests.kit.money import agent, figures
 from tests.kit.tools import step
 from tests.kit.topologies import MAKES_NO_CACHES
 from tests.kit.wire import CALL_USD, FLASH, guard, play, price
@@ -55,7 +55,6 @@ async def test_one_nano_dollar_short_is_too_short(
     await play(agent("a", gemini(), tools=[step]), plugins=[plugin], mode=mode)
     assert len(server.requests) == 2
     assert figures(plugin) == (2, 0, CALL_USD * 2)
-    assert_nothing_reserved(plugin)
 
 
 @modes
@@ -77,7 +76,6 @@ async def test_the_lowered_answer_arrives_and_a_greedy_provider_takes_no_more(
     assert [request.max_output for request in server.requests] == [3_880, 3_660]
     assert figures(plugin) == (2, 0, Decimal("0.01"))
     assert_stopped(result, "budget")
-    assert_nothing_reserved(plugin)
 
 
 @modes
@@ -111,7 +109,6 @@ async def test_branches_that_race_for_a_budget_stay_within_it(
     assert server.max_in_flight > 1 or calls == 1, "they did race"
     assert figures(plugin) == (calls, 0, CALL_USD * calls)
     assert sum(event.error_code == "RUNGUARD_STOP" for event in result.session.events) == 30 - calls
-    assert_nothing_reserved(plugin)
 
 
 async def test_one_cap_over_sessions_that_share_a_user(server: GeminiServer, gemini: Models) -> None:
@@ -123,7 +120,6 @@ async def test_one_cap_over_sessions_that_share_a_user(server: GeminiServer, gem
     assert len(server.requests) == 6
     assert sum(bool(result.trips) for result in results) == 14
     assert figures(plugin) == (6, 0, CALL_USD * 6)
-    assert_nothing_reserved(plugin)
 
 
 # ---- loops ----------------------------------------------------------------------------------------------------------
@@ -200,7 +196,6 @@ async def test_agents_called_as_tools_are_on_the_same_bill(server: GeminiServer,
     assert plugin.spend()["by_tool"]["inner"]["calls"] == made["inner"]
     assert_stopped(result, "budget")
     assert_calls_answered(result.session)
-    assert_nothing_reserved(plugin)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +230,6 @@ async def test_the_summaries_of_a_compaction_are_billed_and_limited(
             "what is left after the answer pays for as much"
         )
     assert figures(plugin) == (len(asked), 0, CALL_USD * len(asked))
-    assert_nothing_reserved(plugin)
 
 
 @pytest.mark.skipif(MAKES_NO_CACHES, reason="this ADK cannot create a context cache")
@@ -266,7 +260,6 @@ async def test_a_context_cache_changes_the_price_and_not_the_count(server: Gemin
     assert [request.path for request in server.requests if not request.number] == ["/v1beta/cachedContents"]
     assert figures(plugin) == (3, 0, sum(map(price, server.billed), Decimal(0)))
     assert plugin.spend()["cached_tokens"] == 6_000 * cached
-    assert_nothing_reserved(plugin)
 
 
 async def test_the_providers_own_counter_decides_what_is_reserved(server: GeminiServer, gemini: Models) -> None:
@@ -282,7 +275,6 @@ async def test_the_providers_own_counter_decides_what_is_reserved(server: Gemini
     await play(agent("a", model, tools=[step]), plugins=[plugin])
     assert [request.verb for request in server.requests] == ["countTokens", "generateContent"] * 3 + ["countTokens"]
     assert figures(plugin) == (3, 0, CALL_USD * 3)
-    assert_nothing_reserved(plugin)
 
 
 async def test_one_line_guards_every_runner(server: GeminiServer, gemini: Models) -> None:

@@ -22,7 +22,7 @@ import runguard
 from runguard import Budget
 from runguard.adk import GuardedLlm
 from runguard.testing import assert_stopped
-from tests.kit.money import agent, assert_nothing_reserved, figures
+from tests.kit.money import agent, figures
 from tests.kit.wire import CALL_USD, FLASH, forgive, guard, play
 
 from .conftest import MODEL, HttpxGemini
@@ -107,7 +107,6 @@ async def test_ten_refused_connections_leave_the_budget_as_it_was(models: Callab
         "usd": 0,
         "tokens": 0,
     }
-    assert_nothing_reserved(plugin)
 
 
 async def test_a_connection_that_the_default_transport_could_not_make_costs_nothing(
@@ -119,7 +118,6 @@ async def test_a_connection_that_the_default_transport_could_not_make_costs_noth
     result = await play(agent("a", models(closed_port(), "default")), plugins=[plugin], catch=True)
     assert result.error is not None
     assert (figures(plugin), taken(plugin)) == ((1, 0, Decimal(0)), NOTHING)
-    assert_nothing_reserved(plugin)
 
 
 async def test_each_attempt_counts_as_a_model_call(models: Callable[..., Gemini]) -> None:
