@@ -115,7 +115,7 @@ def work(ledger: Ledger, number: int, together: Any, goes_on: Callable[[], bool]
                     break
                 runner.run(one_round(ledger, turn, (number + turn) % 8 == 0, diary))
                 turn += 1
-        if not ledger.flush(PATIENCE_S) or (isinstance(ledger, StoreLedger) and ledger.lost):
+        if not ledger.flush(PATIENCE_S) or (isinstance(ledger, StoreLedger) and ledger.health()["lost"]):
             diary.errors.append("settlements were not told")
     except BaseException as error:
         diary.errors.append(repr(error))

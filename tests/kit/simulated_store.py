@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from runguard.ledger import sqlite as holds
-from runguard.ledger import sqlite as statements
 
 
 class VirtualTime:
@@ -31,16 +30,11 @@ def _holds_class(changes: Sequence[tuple[str, str]]) -> type:
     """Return the class of the store's accounts with these changes of its text."""
     if not changes:
         return holds.SqliteHolds
-    sources = inspect.getsource(statements) + inspect.getsource(holds)
+    sources = inspect.getsource(holds)
     for before, _ in changes:
         assert before in sources, f"the store's code does not contain {before!r}"
-    spaces: list[dict[str, Any]] = []
-    for module in (statements, holds):
-        space: dict[str, Any] = {"__name__": f"{module.__name__}_changed"}
-        exec(compile(_code(module, changes), module.__name__, "exec"), space)
-        spaces.append(space)
-    changed_statements, changed = spaces
-    changed |= {name: changed_statements[name] for name in ("RESERVE_ONE", "SETTLE_ONE")}
+    changed: dict[str, Any] = {"__name__": f"{holds.__name__}_changed"}
+    exec(compile(_code(holds, changes), holds.__name__, "exec"), changed)
     found: type = changed["SqliteHolds"]
     return found
 
@@ -52,7 +46,7 @@ def simulated_store(time: VirtualTime, changes: Sequence[tuple[str, str]] = ()) 
         def __init__(self) -> None:
             self._path = Path("simulated")
             self._db = sqlite3.connect(":memory:", isolation_level=None)
-            self._db.executescript(statements.SCHEMA)
+            self._db.executescript(holds.SCHEMA)
 
         @contextlib.contextmanager
         def _write(self, *, count: bool = True) -> Iterator[float]:

@@ -77,7 +77,7 @@ def crew(ledger: Ledger, numbers: range, rounds: int, together: Any) -> tuple[li
 def process(place: Any, numbers: range, rounds: int, together: Any, pipe: Connection) -> None:
     ledger = StoreLedger(place.store(), PATIENCE_S)
     made, errors = crew(ledger, numbers, rounds, together)
-    if not ledger.flush(PATIENCE_S) or ledger.lost:
+    if not ledger.flush(PATIENCE_S) or ledger.health()["lost"]:
         errors.append("settlements were not told")
     pipe.send((made, errors))
 

@@ -262,7 +262,7 @@ say(ledger.flush(10))
 while hear() == "spend":
     ledger.link.era += 1  # as after an outage: every thread opens the file again
     spend(5)
-    say((ledger.flush(1), ledger.lost))
+    say((ledger.flush(1), ledger.health()["lost"]))
 say(ledger.flush(20))
 hear()
 """

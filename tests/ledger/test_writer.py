@@ -17,7 +17,6 @@ import pytest
 from runguard import Budget
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger import remote as store_jobs
 from runguard.ledger import write_queue as fact_writer
 from runguard.ledger.ledger import Hold, Store, StoreError, StoreOutage, StoreSession
 from runguard.testing import ScriptedModel, call, run, text
@@ -271,7 +270,7 @@ async def test_asking_threads_that_ended_are_started_again(
     place: Place, faulty: Faulty, ledger: remote.StoreLedger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(store_jobs.StoreJobs, "work", lambda _: None)
+        patch.setattr(remote.StoreLedger, "_answer_jobs", lambda _: None)
         ledger.tell(lambda session: session.now())
         assert ledger.flush(LONG)
         for thread in ledger._threads[:-1]:

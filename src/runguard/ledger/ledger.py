@@ -379,6 +379,8 @@ class Listeners(Generic[_Method]):
         return iter([method for known in self._methods if (method := known()) is not None])
 
 
+_CLOCK_BACK_S: Final = 60.0  # less is no sign of a clock set back: calls made at once come in any order
+
 # ---- A ledger, and what it works with: accounts, holds and refusals.
 
 
@@ -501,16 +503,6 @@ class Refusal:
         return f"{self.account.scope} has no room for {self.wanted[self.unit]} {UNITS[self.unit]}"
 
 
-CLOCK_BACK_S: Final = 60.0  # less is no sign of a clock set back: calls made at once come in any order
-
-
-def warn_clock_back(seconds: float) -> None:
-    _log.warning(
-        "runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when it has caught up",
-        seconds,
-    )
-
-
 class Stale:
     """The answer when a period is over by the ledger's clock: ask again with the accounts of the current one."""
 
@@ -535,51 +527,47 @@ def refusal_of(accounts: Sequence[Account], want: Amount, seen: int) -> Refusal:
     return refusal
 
 
-class Waiting:
-    """Calls that wait until something was settled, released or extended, on any event loop."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._changes = 0
-        self._waiting: list[Sleeper] = []
-        self.line = WaitingLine()  # calls that wait for room in a budget that waits
-
-    async def _wait(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
-        entry = sleeper or new_sleeper()
-        woken = entry[1]
-        with self._lock:
-            if self._changes != since.seen:
-                return True
-            self._waiting.append(entry)
-        try:
-            await asyncio.wait((woken,), timeout=seconds)
-        finally:
-            with self._lock:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
-        return woken.done()
-
-
 class Ledger(Protocol):
     """Accounts, and the holds on them. Admission is one atomic step over all accounts of a call.
 
-    Reserve is awaited. Settling and releasing are facts that a caller only hands over; they are never refused.
+    Reserve is awaited. Settling and releasing are facts that a caller only hands over; they are never refused. What has
+    a body here is right for a ledger that no other process shares.
     """
 
     name: str
-    is_shared: bool  # other processes see it: ask it before every paid call
-    worker: str  # the name of this process in a shared ledger
-    line: WaitingLine  # calls of this process that wait for room
+    is_shared: bool = False  # other processes see it: ask it before every paid call
+    worker: str = ""  # the name of this process in a shared ledger
+    line: WaitingLine  # calls of this process that wait for room in a budget that waits
+    _waiting: list[Sleeper]  # calls that wait for a change, on any event loop
+    _changes: int = 0  # how much was settled, released or extended so far
+    _latest: float = -math.inf  # periods do not go back behind this time
+    _told_back: bool = False
+    _lock: threading.Lock
+
+    def __init__(self) -> None:
+        self.line, self._waiting, self._lock = WaitingLine(), [], threading.Lock()
 
     @property
     def is_away(self) -> bool:
         """Whether the store did not answer the last time it was asked."""
+        return False
 
     def now(self, at: float) -> float:
         """Return the time of the ledger's clock. ``at`` is the caller's time."""
+        return at
 
     def period_time(self, at: float) -> float:
         """Return the time by which periods begin and end. It never goes back to an earlier period."""
+
+    def _tell_clock_back(self, seconds: float) -> None:
+        """Log for the first time that the clock was set back, if these seconds say so."""
+        if seconds > _CLOCK_BACK_S and not self._told_back:
+            self._told_back = True
+            _log.warning(
+                "runguard.clock_back: the clock was set back by %.0f s; budgets with a window go on when it has caught "
+                "up",
+                seconds,
+            )
 
     def account(
         self, key: str, scope: str, window: str | None, ends: float | None, caps: Amount, begins: float | None = None
@@ -632,6 +620,26 @@ class Ledger(Protocol):
         A shared ledger returns early, because other workers settle without notice. With a ``sleeper``, whose future
         the caller may resolve to end the wait, every ledger waits for the whole time.
         """
+        entry = sleeper or new_sleeper()
+        woken = entry[1]
+        with self._lock:
+            if self._changes != since.seen:
+                return True
+            self._waiting.append(entry)
+        try:
+            await asyncio.wait((woken,), timeout=seconds)
+        finally:
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+        return woken.done()
+
+    def _wake_all(self) -> None:
+        """Let every call that waits ask again, on any event loop."""
+        with self._lock:
+            self._changes += 1
+            waiting, self._waiting = self._waiting, []
+        wake(waiting)
 
     def find(self, scope: str) -> list[Account]:
         """Return the accounts of a scope, that of the current period last."""
@@ -644,6 +652,7 @@ class Ledger(Protocol):
 
     def known(self) -> list[Account]:
         """Return the accounts that this process knows, without asking the store. For reading, as ``accounts``."""
+        return self.accounts()
 
     def forget(self, scope: str) -> None:
         """Forget the accounts of a run that has ended."""
@@ -653,33 +662,40 @@ class Ledger(Protocol):
 
         False when something is left, or could never be booked.
         """
+        return True
 
     def health(self) -> dict[str, Any]:
         """Return what is on its way to a store, and what went wrong on the way.
 
         It is plain data, empty without a store.
         """
+        return {}
 
-    async def ask(self, job: Callable[[StoreSession], None], *, again: bool = False) -> None:
+    async def ask(self, job: Callable[[StoreSession], Any], *, again: bool = False) -> Any:
         """Let a shared store do something now, within its deadline. ``again``: doing it twice counts once."""
+        return None
 
     def tell(self, fact: Callable[[StoreSession], Any]) -> None:
-        """Write a record, where the ledger keeps records."""
+        """Write a record, where the ledger keeps records. It is dropped when too many facts are waiting."""
+        return
 
     def change_control(self, change: Callable[[str], str]) -> str:
         """Change the control document safely against concurrent changes; return the new text."""
 
     async def refresh(self) -> None:
         """Read the control document again if it has changed."""
+        return
 
     def refresh_now(self) -> None:
         """Read the control document again, for callers that are not on the path of a run.
 
         Raise when the store does not answer.
         """
+        return
 
     def check(self) -> None:
         """Raise ``StoreError`` or ``StoreDeniedError`` when the store behind it cannot be worked with."""
+        return
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Call ``on_control`` when the control document has changed, and ask ``running`` for the runs that are alive.
@@ -689,6 +705,7 @@ class Ledger(Protocol):
 
     def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
         """Call ``on_dropped`` when settlements were dropped: how many so far, and what they cost in nano-dollars."""
+        return
 
 
 # ---- Arithmetic that every store shares.
@@ -698,17 +715,14 @@ MOST: Final = MOST_USD * NANO  # of one amount
 
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
     """Refuse invalid amounts before anything is written. Raise ValueError for them."""
-    _check_three(amounts, MOST, "an amount: a whole number from 0 to")
-    for line in lines:
-        _check_three(line.caps, UNLIMITED, "a limit: a whole number from 0 to")
-
-
-def _check_three(numbers: Amount, most: int, meaning: str) -> None:
-    if len(numbers) != 3:
-        raise ValueError("three amounts belong together: nano-USD, tokens, calls")
-    for number in numbers:
-        if type(number) is not int or not 0 <= number <= most:
-            raise ValueError(f"{number!r} is not {meaning} {most}")
+    most, meaning = MOST, "an amount"
+    for numbers in (amounts, *[line.caps for line in lines]):
+        if len(numbers) != 3:
+            raise ValueError("three amounts belong together: nano-USD, tokens, calls")
+        for number in numbers:
+            if type(number) is not int or not 0 <= number <= most:
+                raise ValueError(f"{number!r} is not {meaning}: a whole number from 0 to {most}")
+        most, meaning = UNLIMITED, "a limit"
 
 
 def check_ttl(ttl: float) -> None:
@@ -869,11 +883,6 @@ class Seen:
             raise StoreError(f"{self.name}: the store lost its id while it was being opened; try again")
         if found != expected:
             self.text, self.generation = found, generation
-
-    def changed(self, generation: int) -> None:
-        """Note that a change was committed."""
-        if generation > self.generation:
-            self.generation = generation
 
 
 def new_id() -> str:

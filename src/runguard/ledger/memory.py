@@ -7,7 +7,6 @@ import logging
 import marshal
 import math
 import re
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,7 +20,6 @@ from runguard.background import off_loop
 from runguard.core.errors import PolicyError
 from runguard.core.money import NOTHING, UNLIMITED, Amount, share_of, unit_reached
 from runguard.ledger.ledger import (
-    CLOCK_BACK_S,
     STALE,
     Account,
     Hold,
@@ -29,15 +27,11 @@ from runguard.ledger.ledger import (
     Listeners,
     Record,
     Refusal,
-    Sleeper,
     Stale,
     Store,
-    StoreSession,
-    Waiting,
     overrun_of,
     refusal_of,
     wake,
-    warn_clock_back,
 )
 
 _log: Final = logging.getLogger("runguard")
@@ -74,8 +68,7 @@ def open_ledger(url: str, timeout: float, retention_s: float = 30 * 86_400.0) ->
     if url == "memory":
         return MemoryLedger()
     if in_memory(url):
-        with _named_lock:
-            return _named.setdefault(url, MemoryLedger(url))
+        return _named.setdefault(url, MemoryLedger(url))
     return off_loop(lambda: _open_shared(url, timeout, retention_s))
 
 
@@ -132,14 +125,13 @@ _UNPACKED_KEPT: Final = 2_048  # accounts; beyond that the older half is packed
 _END_OF_TIME: Final = 253_402_300_800.0  # the year 10000, beyond which no calendar goes
 
 
-class MemoryLedger(Waiting):
+class MemoryLedger(Ledger):
     """Exact under any number of tasks and threads; gone with the process. Accounts that are not in use are packed."""
 
     def __init__(self, name: str = "memory") -> None:
         """Make a ledger. ``name``: the URL of a named store, which all guards of this process that name it share."""
         super().__init__()
-        self.name, self.is_shared, self.is_away, self.worker = name, False, False, ""
-        self.is_common = name != "memory"
+        self.name, self.is_common = name, name != "memory"
         # what the guards that share this ledger have in common, by its type: runs that wait, effects that were done
         self.commons: dict[type, Any] = {}
         self._control = ""
@@ -149,13 +141,9 @@ class MemoryLedger(Waiting):
         # by scope, in each part the oldest first; all accounts of a scope are packed, or none
         self._packed: list[dict[str, bytes]] = [{} for _ in range(_PARTS)]
         self._pack_at = _UNPACKED_KEPT
-        self._told_full = self._told_back = False
-        self._latest = -math.inf
+        self._told_full = False
         self._open: dict[float, dict[Hold, None]] = {}  # holds by their time to live
         self._next_expiry = math.inf  # no open hold expires before this time
-
-    def now(self, at: float) -> float:
-        return at
 
     def period_time(self, at: float) -> float:
         """Return the latest time that any caller gave.
@@ -164,9 +152,7 @@ class MemoryLedger(Waiting):
         that was held up since it looked its accounts up. Nothing is held on an account that is over by this time.
         """
         if at < self._latest:
-            if self._latest - at > CLOCK_BACK_S and not self._told_back:
-                self._told_back = True
-                warn_clock_back(self._latest - at)
+            self._tell_clock_back(self._latest - at)
         elif at < _END_OF_TIME:
             with self._lock:
                 self._latest = max(self._latest, at)
@@ -317,10 +303,7 @@ class MemoryLedger(Waiting):
                 a.due_usd -= usd
                 a.due_tokens -= tokens
                 a.due_calls -= calls
-            self._changes += 1
-            waiting, self._waiting = self._waiting, []
-        if waiting:
-            wake(waiting)
+        self._wake_all()
 
     def extend(self, account: Account, more: Amount) -> None:
         with self._lock:
@@ -338,9 +321,7 @@ class MemoryLedger(Waiting):
                 if unit_reached(spent, share_of(limit, granted, p)) is not None
             }
             account.alert = NOTHING  # found anew at the next settle
-            self._changes += 1
-            waiting, self._waiting = self._waiting, []
-        wake(waiting)
+        self._wake_all()
 
     def first(self, account: Account, mark: str, percent: float, limit: Amount) -> bool:
         with self._lock:
@@ -348,9 +329,6 @@ class MemoryLedger(Waiting):
                 return False
             account.fired[mark] = (percent, limit)
             return True
-
-    async def changed(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
-        return await self._wait(since, seconds, sleeper)
 
     def find(self, scope: str) -> list[Account]:
         with self._lock:
@@ -365,26 +343,11 @@ class MemoryLedger(Waiting):
             packed = [entry for part in self._packed for entry in part.items()]
         return [*(account for scope, data in packed for account in _unpacked(scope, data)), *in_use]
 
-    def known(self) -> list[Account]:
-        return self.accounts()
-
     def forget(self, scope: str) -> None:
         with self._lock:
             self._part(scope).pop(scope, None)
             for account in self._by_scope.pop(scope, ()):
                 self._accounts.pop(account.key, None)
-
-    def flush(self, seconds: float) -> bool:
-        return True
-
-    def health(self) -> dict[str, Any]:
-        return {}
-
-    async def ask(self, job: Callable[[StoreSession], None], *, again: bool = False) -> None:
-        """Do nothing: there is no store to ask."""
-
-    def tell(self, fact: Callable[[StoreSession], Any]) -> None:
-        """Do nothing: a ledger in memory keeps no records."""
 
     def change_control(self, change: Callable[[str], str]) -> str:
         with self._lock:
@@ -392,15 +355,6 @@ class MemoryLedger(Waiting):
         for on_control in self._on_control:
             on_control(text)
         return text
-
-    async def refresh(self) -> None:
-        """Do nothing: only this process can change the document."""
-
-    def refresh_now(self) -> None:
-        """Do nothing: only this process can change the document."""
-
-    def check(self) -> None:
-        """Do nothing: memory can always be used."""
 
     def watch(self, on_control: Callable[[str], None], running: Callable[[], Iterable[tuple[str, str]]]) -> None:
         """Report changes by other guards that share this ledger."""
@@ -411,9 +365,6 @@ class MemoryLedger(Waiting):
             text = self._control
         if text:
             on_control(text)
-
-    def watch_dropped(self, on_dropped: Callable[[int, int], None]) -> None:
-        """Do nothing: memory drops no settlement."""
 
     def _drop_past_locked(self, new: Account) -> None:
         """Drop the earlier periods of a new account, except those with open holds."""
@@ -505,4 +456,3 @@ def _unpacked(scope: str, data: bytes) -> Iterator[Account]:
 
 
 _named: Final[dict[str, MemoryLedger]] = {}  # by URL, for the life of the process
-_named_lock: Final = threading.Lock()

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import itertools
 import logging
-import math
 import multiprocessing.util
 import os
 import queue
@@ -22,17 +21,17 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, TypeVar
 
 from runguard.background import off_loop, start_thread
 from runguard.core.identity import LruDict
 from runguard.core.money import NOTHING, Amount, share_of, to_usd, unit_reached
 from runguard.ledger.ledger import (
-    CLOCK_BACK_S,
     STALE,
     Account,
     Balance,
     Hold,
+    Ledger,
     Line,
     Record,
     Refusal,
@@ -45,39 +44,50 @@ from runguard.ledger.ledger import (
     StoreOutage,
     StoreReply,
     StoreSession,
-    Waiting,
     refusal_of,
-    wake,
-    warn_clock_back,
 )
-from runguard.ledger.write_queue import Fact, FactWriter, StoreGuards, StoreLink
+from runguard.ledger.write_queue import Fact, FactWriter, Settlement, StoreGuards, StoreLink
 
 _log: Final = logging.getLogger("runguard")
 _T = TypeVar("_T")
 _ASKERS: Final = 4
 _POLL_S: Final = 0.03  # a waiting call checks this often what other workers have settled
 _GOODBYE_S: Final = 2.0
+_LONGEST_QUEUE: Final = 60  # times the deadline that a call may wait in the queue while others are served
 _EXPIRY_MARGIN_S: Final = 60.0  # the store's clock may run ahead of ours
 
 
-class StoreLedger(Waiting):
+class _Job:
+    """Something that a caller wants the store to do now."""
+
+    __slots__ = ("again", "asked", "begun", "do", "is_given_up", "tell")
+
+    def __init__(
+        self, do: Callable[[StoreSession], Any], again: bool, tell: Callable[[Any, Exception | None], object]
+    ) -> None:
+        self.do, self.again, self.tell = do, again, tell  # again: doing it twice counts once
+        self.asked = time.monotonic()
+        self.begun: float | None = None
+        self.is_given_up = False  # its caller has left: what was not begun need not be done
+
+
+class StoreLedger(Ledger):
     """One per store and process, shared by all guards that name the same store.
 
     A reservation whose answer comes too late is given back. The threads survive every exception, also of a type that no
     store should raise. Every use of the ledger restarts a thread that has ended.
     """
 
+    is_shared = True
+
     def __init__(self, store: Store, timeout: float, retention_s: float = 30 * 86_400.0) -> None:
-        self.store, self.timeout, self.name, self.is_shared = store, timeout, store.name, True
+        self.store, self.timeout, self.name = store, timeout, store.name
         self.link = StoreLink(store, timeout)
         self._guards = StoreGuards(self.link)
-        self._jobs = StoreJobs(self.link, self._ensure_asker)
         self._writer = FactWriter(self.link, self._guards, retention_s, self._learn)
         self._restarts = 0  # threads that had to be started again
         self._accounts = StoredAccounts()
         self._offset = 0.0  # seconds by which the store's clock is ahead of ours
-        self._latest = -math.inf  # no period before this time, as the store last said
-        self._told_back = False
         self._checked = False
         self._start()
         _ledgers.add(self)
@@ -88,20 +98,16 @@ class StoreLedger(Waiting):
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
         self._threads: list[threading.Thread | None] = [None] * (_ASKERS + 1)  # the writer is the last
         self._looked_at = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._served = 0.0  # when a job was last done
 
     def restart(self) -> None:
         """Begin anew in a forked child: threads, connections and waiting facts stay with the parent."""
-        for part in (self.link, self._guards, self._jobs, self._writer, self._accounts):
+        for part in (self.link, self._guards, self._writer, self._accounts):
             part.restart()
         self._start()
 
     # ---- threads ----------------------------------------------------------------------------------------------------
-
-    def _ensure_asker(self) -> None:
-        """Make sure that a job will be done. Look at one thread at a time: any of them can do it."""
-        self._looked_at = (self._looked_at + 1) % _ASKERS
-        if not _is_alive(self._threads[self._looked_at]):
-            self._start_threads()
 
     def _ensure_writer(self) -> None:
         if not _is_alive(self._threads[-1]):
@@ -121,7 +127,7 @@ class StoreLedger(Waiting):
                 multiprocessing.util.Finalize(None, self.end, exitpriority=10)
             for n, thread in enumerate(self._threads):
                 if not _is_alive(thread):
-                    work = self._jobs.work if n < _ASKERS else partial(self._writer.work, self.worker)
+                    work = self._answer_jobs if n < _ASKERS else partial(self._writer.work, self.worker)
                     try:
                         self._threads[n] = start_thread(f"runguard-store-{n}", work, self.link.fault)
                     except (RuntimeError, MemoryError) as error:
@@ -141,7 +147,8 @@ class StoreLedger(Waiting):
         self._writer.tell_dropped(at_once=True)
         with self._lock:
             threads, self._threads = self._threads, [None] * (_ASKERS + 1)
-            jobs, facts = self._jobs.restart(), self._writer.restart()
+            jobs, self._jobs = self._jobs, queue.SimpleQueue()
+            facts = self._writer.restart()
         facts.close()
         for _ in range(_ASKERS):
             jobs.put(None)
@@ -163,32 +170,94 @@ class StoreLedger(Waiting):
         """Whether the store did not answer the last time."""
         return self.link.is_away
 
-    @property
-    def lost(self) -> int:
-        """Facts that the store refused, or that did not fit into the queue."""
-        return self._writer.lost
-
     def health(self) -> dict[str, Any]:
         """Return what is still on its way to the store, and what went wrong on the way, as plain data."""
         return {
             "name": self.name,
             "waiting": len(self._writer.facts),
-            "lost": self.lost,
+            "lost": self._writer.lost,
             "dropped": self._writer.dropped,
             "dropped_usd": to_usd(self._writer.dropped_nano),
             "faults": self.link.faults,
             "restarts": self._restarts,
         }
 
-    # ---- asking -----------------------------------------------------------------------------------------------------
+    # ---- asking: threads ask the store, callers wait for the answer within a deadline -------------------------------
 
     async def ask(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
-        """Run a job on a thread and await it, within the deadline. ``again``: doing it twice counts once."""
-        return await self._jobs.ask(job, again=again)
+        self.link.check_rest()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[_T] = loop.create_future()
+        asked = _Job(job, again, lambda *result: loop.call_soon_threadsafe(_answer, answer, *result))
+        self._put_job(asked)
+        alarm = loop.call_later(self.timeout, self._look_at, asked, answer, loop)
+        try:
+            return await answer
+        except StoreOutage as error:
+            self.link.outage(error)
+            raise
+        finally:
+            alarm.cancel()
+
+    def _look_at(self, asked: _Job, answer: "asyncio.Future[_T]", loop: asyncio.AbstractEventLoop) -> None:
+        """End the wait of a caller whose time is over."""
+        if answer.done():
+            return
+        if (left := self._time_left(asked)) > 0:
+            loop.call_later(left, self._look_at, asked, answer, loop)
+        else:
+            asked.is_given_up = True
+            answer.set_exception(StoreOutage(f"{self.name}: no answer within {self.timeout:g} s"))
 
     def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
         """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
-        return self._jobs.call(job, again=again)
+        answer: Future[_T] = Future()
+        asked = _Job(job, again, partial(_answer, answer))
+        self._put_job(asked)
+        while (left := self._time_left(asked)) > 0:
+            with contextlib.suppress(FutureTimeout):
+                return answer.result(left)
+            if answer.done():
+                return answer.result()  # the answer came just after the wait had ended
+        asked.is_given_up = True
+        raise StoreOutage(
+            f"{self.name}: no answer within {self.timeout:g} s; what was asked may still be done: look before you "
+            "repeat it"
+        )
+
+    def _put_job(self, asked: _Job) -> None:
+        """Queue a job. Look at one thread each time, because any of them can do it."""
+        self._looked_at = (self._looked_at + 1) % _ASKERS
+        if not _is_alive(self._threads[self._looked_at]):
+            self._start_threads()
+        self._jobs.put(asked)
+
+    def _time_left(self, job: _Job) -> float:
+        """Return the seconds that a caller still waits.
+
+        While others are served, the deadline starts again until it is the job's turn: a long queue is not an outage. A
+        job that begins late because the ones before it failed has no more time than they had.
+        """
+        served = self._served if job.begun is None else min(self._served, job.begun)
+        since = max(job.asked, min(served, job.asked + _LONGEST_QUEUE * self.timeout))
+        return since + self.timeout - time.monotonic()
+
+    def _answer_jobs(self) -> None:
+        """Do jobs until the queue ends. Several threads run this."""
+        jobs = self._jobs
+        while (job := jobs.get()) is not None:
+            if job.is_given_up:
+                continue
+            job.begun = time.monotonic()
+            result, fault = None, None
+            try:
+                result = self.link.use(job.do, again=job.again)
+                self._served = time.monotonic()
+            except (StoreOutage, StoreError) as error:
+                fault = error
+            with contextlib.suppress(RuntimeError):  # the loop of its caller is closed
+                job.tell(result, fault)
+        self.link.drop_session()
 
     # ---- the ledger -------------------------------------------------------------------------------------------------
 
@@ -198,9 +267,7 @@ class StoreLedger(Waiting):
     def period_time(self, at: float) -> float:
         # the store keeps the accounts of past periods, and refuses those that are not current
         now = self.now(at)
-        if self._latest - now > CLOCK_BACK_S and not self._told_back:
-            self._told_back = True
-            warn_clock_back(self._latest - now)
+        self._tell_clock_back(self._latest - now)
         return max(now, self._latest)
 
     def account(
@@ -225,7 +292,7 @@ class StoreLedger(Waiting):
             return answer
 
         try:
-            return await self._jobs.ask(job, again=True)
+            return await self.ask(job, again=True)
         except BaseException:
             # whether it is held, or will be, is unknown: releasing an unknown hold makes sure that it never is
             self.release(hold)
@@ -237,8 +304,8 @@ class StoreLedger(Waiting):
         A run settles one call and soon reserves the next. Together they take one round trip and one commit.
         """
         facts = self._writer.facts
-        fact = facts.take(tuple([line.key for line in lines]))
-        if fact is None or fact.bill is None:
+        fact = facts.take(hold.accounts)
+        if fact is None:
             return session.reserve(hold.id, ttl, lines, hold.amount, force=force)
         try:
             settled, reply = session.settle_and_reserve(fact.bill, hold.id, ttl, lines, hold.amount, force=force)
@@ -270,7 +337,7 @@ class StoreLedger(Waiting):
         may_wait: bool = False,
     ) -> None:
         bill = SettledCall(hold.id, lines_of(hold.accounts), actual, record)
-        fact = Fact(partial(_settle, bill), hold.accounts, then, bill=bill, nano=actual[0] - hold.booked[0])
+        fact = Settlement(bill, hold.accounts, then, actual[0] - hold.booked[0])
         if may_wait and not self.is_away and not self._waiting and not len(self.line) and is_unnoticed(hold, actual):
             self._writer.facts.linger(fact)
             self._ensure_writer()
@@ -315,29 +382,22 @@ class StoreLedger(Waiting):
 
         A reservation makes no room: calls that wait need not ask again because of it.
         """
-        self.link.is_back()
+        if self.link.is_away:
+            self.link.is_back()
         self._offset = reply.now - time.time()  # noqa: TID251
         if reply.stale or reply.latest > self._latest:
             self._latest = reply.latest
-        reported = {balance.key: balance for balance in reply.balances}
-        for account in accounts:
-            balance = reported.get(account.key)
-            if balance is not None and isinstance(account, StoredAccount):
-                account.learn(balance)
+        for balance in reply.balances:
+            for account in accounts:
+                if account.key == balance.key and isinstance(account, StoredAccount):
+                    account.learn(balance)
         if self._guards.is_news(reply.control):
             self._guards.read(session)
         if makes_room:
             self._wake_all()
 
-    def _wake_all(self) -> None:
-        with self._lock:
-            self._changes += 1
-            waiting, self._waiting = self._waiting, []
-        wake(waiting)
-
     async def refresh(self) -> None:
-        """Read the control document again. When the store is away, the known one stays in force."""
-        with contextlib.suppress(StoreOutage, StoreError):
+        with contextlib.suppress(StoreOutage, StoreError):  # when the store is away, the known one stays in force
             await self.ask(self._guards.read, again=True)
 
     def refresh_now(self) -> None:
@@ -397,7 +457,7 @@ class StoreLedger(Waiting):
         self._wake_all()
 
     async def changed(self, since: Refusal, seconds: float, sleeper: Sleeper | None = None) -> bool:
-        await self._wait(since, min(seconds, _POLL_S) if sleeper is None else seconds, sleeper)
+        await super().changed(since, min(seconds, _POLL_S) if sleeper is None else seconds, sleeper)
         return True  # other workers may have settled without notice: ask again
 
     def find(self, scope: str) -> list[Account]:
@@ -555,8 +615,9 @@ def refusal_from(reply: StoreReply, accounts: Sequence[Account], want: Amount, s
     return refusal
 
 
-def _settle(bill: SettledCall, session: StoreSession) -> StoreReply:
-    return session.settle(bill.hold, bill.lines, bill.actual, bill.record)
+def _answer(answer: "asyncio.Future[Any] | Future[Any]", result: Any, error: Exception | None) -> None:
+    if not answer.done():
+        answer.set_result(result) if error is None else answer.set_exception(error)
 
 
 # ---- Settlements that may linger until the next reservation on the same accounts takes them along.
@@ -589,118 +650,3 @@ def is_unnoticed(hold: Hold, actual: Amount) -> bool:
         if 2 * account.due_calls > account.cap_calls:
             return False
     return not reaches_alert(hold.accounts, actual)
-
-
-# ---- Questions to a store: threads ask it, callers wait for the answer within a deadline.
-
-_LONGEST_QUEUE: Final = 60  # times the deadline that a call may wait in the queue while others are served
-
-
-class _Job(Generic[_T]):
-    """Something that a caller wants the store to do now."""
-
-    __slots__ = ("again", "asked", "begun", "do", "is_given_up", "tell")
-
-    def __init__(
-        self, do: Callable[[StoreSession], _T], again: bool, tell: Callable[[_T | None, Exception | None], object]
-    ) -> None:
-        self.do, self.again, self.tell = do, again, tell  # again: doing it twice counts once
-        self.asked = time.monotonic()
-        self.begun: float | None = None
-        self.is_given_up = False  # its caller has left: what was not begun need not be done
-
-
-def _answer(answer: "asyncio.Future[Any] | Future[Any]", result: Any, error: Exception | None) -> None:
-    if not answer.done():
-        answer.set_result(result) if error is None else answer.set_exception(error)
-
-
-class StoreJobs:
-    """A queue of jobs. Several threads run ``work``."""
-
-    def __init__(self, link: StoreLink, ensure_threads: Callable[[], None]) -> None:
-        self._link, self._ensure_threads = link, ensure_threads
-        self.restart()
-
-    def restart(self) -> queue.SimpleQueue[_Job[Any] | None]:
-        """Begin a new queue and return the old one."""
-        old: queue.SimpleQueue[_Job[Any] | None] = getattr(self, "_queue", queue.SimpleQueue())
-        self._queue: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
-        self._served = 0.0  # when a job was last done
-        return old
-
-    async def ask(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
-        """Run a job on a thread and await it, within the deadline. ``again``: doing it twice counts once."""
-        link, loop = self._link, asyncio.get_running_loop()
-        link.check_rest()
-        answer: asyncio.Future[_T] = loop.create_future()
-        asked = _Job(job, again, lambda *result: loop.call_soon_threadsafe(_answer, answer, *result))
-        self._put(asked)
-        alarm = loop.call_later(link.timeout, self._look_at, asked, answer, loop)
-        try:
-            return await answer
-        except StoreOutage as error:
-            link.outage(error)
-            raise
-        finally:
-            alarm.cancel()
-
-    def _look_at(self, asked: _Job[_T], answer: "asyncio.Future[_T]", loop: asyncio.AbstractEventLoop) -> None:
-        """End the wait of a caller whose time is over."""
-        if answer.done():
-            return
-        if (left := self._time_left(asked)) > 0:
-            loop.call_later(left, self._look_at, asked, answer, loop)
-        else:
-            asked.is_given_up = True
-            answer.set_exception(StoreOutage(f"{self._link.name}: no answer within {self._link.timeout:g} s"))
-
-    def call(self, job: Callable[[StoreSession], _T], *, again: bool = False) -> _T:
-        """Run a job on a thread and wait for it here, for callers that are not on the path of a run."""
-        answer: Future[_T] = Future()
-        asked = _Job(job, again, partial(_answer, answer))
-        self._put(asked)
-        while (left := self._time_left(asked)) > 0:
-            with contextlib.suppress(FutureTimeout):
-                return answer.result(left)
-            if answer.done():
-                return answer.result()  # the answer came just after the wait had ended
-        asked.is_given_up = True
-        raise StoreOutage(
-            f"{self._link.name}: no answer within {self._link.timeout:g} s; what was asked may still be done: look "
-            "before you repeat it"
-        )
-
-    def _put(self, asked: _Job[Any]) -> None:
-        self._ensure_threads()
-        self._queue.put(asked)
-
-    def _time_left(self, job: _Job[Any]) -> float:
-        """Return the seconds that a caller still waits.
-
-        While others are served, the deadline starts again until it is the job's turn: a long queue is not an outage. A
-        job that begins late because the ones before it failed has no more time than they had.
-        """
-        served = self._served if job.begun is None else min(self._served, job.begun)
-        timeout = self._link.timeout
-        since = max(job.asked, min(served, job.asked + _LONGEST_QUEUE * timeout))
-        return since + timeout - time.monotonic()
-
-    # ---- on the threads ---------------------------------------------------------------------------------------------
-
-    def work(self) -> None:
-        """Do jobs until the queue ends."""
-        jobs = self._queue
-        while (job := jobs.get()) is not None:
-            if job.is_given_up:
-                continue
-            job.begun = time.monotonic()
-            result, fault = None, None
-            try:
-                result = self._link.use(job.do, again=job.again)
-                self._served = time.monotonic()
-            except (StoreOutage, StoreError) as error:
-                fault = error
-            with contextlib.suppress(RuntimeError):  # the loop of its caller is closed
-                job.tell(result, fault)
-        self._link.drop_session()

@@ -8,7 +8,6 @@ the other operations, ``WriterQueue`` queues the writers of all processes so tha
 import contextlib
 import json
 import math
-import operator
 import os
 import re
 import sqlite3
@@ -20,7 +19,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from runguard.core.errors import PolicyError
-from runguard.core.money import NOTHING, UNITS, Amount
+from runguard.core.money import NOTHING, Amount
 from runguard.ledger.ledger import (
     IDENTITY,
     SCHEMA_VERSION,
@@ -103,10 +102,11 @@ WHERE key = :key AND closed = 0 AND spent_usd + held_usd + :want0 <= :cap0 + gra
   AND (:ends IS NULL OR :ends > (SELECT CAST(text AS REAL) FROM documents WHERE name = '{PERIOD}'))
 RETURNING {BALANCE}, (SELECT version FROM documents WHERE name = '{CONTROL}')
 """
-SETTLE_ONE: Final = f"""
+BOOK: Final = f"""
 UPDATE accounts SET held_usd = held_usd - ?, held_tokens = held_tokens - ?, held_calls = held_calls - ?,
-  spent_usd = spent_usd + ?, spent_tokens = spent_tokens + ?, spent_calls = spent_calls + ?, updated = ?
-WHERE key = ? RETURNING {BALANCE}, (SELECT version FROM documents WHERE name = '{CONTROL}')
+  spent_usd = spent_usd + ?, spent_tokens = spent_tokens + ?, spent_calls = spent_calls + ?,
+  expired_usd = expired_usd + ?, expired_tokens = expired_tokens + ?, expired_calls = expired_calls + ?, updated = ?
+WHERE key = ? RETURNING {BALANCE}
 """
 COUNT_CHANGE: Final = "UPDATE documents SET version = version + 1 WHERE name = ? RETURNING version, text"
 # The number of a record grows for ever, also after a purge that left none: it is at least the time in microseconds.
@@ -122,18 +122,9 @@ ON CONFLICT (name) DO UPDATE SET version = version + 1, text = excluded.text
 
 
 def balance_of(row: tuple[Any, ...]) -> Balance:
+    key, scope, window, ends = row[:4]
     return Balance(
-        row[0],
-        row[1],
-        row[2],
-        row[3],
-        row[4:7],
-        row[7:10],
-        row[10:13],
-        row[13:16],
-        row[16:19],
-        row[19:22],
-        bool(row[22]),
+        key, scope, window, ends, row[4:7], row[7:10], row[10:13], row[13:16], row[16:19], row[19:22], bool(row[22])
     )
 
 
@@ -297,7 +288,6 @@ class SqliteConnection:
         self._path, self._timeout, self._place, self._seen = path, timeout, str(path), seen
         self._queue: WriterQueue | None = None
         self._wal = 0
-        self._now: float | None = None  # of the transaction under way
         with mapped_errors(path):
             if seen.text:  # create nothing: neither the file nor its tables
                 self._db = self._reopened()
@@ -410,33 +400,29 @@ class SqliteConnection:
 
     @contextlib.contextmanager
     def _write(self, *, count: bool = True) -> Iterator[float]:
-        """Run a transaction, and yield the store's clock. Within another transaction it is a part of that one.
+        """Run a transaction, and yield the store's clock.
 
         It changes the store that this process has seen, and no other store. Records are not counted: losing some of
         them loses no money. The writers of all processes queue first, because SQLite's own waiting is unfair.
         """
-        if self._now is not None:
-            yield self._now
-            return
         seen, generation = self._seen, 0
         try:
             self._enter()
             try:
                 self._db.execute("BEGIN IMMEDIATE")
-                self._now = time.time()  # noqa: TID251 - one machine, one clock: it is the store's
-                yield self._now
+                yield time.time()  # noqa: TID251 - one machine, one clock: it is the store's
                 if seen.text:  # otherwise this makes the store
                     rows = self._db.execute(COUNT_CHANGE if count else READ_DOCUMENT, (IDENTITY,)).fetchall()
                     generation, found = rows[0] if rows else (0, "")
-                    seen.meet(seen.text, found, generation, seen.generation + count)
+                    if found != seen.text or generation < seen.generation + count:
+                        seen.meet(seen.text, found, generation, seen.generation + count)
                 self._db.execute("COMMIT")
-                seen.changed(generation)  # before the next writer's turn
+                seen.generation = max(seen.generation, generation)  # before the next writer's turn
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
             finally:
-                self._now = None
                 self._leave()
         except (sqlite3.Error, OSError) as error:
             raise store_error_of(self._path, error) from error
@@ -489,19 +475,36 @@ class SqliteHolds(SqliteConnection):
     def reserve(self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False) -> StoreReply:
         check_amounts(want, lines)
         check_ttl(ttl)
-        lines = list({line.key: line for line in lines}.values())
         with self._write() as now:
-            if (
-                len(lines) == 1
-                and not force
-                and (reply := self._reserve_one(hold, ttl, lines[0], want, now)) is not None
-            ):
-                return reply
+            return self._hold(hold, ttl, lines, want, now, force=force)
+
+    def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
+        check_amounts(actual, lines)
+        with self._write() as now:
+            return StoreReply(self._settle(SettledCall(hold, lines, actual, record), now), now, self._control())
+
+    def settle_and_reserve(
+        self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
+    ) -> tuple[StoreReply, StoreReply]:
+        check_amounts(bill.actual, bill.lines)
+        check_amounts(want, lines)
+        check_ttl(ttl)
+        with self._write() as now:
+            settled = self._settle(bill, now)
+            reserved = self._hold(hold, ttl, lines, want, now, force=force)
+            return StoreReply(settled, now, reserved.control), reserved
+
+    def _hold(
+        self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, now: float, *, force: bool
+    ) -> StoreReply:
+        lines = list({line.key: line for line in lines}.values())
+        keys, row = [line.key for line in lines], None
+        if len(lines) == 1 and not force and not _is_stale(lines[0], now):
+            row = self._add_to_one(hold, lines[0], want, now)
+        if row is None:
             known = self._db.execute("SELECT state FROM holds WHERE id = ?", (hold,)).fetchone()
             if known is not None:
-                return StoreReply(
-                    self._balances([line.key for line in lines]), now, self._control(), ok=known[0] == "open"
-                )
+                return StoreReply(self._balances(keys), now, self._control(), ok=known[0] == "open")
             latest = self._latest_period(lines)
             if any(_is_stale(line, max(now, latest)) for line in lines):
                 return StoreReply((), now, self._control(), ok=False, stale=True, latest=latest)
@@ -509,7 +512,6 @@ class SqliteHolds(SqliteConnection):
             self._expire(now)
             for line in lines:
                 self._touch(line, now)
-            keys = [line.key for line in lines]
             balances = self._balances(keys)
             if not force and any(b.closed or not fits(b, want) for b in balances):
                 return StoreReply(balances, now, self._control(), ok=False, latest=latest)
@@ -519,76 +521,52 @@ class SqliteHolds(SqliteConnection):
                     "held_calls + ?, updated = ? WHERE key = ?",
                     (*want, now, key),
                 )
-            self._db.execute(
-                "INSERT INTO holds VALUES (?, ?, 'open', ?, ?, ?, ?, ?)",
-                (hold, json.dumps(keys), now + ttl, now, *want),
-            )
-            return StoreReply(self._balances(keys), now, self._control(), latest=latest)
+        self._db.execute(
+            "INSERT INTO holds VALUES (?, ?, 'open', ?, ?, ?, ?, ?)", (hold, json.dumps(keys), now + ttl, now, *want)
+        )
+        if row is not None:
+            return StoreReply([balance_of(row)], now, row[-1] or 0)
+        return StoreReply(self._balances(keys), now, self._control(), latest=latest)
 
-    def _reserve_one(self, hold: str, ttl: float, line: Line, want: Amount, now: float) -> StoreReply | None:
-        if _is_stale(line, now):
-            return None
+    def _add_to_one(self, hold: str, line: Line, want: Amount, now: float) -> tuple[Any, ...] | None:
         facts = {
             "key": line.key, "hold": hold, "now": now, "ends": line.ends,
             "cap0": line.caps[0], "cap1": line.caps[1], "cap2": line.caps[2],
             "want0": want[0], "want1": want[1], "want2": want[2],
         }  # fmt: skip
-        rows = self._db.execute(RESERVE_ONE, facts).fetchall()
-        if not rows:
-            return None
+        return next(iter(self._db.execute(RESERVE_ONE, facts).fetchall()), None)
+
+    def _settle(self, bill: SettledCall, now: float) -> list[Balance]:
+        hold, lines, actual = bill.hold, bill.lines, bill.actual
+        row = self._db.execute("SELECT keys, state, usd, tokens, calls FROM holds WHERE id = ?", (hold,)).fetchone()
+        if row is None:  # the store lost it, or was away when it was reserved: book the spend anyway
+            self._use_periods(lines, self._latest_period(lines))
+            for line in lines:
+                self._touch(line, now)
+            row = "[]", "unknown", *NOTHING
+        state, amount = row[1], row[2:]
+        # of a hold that is not known, or was released before it was made, the accounts are not known either
+        keys = json.loads(row[0]) or [line.key for line in lines if state in ("unknown", "released")]
+        if bill.record is not None and not (state == "settled" and amount == actual):
+            self._append(bill.record, now)
+        held = amount if state == "open" else NOTHING
+        booked = amount if state in ("settled", "expired") else NOTHING
+        late = _less(NOTHING, amount) if state == "expired" else NOTHING
+        balances, own = [], {line.key: line for line in lines}
+        for key in keys:
+            balance = self._book(key, held, booked, actual, late, now)
+            if balance is None and key in own:  # dropped by a purge meanwhile
+                self._touch(own[key], now)
+                balance = self._book(key, held, booked, actual, late, now)
+            if balance is not None:
+                balances.append(balance)
         self._db.execute(
-            "INSERT INTO holds VALUES (?, ?, 'open', ?, ?, ?, ?, ?)",
-            (hold, json.dumps([line.key]), now + ttl, now, *want),
+            "INSERT INTO holds VALUES (?, ?, 'settled', ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+            "keys = excluded.keys, state = 'settled', updated = excluded.updated, usd = excluded.usd, "
+            "tokens = excluded.tokens, calls = excluded.calls",
+            (hold, json.dumps(keys), now, now, *actual),
         )
-        return StoreReply([balance_of(rows[0])], now, rows[0][-1] or 0)
-
-    def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
-        check_amounts(actual, lines)
-        with self._write() as now:
-            row = self._db.execute("SELECT keys, state, usd, tokens, calls FROM holds WHERE id = ?", (hold,)).fetchone()
-            if row is None:  # the store lost it, or was away when it was reserved: book the spend anyway
-                self._use_periods(lines, self._latest_period(lines))
-                for line in lines:
-                    self._touch(line, now)
-                keys, state, amount = [line.key for line in lines], "unknown", NOTHING
-            else:
-                keys, state, amount = json.loads(row[0]), row[1], (row[2], row[3], row[4])
-            if record is not None and not (state == "settled" and amount == actual):
-                self._append(record, now)
-            if row is not None:
-                if state == "open" and len(keys) == 1 and all(map(operator.le, actual, amount)):
-                    rows = self._db.execute(SETTLE_ONE, (*amount, *actual, now, keys[0])).fetchall()
-                    if rows:
-                        self._db.execute(
-                            "UPDATE holds SET state = 'settled', updated = ?, usd = ?, tokens = ?, calls = ? "
-                            "WHERE id = ?",
-                            (now, *actual, hold),
-                        )
-                        return StoreReply([balance_of(rows[0])], now, rows[0][-1] or 0)
-                if state == "released" and not keys:  # released before it was made: its accounts were not known
-                    keys = [line.key for line in lines]
-                there = {balance.key for balance in self._balances(keys)}
-                for line in lines:  # dropped by a purge meanwhile
-                    if line.key in keys and line.key not in there:
-                        self._touch(line, now)
-            held = amount if state == "open" else NOTHING
-            booked = amount if state in ("settled", "expired") else NOTHING
-            for key in keys:
-                self._book(key, held, booked, actual, expired=state == "expired", now=now)
-            self._db.execute(
-                "INSERT INTO holds VALUES (?, ?, 'settled', ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
-                "keys = excluded.keys, state = 'settled', updated = excluded.updated, usd = excluded.usd, "
-                "tokens = excluded.tokens, calls = excluded.calls",
-                (hold, json.dumps(keys), now, now, *actual),
-            )
-            return StoreReply(self._balances(keys), now, self._control())
-
-    def settle_and_reserve(
-        self, bill: SettledCall, hold: str, ttl: float, lines: Sequence[Line], want: Amount, *, force: bool = False
-    ) -> tuple[StoreReply, StoreReply]:
-        with self._write():
-            settled = self.settle(bill.hold, bill.lines, bill.actual, bill.record)
-            return settled, self.reserve(hold, ttl, lines, want, force=force)
+        return balances
 
     def _append(self, record: Record, now: float) -> None:
         self._db.execute(APPEND, (int(now * 1e6), now, *record))
@@ -605,11 +583,9 @@ class SqliteHolds(SqliteConnection):
                     "INSERT OR IGNORE INTO holds VALUES (?, '[]', 'released', ?, ?, 0, 0, 0)", (hold, now, now)
                 )
                 return StoreReply((), now, self._control())
-            keys = json.loads(row[0])
-            for key in keys:
-                self._book(key, (row[1], row[2], row[3]), NOTHING, NOTHING, expired=False, now=now)
+            found = [self._book(key, row[1:], NOTHING, NOTHING, NOTHING, now) for key in json.loads(row[0])]
             self._db.execute("UPDATE holds SET state = 'released', updated = ? WHERE id = ?", (now, hold))
-            return StoreReply(self._balances(keys), now, self._control())
+            return StoreReply([balance for balance in found if balance is not None], now, self._control())
 
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more, [line])
@@ -665,35 +641,23 @@ class SqliteHolds(SqliteConnection):
                 found.append(balance_of(row))
         return found
 
-    def _book(self, key: str, held: Amount, booked: Amount, actual: Amount, *, expired: bool, now: float) -> None:
-        """Remove the hold and replace the booked amount by the actual one.
+    def _book(self, key: str, held: Amount, booked: Amount, actual: Amount, late: Amount, now: float) -> Balance | None:
+        """Remove the hold and replace the booked amount by the actual one; None where there is no such account.
 
-        An excess that breaks a cap closes the account.
+        An excess that breaks a cap closes the account. ``late``: what is added to what was charged for expired holds.
         """
-        self._db.execute(
-            "UPDATE accounts SET held_usd = held_usd - ?, held_tokens = held_tokens - ?, held_calls = held_calls - ?, "
-            "spent_usd = spent_usd + ?, spent_tokens = spent_tokens + ?, spent_calls = spent_calls + ?, "
-            "updated = ? WHERE key = ?",
-            (*held, *(a - b for a, b in zip(actual, booked, strict=True)), now, key),
-        )
-        if expired:
+        row = self._db.execute(BOOK, (*held, *_less(actual, booked), *late, now, key)).fetchone()
+        if row is None:
+            return None
+        balance = balance_of(row)
+        more = _less(actual, held if held != NOTHING else booked)
+        if max(more) > 0 and (overrun := overrun_of(balance.overrun, more, balance.beyond)) is not None:
             self._db.execute(
-                "UPDATE accounts SET expired_usd = expired_usd - ?, expired_tokens = expired_tokens - ?, "
-                "expired_calls = expired_calls - ? WHERE key = ?",
-                (*booked, key),
+                "UPDATE accounts SET overrun_usd = ?, overrun_tokens = ?, overrun_calls = ?, closed = 1 WHERE key = ?",
+                (*overrun, key),
             )
-        before = held if held != NOTHING else booked
-        more = tuple(a - b for a, b in zip(actual, before, strict=True))
-        if max(more) <= 0:
-            return
-        for found in self._balances([key]):
-            overrun = overrun_of(found.overrun, (more[0], more[1], more[2]), found.beyond)
-            if overrun is not None:
-                self._db.execute(
-                    "UPDATE accounts SET overrun_usd = ?, overrun_tokens = ?, "
-                    "overrun_calls = ?, closed = 1 WHERE key = ?",
-                    (*overrun, key),
-                )
+            balance.overrun, balance.closed = overrun, True
+        return balance
 
     def _expire(self, now: float, *, everything: bool = False) -> None:
         """Charge overdue holds, whose worker never settled them.
@@ -705,9 +669,7 @@ class SqliteHolds(SqliteConnection):
             for hold, keys, usd, tokens, calls in rows:
                 amount: Amount = (usd, tokens, calls)
                 for key in json.loads(keys):
-                    self._book(key, amount, NOTHING, amount, expired=False, now=now)
-                    expired = ", ".join(f"expired_{unit} = expired_{unit} + ?" for unit in UNITS)
-                    self._db.execute(f"UPDATE accounts SET {expired} WHERE key = ?", (*amount, key))
+                    self._book(key, amount, NOTHING, amount, amount, now)
                 self._db.execute("UPDATE holds SET state = 'expired', updated = ? WHERE id = ?", (now, hold))
             if not everything:
                 return
@@ -715,6 +677,10 @@ class SqliteHolds(SqliteConnection):
     def _control(self) -> int:
         row = self._db.execute("SELECT version FROM documents WHERE name = ?", (CONTROL,)).fetchone()
         return row[0] if row is not None else 0
+
+
+def _less(amount: Amount, other: Amount) -> Amount:
+    return amount[0] - other[0], amount[1] - other[1], amount[2] - other[2]
 
 
 def _is_stale(line: Line, now: float) -> bool:

@@ -47,7 +47,8 @@ _LINGERING_KEPT: Final = 64
 class Fact:
     """Something that happened and that the store must book."""
 
-    __slots__ = ("accounts", "bill", "due", "hold", "keys", "nano", "repeatable", "then", "tries", "write")
+    __slots__ = ("accounts", "repeatable", "then", "tries", "write")
+    hold = ""
 
     def __init__(
         self,
@@ -56,19 +57,30 @@ class Fact:
         then: Callable[[], None] | None = None,
         *,
         repeatable: bool = True,
-        bill: SettledCall | None = None,
-        nano: int = 0,
     ) -> None:
         self.write, self.accounts = write, accounts
         self.then = then  # called once, when the store has it
         # whether writing it twice counts once: yes for a settlement and a release, no for a record
         self.repeatable = repeatable
         self.tries = 0  # attempts to write it
-        self.bill = bill  # of a settlement
-        self.nano = nano  # what a settlement adds to what is spent, in nano-dollars
-        self.hold = bill.hold if bill is not None else ""
-        self.keys = tuple([account.key for account in accounts]) if bill is not None else ()
-        self.due = 0.0  # when the writer books a settlement that lingers
+
+
+class Settlement(Fact):
+    """A settlement, which may linger until the next reservation takes it along."""
+
+    __slots__ = ("bill", "due", "hold", "nano")
+
+    def __init__(
+        self, bill: SettledCall, accounts: Sequence[Account], then: Callable[[], None] | None, nano: int
+    ) -> None:
+        super().__init__(partial(_settle, bill), accounts, then)
+        self.bill, self.hold = bill, bill.hold
+        self.nano = nano  # what it adds to what is spent, in nano-dollars
+        self.due = 0.0  # when the writer books it although no reservation took it along
+
+
+def _settle(bill: SettledCall, session: StoreSession) -> StoreReply:
+    return session.settle(bill.hold, bill.lines, bill.actual, bill.record)
 
 
 class Facts:
@@ -83,7 +95,7 @@ class Facts:
 
     def __init__(self) -> None:
         self._queue: deque[Fact] = deque()
-        self._lingering: OrderedDict[Fact, None] = OrderedDict()  # the oldest first
+        self._lingering: OrderedDict[Settlement, None] = OrderedDict()  # the oldest first
         self._taken: set[str] = set()  # holds of those that a reservation takes along right now
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -106,7 +118,7 @@ class Facts:
             self._changed.notify()
         return True
 
-    def linger(self, fact: Fact) -> None:
+    def linger(self, fact: Settlement) -> None:
         """Let a settlement wait for the next reservation on its accounts."""
         with self._lock:
             fact.due = time.monotonic() + _LINGER_S
@@ -117,7 +129,7 @@ class Facts:
             if is_full or self._looks_at > fact.due:
                 self._changed.notify()
 
-    def take(self, keys: tuple[str, ...]) -> Fact | None:
+    def take(self, accounts: Sequence[Account]) -> Settlement | None:
         """Return a settlement that lingers on the same accounts as a reservation, if any.
 
         Then call ``put_down``.
@@ -125,7 +137,7 @@ class Facts:
         if not self._lingering:
             return None
         with self._lock:
-            fact = next((each for each in self._lingering if each.keys == keys), None)
+            fact = next((each for each in self._lingering if each.accounts == accounts), None)
             if fact is not None:
                 del self._lingering[fact]
                 self._taken.add(fact.hold)
@@ -540,7 +552,7 @@ class FactWriter:
         with self._losing:
             self.lost += 1
             self.unbooked += fact.repeatable
-            if fact.bill is not None:
+            if isinstance(fact, Settlement):
                 if self.dropped == self._told:
                     self._untold_since = time.monotonic()
                 self.dropped += 1

@@ -189,7 +189,7 @@ async def test_a_store_that_goes_away_is_told_later_what_was_spent_meanwhile(
     trouble.end()
     assert plugin.flush(15)
     assert eventually(lambda: balance(place) == (7 * CALL, Decimal(0), 7)), balance(place)
-    assert ledger(plugin).lost == 0
+    assert ledger(plugin).health()["lost"] == 0
     assert len(outage_lines(caplog)) == 1
     assert no_secret(caplog.text)
 
