@@ -15,12 +15,7 @@ from runguard.core.money import Budget
 from runguard.reporting import telemetry
 from runguard.reporting import telemetry as span_cost
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
-from tests.frameworks.adk_harness import AdkHarness
-from tests.frameworks.langchain_harness import LangChainHarness
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
 
-HARNESSES = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
 PRICES: Any = {MODEL: {"input": 1, "output": 2}}
 LIMITS: Any = {MODEL: {"max_output_tokens": 1_000}}
 READER, SPANS = InMemoryMetricReader(), InMemorySpanExporter()
@@ -35,12 +30,6 @@ def providers() -> Iterator[None]:
     trace.set_tracer_provider(tracers)
     yield
     tracers.shutdown()
-
-
-@pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)
-def harness(request: pytest.FixtureRequest) -> Harness:
-    found: Harness = request.param
-    return found
 
 
 def points(name: str) -> list[tuple[dict[str, Any], float]]:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps import App
 from google.adk.plugins.base_plugin import BasePlugin
@@ -16,16 +15,8 @@ from runguard.core.money import Budget
 from runguard.termination import MaxIterationsTermination
 from runguard.testing import ScriptedModel, call, text
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
-from tests.frameworks.adk_harness import AdkHarness
-from tests.frameworks.langchain_harness import LangChainHarness
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
+from tests.frameworks.harnesses import EVERY, beside_adk
 
-HARNESSES: Any = [
-    pytest.param(LangChainHarness(), id="langchain"),
-    pytest.param(OpenAIAgentsHarness(), id="openai"),
-    pytest.param(PydanticAIHarness(), id="pydantic"),
-]
 # A call of 100,000 output tokens costs ten cents.
 PRICES: Any = {MODEL: {"input": 0.0, "output": 1.0}}
 LIMITS: Any = {MODEL: {"max_output_tokens": 100_000}}
@@ -50,7 +41,7 @@ def look(n: int) -> str:
     return f"page {n}"
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 async def test_an_adk_runner_in_a_tool_belongs_to_the_run(harness: Harness) -> None:
     model = ScriptedModel(lambda n, _: call("look", n=n))
     plugin, guard = RunGuardPlugin(max_model_calls=50), harness.guard(max_model_calls=10)
@@ -67,7 +58,7 @@ async def test_an_adk_runner_in_a_tool_belongs_to_the_run(harness: Harness) -> N
     assert not guard.guard.runs
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 async def test_a_termination_condition_of_the_inner_run_does_not_hide_it_from_the_outer_one(harness: Harness) -> None:
     model = ScriptedModel(lambda n, _: call("look", n=n))
     plugin, guard = RunGuardPlugin(max_model_calls=50), harness.guard(max_model_calls=10)
@@ -81,7 +72,7 @@ async def test_a_termination_condition_of_the_inner_run_does_not_hide_it_from_th
     assert not guard.guard.runs
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 async def test_a_shared_store_books_a_call_once(harness: Harness, tmp_path: Any) -> None:
     settings: Any = {
         "store": f"sqlite:///{tmp_path}/guard.db",
@@ -101,7 +92,7 @@ async def test_a_shared_store_books_a_call_once(harness: Harness, tmp_path: Any)
     assert (float(status.spent), float(status.reserved)) == (0.3, 0)
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 async def test_fifty_calls_inside_a_tool_make_ten_in_all(harness: Harness) -> None:
     """The outer agent calls once, then fifty ADK agents at the same time: ten cents each, one dollar in all."""
     models = [ScriptedModel([text("inner")], output_tokens=100_000, latency_s=0.01) for _ in range(50)]
@@ -124,10 +115,9 @@ async def test_fifty_calls_of_all_frameworks_at_once_make_ten(tmp_path: Any) -> 
         "prices": PRICES,
         "models": LIMITS,
     }
-    harnesses: list[Harness] = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
-    guards = [harness.guard(**settings) for harness in harnesses]
+    guards = [harness.guard(**settings) for harness in EVERY]
     spec = AgentSpec(lambda n, _: Reply("done", input_tokens=10, output_tokens=100_000))
-    sessions = [harnesses[n % 4].session(spec, guards[n % 4]) for n in range(50)]
+    sessions = [EVERY[n % 4].session(spec, guards[n % 4]) for n in range(50)]
     await asyncio.gather(*(session.turn("go") for session in sessions))
     assert sum(session.model_calls for session in sessions) == 10
     for guard in guards:

@@ -8,17 +8,14 @@ import pytest
 import runguard
 from runguard import PolicyError
 from runguard.testing.conformance import AgentSpec, Harness, Reply
+from tests.frameworks.harnesses import OTHERS
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.newest import NEWEST
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
-
-HARNESSES = [LangChainHarness, PydanticAIHarness, OpenAIAgentsHarness, *NEWEST]
 
 
-@pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)
+@pytest.fixture(params=[*OTHERS, *(made() for made in NEWEST)], ids=lambda harness: harness.name)
 def harness(request: pytest.FixtureRequest) -> Harness:
-    found: Harness = request.param()
+    found: Harness = request.param
     return found
 
 

@@ -14,15 +14,9 @@ from runguard.engine.guard import Guard
 from runguard.langchain import GuardedChatModel
 from runguard.policy import Policy
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
-from tests.frameworks.langchain_harness import LangChainHarness, ScriptedChat
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
+from tests.frameworks.harnesses import beside_adk
+from tests.frameworks.langchain_harness import ScriptedChat
 
-HARNESSES = [
-    pytest.param(LangChainHarness(), id="langchain"),
-    pytest.param(OpenAIAgentsHarness(), id="openai"),
-    pytest.param(PydanticAIHarness(), id="pydantic"),
-]
 # What the adapters call on the guard: before a call is made, and after it.
 BEFORE = ["check", "reserve", "fingerprint"]
 AFTER = ["settle", "after", "end", "close_lane", "report_failure", "release", "unspent"]
@@ -41,7 +35,7 @@ def _script(n: int, _: str) -> Reply:
     return Reply(calls=[("look", {"n": n})]) if n < 3 else Reply("done")
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 @pytest.mark.parametrize("method", [*BEFORE, *AFTER])
 async def test_a_broken_guard_does_not_change_the_run(harness: Harness, method: str) -> None:
     spec = AgentSpec(_script, tools={"look": lambda n: f"page {n}"})
@@ -54,7 +48,7 @@ async def test_a_broken_guard_does_not_change_the_run(harness: Harness, method: 
     assert session.model_calls == 3
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 @pytest.mark.parametrize("method", ["start", "clock"])
 async def test_a_run_that_cannot_begin_makes_no_call_past_a_budget(harness: Harness, method: str) -> None:
     guard = harness.guard(max_usd=1, prices=PRICES)
@@ -70,7 +64,7 @@ async def test_a_run_that_cannot_begin_makes_no_call_past_a_budget(harness: Harn
     assert (await session.turn("go")).text == "done"
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 @pytest.mark.parametrize("method", ["check", "reserve", "context_limit"])
 async def test_a_fault_before_the_hold_is_no_free_pass(harness: Harness, method: str) -> None:
     """Calls of $0.01 without end on a budget of $0.05: those that fit are made, and booked."""
@@ -86,7 +80,7 @@ async def test_a_fault_before_the_hold_is_no_free_pass(harness: Harness, method:
     assert guard.spend()["reserved_usd"] == 0
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 @pytest.mark.parametrize("method", ["start", *BEFORE])
 async def test_with_block_a_broken_guard_lets_no_call_through(harness: Harness, method: str) -> None:
     executed: list[int] = []
@@ -106,7 +100,7 @@ async def test_with_block_a_broken_guard_lets_no_call_through(harness: Harness, 
     assert [trip.rule for trip in guard.trips] == ["guard_error"]
 
 
-@pytest.mark.parametrize("harness", HARNESSES)
+@beside_adk
 async def test_a_nested_agent_works_when_its_lane_cannot_be_opened(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ import pytest
 from runguard.langchain.messages import usage_of
 from runguard.providers.usage import checked_usage
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
+from tests.frameworks.harnesses import beside_adk
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness
@@ -43,14 +44,14 @@ async def test_figures_that_cannot_be_true_are_estimated(harness: Harness, figur
     assert spent["output_tokens"] > 0
 
 
-@pytest.mark.parametrize("harness", [LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()])
+@beside_adk
 async def test_output_without_input_has_its_input_estimated(harness: Harness) -> None:
     spent = await _spent(harness, Reply("done", input_tokens=0, output_tokens=7))
     assert (spent["output_tokens"], spent["estimated_calls"]) == (7, 1)
     assert spent["input_tokens"] > 0
 
 
-@pytest.mark.parametrize("harness", [LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()])
+@beside_adk
 async def test_input_without_output_has_its_output_estimated(harness: Harness) -> None:
     spent = await _spent(harness, Reply("done", input_tokens=7, output_tokens=0))
     assert (spent["input_tokens"], spent["estimated_calls"]) == (7, 1)

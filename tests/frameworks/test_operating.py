@@ -5,26 +5,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from runguard.cli.main import main
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply
 from runguard.view.store import StoreView
-from tests.frameworks.adk_harness import AdkHarness
-from tests.frameworks.langchain_harness import LangChainHarness
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
 
-HARNESSES = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
 PRICES: Any = {MODEL: {"input": 1, "output": 2}}
 LIMITS: Any = {MODEL: {"max_output_tokens": 1_000}}
-
-
-@pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)
-def harness(request: pytest.FixtureRequest) -> Harness:
-    found: Harness = request.param
-    return found
 
 
 def command(*arguments: str, codes: tuple[int, ...] = (0,)) -> Any:

@@ -9,14 +9,8 @@ import pytest
 import runguard
 from runguard.testing import FakeClock
 from runguard.testing.conformance import AgentSpec, Harness, Reply
-from tests.frameworks.adk_harness import AdkHarness
-from tests.frameworks.langchain_harness import LangChainHarness
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
 
-HARNESSES = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
 TASK = "Read the invoice of the fourth of May and give me its total."
-each_framework = pytest.mark.parametrize("harness", HARNESSES, ids=lambda harness: harness.name)
 
 
 def failing(says: Any) -> AgentSpec:
@@ -34,7 +28,6 @@ async def submit(harness: Harness, guard: Any, spec: AgentSpec, message: str = T
     return session.model_calls
 
 
-@each_framework
 async def test_a_worker_refuses_what_others_have_seen_fail(harness: Harness, tmp_path: Path) -> None:
     """Each attempt is that of another process, or of the same one after a restart: only the store is shared."""
     made = []
@@ -46,14 +39,12 @@ async def test_a_worker_refuses_what_others_have_seen_fail(harness: Harness, tmp
     assert made[2:] == [0, 0]
 
 
-@each_framework
 async def test_who_asks_in_other_words_is_served(harness: Harness) -> None:
     guard = harness.guard(max_resubmissions=0)
     wordings = [TASK, f"Please. {TASK}", "What does the invoice of the fourth of May add up to, all in all?", "again"]
     assert 0 not in [await submit(harness, guard, failing({"status": "partial_parse_error"}), one) for one in wordings]
 
 
-@each_framework
 async def test_an_hourly_job_is_free(harness: Harness) -> None:
     clock = FakeClock()
     guard = harness.guard(max_resubmissions=0, clock=clock)
@@ -64,7 +55,6 @@ async def test_an_hourly_job_is_free(harness: Harness) -> None:
     assert await submit(harness, guard, failing({"status": "partial_parse_error"})) == 0
 
 
-@each_framework
 @pytest.mark.parametrize("answer", [{"error": "503 service unavailable"}, "Error: connection refused"], ids=str)
 async def test_a_retry_after_an_outage_is_free(harness: Harness, answer: Any) -> None:
     guard = harness.guard(max_resubmissions=0)

@@ -29,15 +29,15 @@ from runguard import (
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.termination import TerminatedError
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, begun
-from tests.frameworks.langchain_harness import LangChainHarness, LangChainSession, ScriptedChat
+from tests.frameworks.harnesses import OTHERS
+from tests.frameworks.langchain_harness import LangChainSession, ScriptedChat
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
 from tests.frameworks.pydantic_harness import PydanticAIHarness, PydanticAISession
 
-HARNESSES = [LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
 PRICES: Any = {MODEL: {"input": 0.0, "output": 1_000.0}}  # a call of 100 output tokens costs ten cents
 
 
-@pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)
+@pytest.fixture(params=OTHERS, ids=lambda harness: harness.name)
 def harness(request: pytest.FixtureRequest) -> Harness:
     found: Harness = request.param
     return found

@@ -8,16 +8,6 @@ from tests.frameworks.adk_harness import AdkHarness
 from tests.frameworks.langchain_harness import LangChainHarness
 from tests.frameworks.newest import NEWEST
 from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
-
-
-@pytest.fixture(
-    params=[AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()],
-    ids=lambda harness: harness.name,
-)
-def harness(request: pytest.FixtureRequest) -> Harness:
-    found: Harness = request.param
-    return found
 
 
 async def test_a_side_effect_is_made_once(harness: Harness) -> None:

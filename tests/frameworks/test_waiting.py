@@ -3,22 +3,8 @@
 import asyncio
 from typing import Any
 
-import pytest
-
 from runguard import Budget
 from runguard.testing.conformance import AgentSpec, Harness, Reply
-from tests.frameworks.adk_harness import AdkHarness
-from tests.frameworks.langchain_harness import LangChainHarness
-from tests.frameworks.openai_harness import OpenAIAgentsHarness
-from tests.frameworks.pydantic_harness import PydanticAIHarness
-
-HARNESSES = [AdkHarness(), LangChainHarness(), OpenAIAgentsHarness(), PydanticAIHarness()]
-
-
-@pytest.fixture(params=HARNESSES, ids=lambda harness: harness.name)
-def harness(request: pytest.FixtureRequest) -> Harness:
-    found: Harness = request.param
-    return found
 
 
 class BusyError(Exception):
