@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent
+from google.adk.agents import LlmAgent, LoopAgent
 from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
@@ -65,15 +65,6 @@ async def test_the_cap_is_exact_and_raises() -> None:
     assert guarded.spend()["reserved_usd"] == 0
     assert [trip.rule for trip in guarded.trips] == ["budget"]
     assert pickle.loads(pickle.dumps(caught.value)).trip == caught.value.trip
-
-
-async def test_a_loop_of_equal_answers_is_seen_in_the_requests() -> None:
-    model = ScriptedModel(lambda n, request: call("step", q=1))
-    with pytest.raises(runguard.LoopDetectedError) as caught:
-        await run(on(GuardedLlm(model)))
-    assert model.calls == 9
-    assert caught.value.pattern == ("step",)
-    assert caught.value.repeats == 9
 
 
 async def test_the_context_is_checked_before_the_request_is_sent() -> None:
@@ -137,32 +128,12 @@ async def test_agents_called_as_tools_side_by_side_are_no_loop() -> None:
 # ---- one bill -------------------------------------------------------------------------------------------------------
 
 
-async def test_parallel_branches_never_pass_the_cap() -> None:
-    model = ScriptedModel(lambda n, request: text("x"), latency_s=0.02)
-    guarded = GuardedLlm(model, max_usd=0.20, on_stop="stop", **MONEY)
-    await run(ParallelAgent(name="p", sub_agents=[on(guarded, f"b{n}") for n in range(40)]))
-    assert model.calls == 10
-    assert guarded.spend()["usd"] == Decimal("0.2")
-    assert guarded.spend()["reserved_usd"] == 0
-
-
 @pytest.mark.parametrize("usage_on", ["all", "last", "final"])
 async def test_a_stream_is_booked_once(usage_on: str) -> None:
     model = ScriptedModel([text("a long answer")], chunks=7, usage_on=usage_on)
     guarded = GuardedLlm(model, max_usd=1, **MONEY)
     await run(on(guarded), run_config=SSE)
     assert (guarded.spend()["calls"], guarded.spend()["usd"]) == (1, Decimal("0.02"))
-
-
-async def test_a_call_that_fails_gives_its_reservation_back() -> None:
-    class RefusedError(Exception):
-        code = 429
-
-    guarded = GuardedLlm(ScriptedModel([RefusedError("slow down")]), max_usd=1, **MONEY)
-    with pytest.raises(RefusedError):
-        await run(on(guarded))
-    assert guarded.spend()["usd"] == 0
-    assert guarded.spend()["reserved_usd"] == 0
 
 
 class Fallback(BaseLlm):

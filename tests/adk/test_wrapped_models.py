@@ -318,7 +318,7 @@ async def test_two_guards_bill_every_call_once_each() -> None:
 
 @pytest.mark.parametrize("tight", ["plugin", "breaker"])
 async def test_when_one_of_two_guards_refuses_the_other_holds_nothing(tight: str) -> None:
-    limits = {"max_usd": "0.03"}
+    limits: dict[str, Any] = {"max_usd": "0.03"}
     plugin, breaker = guard(**(limits if tight == "plugin" else {})), _breaker(**(limits if tight == "breaker" else {}))
     advisor, model = ScriptedModel([text("advice")]), ScriptedModel([call("consult", q=1), text("done")])
     root = breaker.install_on_agent(agent("a", model, tools=[consulting(advisor)]))

@@ -244,14 +244,6 @@ async def test_one_jump_over_several_thresholds_fires_them_all() -> None:
     assert [bell.after(shop) for bell in bells] == [1, 1, 1, 1]
 
 
-async def test_a_recurring_threshold_fires_at_every_settle_at_or_above_it() -> None:
-    bell = Bell()
-    shop = Shop(user_budget(10, thresholds=[Threshold(0.3, bell, recurring=True)]))
-    for rings in (0, 0, 1, 2, 3):
-        await shop.buy()
-        assert bell.after(shop) == rings
-
-
 @pytest.mark.parametrize(("percent", "calls"), [(0.07, 7), (0.55, 55), (0.29, 29), (0.57, 57), (1, 100)])
 async def test_a_share_means_what_it_says_in_whole_calls(percent: float, calls: int) -> None:
     # In floats 0.07 * 100 is more than 7, and 0.55 * 100 more than 55.

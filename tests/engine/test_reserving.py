@@ -57,14 +57,6 @@ async def test_what_was_not_used_is_free_again_and_spent_stands_apart_from_reser
     assert shop.stand() == (Decimal("0.0004"), 0)
 
 
-async def test_three_times_ten_cents_fit_into_thirty() -> None:
-    shop = Shop(max_usd=0.3)
-    for _ in range(3):
-        await shop.buy(100_000)
-    assert shop.stand("run:run") == (Decimal("0.3"), 0)
-    assert not (await shop.ask(1)).leave
-
-
 async def test_the_later_figure_replaces_the_earlier_everywhere() -> None:
     shop = Shop(user_budget(10))
     asked = await shop.ask()

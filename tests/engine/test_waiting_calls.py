@@ -52,19 +52,6 @@ def waiting(shop: Shop, run: str = "run") -> list[dict[str, Any]]:
     return next(one["waiting"] for one in shop.guard.snapshot()["runs"] if one["run"] == run)
 
 
-def test_a_call_waits_for_the_next_window() -> None:
-    async def go(shop: VirtualShop) -> None:
-        for _ in range(2):
-            await shop.buy()
-        assert shop.loop.passed == 0
-        asked = await shop.ask()
-        assert asked.leave
-        assert shop.loop.passed == 60
-        assert shop.guard.waits.calls == 1
-
-    virtually(go, per_minute())
-
-
 @pytest.mark.parametrize("unit", ["tokens", "usd"])
 def test_tokens_and_dollars_wait_too(unit: str) -> None:
     amounts: dict[str, dict[str, Any]] = {
@@ -122,18 +109,6 @@ def test_the_line_is_longer_than_the_bound() -> None:
         return [one.leave for one in asked], shop.loop.passed
 
     assert virtually(go, per_minute(), max_wait_seconds=60) == ([True, True, True, True, False], 60)
-
-
-def test_the_deadline_of_the_run_bounds_the_wait() -> None:
-    async def go(shop: VirtualShop) -> Any:
-        for _ in range(2):
-            await shop.buy()
-        asked = await shop.ask()
-        assert not asked.leave
-        assert asked.decision.trip is not None
-        return asked.decision.trip.rule, shop.loop.passed
-
-    assert virtually(go, per_minute(), max_seconds=45) == ("budget", 0)
 
 
 def test_a_cancelled_call_holds_nothing_and_lets_the_next_one_go() -> None:

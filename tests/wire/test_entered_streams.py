@@ -4,6 +4,7 @@ streams of LiteLLM. Real clients, real HTTP.
 
 import gc
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from decimal import Decimal
 from typing import Any
 
@@ -30,6 +31,7 @@ REQUESTS = {"messages": CLAUDE, "chat": CHAT, "responses": RESPONSES}
 FINAL = {"messages": "get_final_message", "chat": "get_final_completion", "responses": "get_final_response"}
 KINDS = list(REQUESTS)
 kinds = pytest.mark.parametrize("kind", KINDS)
+ways = pytest.mark.parametrize("way", ["sync", "async", "async, by guard"])
 
 
 class Setup:
@@ -59,8 +61,13 @@ class Setup:
     def guard(self, **keywords: Any) -> Any:
         return runguard.guard(self._stream(self.client), **self._keywords(keywords))
 
-    def guard_async(self, wrap: str = "guard_async", **keywords: Any) -> Any:
-        return getattr(runguard, wrap)(self._stream(self.aio), **self._keywords(keywords))
+    def guard_async(self, **keywords: Any) -> Any:
+        return runguard.guard_async(self._stream(self.aio), **self._keywords(keywords))
+
+    def guarded(self, way: str) -> Any:
+        if way == "async, by guard":
+            return runguard.guard(self._stream(self.aio), **self._keywords({}))
+        return self.guard() if way == "sync" else self.guard_async()
 
     @staticmethod
     def _keywords(keywords: dict[str, Any]) -> dict[str, Any]:
@@ -91,30 +98,31 @@ def figures(guarded: Any) -> tuple[int, int, Decimal, Decimal]:
     return spent["calls"], spent["estimated_calls"], spent["usd"], spent["reserved_usd"]
 
 
-@kinds
-def test_events_are_passed_on_and_booked(setup: Setup) -> None:
-    guarded = setup.guard()
-    for _ in range(3):
-        with guarded(**setup.request) as stream:
-            events = list(stream)
-        assert len(events) > 4
-    assert figures(guarded) == (3, 0, CALL_USD * 3, Decimal(0))
-    with pytest.raises(runguard.BudgetExceededError):
-        guarded(**setup.request)
-    assert len(setup.server.requests) == 3
+@asynccontextmanager
+async def entered(manager: Any) -> AsyncIterator[Any]:
+    """Enter a guarded stream as its kind is entered."""
+    if hasattr(manager, "__aenter__"):
+        async with manager as stream:
+            yield stream
+    else:
+        with manager as stream:
+            yield stream
+
+
+async def read(stream: Any) -> list[Any]:
+    return [event async for event in stream] if hasattr(stream, "__anext__") else list(stream)
 
 
 @kinds
-@pytest.mark.parametrize("wrap", ["guard_async", "guard"])
-async def test_async_events_are_passed_on_and_booked(setup: Setup, wrap: str) -> None:
-    guarded = setup.guard_async(wrap)
+@ways
+async def test_events_are_passed_on_and_booked(setup: Setup, way: str) -> None:
+    guarded = setup.guarded(way)
     for _ in range(3):
-        async with guarded(**setup.request) as stream:
-            events = [event async for event in stream]
-        assert len(events) > 4
+        async with entered(guarded(**setup.request)) as stream:
+            assert len(await read(stream)) > 4
     assert figures(guarded) == (3, 0, CALL_USD * 3, Decimal(0))
     with pytest.raises(runguard.BudgetExceededError):
-        async with guarded(**setup.request):
+        async with entered(guarded(**setup.request)):
             pass
     assert len(setup.server.requests) == 3
 
@@ -128,25 +136,17 @@ async def test_one_may_await_it_first(setup: Setup) -> None:
 
 
 @kinds
-def test_the_final_message_is_exact_and_known_at_once(setup: Setup) -> None:
+@ways
+async def test_the_final_message_is_exact_and_known_at_once(setup: Setup, way: str) -> None:
     setup.server.script(Reply("one two three"))
-    guarded = setup.guard()
-    with guarded(**setup.request) as stream:
+    guarded = setup.guarded(way)
+    async with entered(guarded(**setup.request)) as stream:
         final = getattr(stream, FINAL[setup.kind])()
+        final = final if way == "sync" else await final
         assert figures(guarded) == (1, 0, CALL_USD, Decimal(0)), "booked when it ended, not when the block was left"
+        assert way == "sync" or await stream.until_done() in (None, stream)
     assert "one two three" in str(final)
     assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
-
-
-@kinds
-async def test_the_final_message_of_an_async_stream(setup: Setup) -> None:
-    setup.server.script(Reply("one two three"))
-    guarded = setup.guard_async()
-    async with guarded(**setup.request) as stream:
-        final = await getattr(stream, FINAL[setup.kind])()
-        assert figures(guarded) == (1, 0, CALL_USD, Decimal(0))
-        assert await stream.until_done() in (None, stream)
-    assert "one two three" in str(final)
 
 
 @pytest.mark.parametrize("kind", ["messages"])
@@ -171,29 +171,21 @@ def test_text_that_is_left_in_the_middle_is_an_estimate(setup: Setup) -> None:
 
 
 @kinds
-def test_a_stream_that_is_left_in_the_middle_is_an_estimate(setup: Setup) -> None:
+@ways
+@pytest.mark.parametrize("error", [None, ZeroDivisionError()], ids=["left", "raised in the block"])
+async def test_a_stream_that_is_left_in_the_middle_is_an_estimate(
+    setup: Setup, way: str, error: Exception | None
+) -> None:
     setup.server.script(Reply("x" * 400))
-    guarded = setup.guard()
-    with guarded(**setup.request) as stream:
-        next(stream)
+    guarded = setup.guarded(way)
+    with suppress(ZeroDivisionError):
+        async with entered(guarded(**setup.request)) as stream:
+            await anext(stream) if hasattr(stream, "__anext__") else next(stream)
+            if error is not None:
+                raise error
     calls, estimated, usd, held = figures(guarded)
     assert (calls, estimated, held) == (1, 1, Decimal(0))
     assert usd >= Decimal("0.001"), "the prompt at least"
-
-
-@kinds
-async def test_an_async_stream_that_is_left_in_the_middle_is_an_estimate(setup: Setup) -> None:
-    guarded = setup.guard_async()
-
-    async def leave() -> None:
-        async with guarded(**setup.request) as stream:
-            await anext(stream)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        await leave()
-    assert figures(guarded)[:2] == (1, 1)
-    assert figures(guarded)[3] == 0
 
 
 @kinds

@@ -304,7 +304,7 @@ async def test_a_guarded_model_stops_a_call_repeated_on_the_wire(
     model = guarded(gemini(), max_usd=1)
     result = await play(agent("a", model, tools=[look]), mode=mode, catch=True)
     assert isinstance(result.error, runguard.LoopDetectedError)
-    assert len(server.requests) == 9
+    assert (result.error.pattern, result.error.repeats, len(server.requests)) == (("look",), 9, 9)
     assert figures(model) == (9, 0, CALL_USD * 9)
 
 
