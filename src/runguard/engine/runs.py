@@ -9,11 +9,10 @@ import os
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from weakref import WeakSet
 
@@ -683,7 +682,6 @@ class LaneKeeper:
 # ---- Which detectors of a lane are called for an event
 
 Observe = Callable[[Any], Finding | None]
-_Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Observers(NamedTuple):
@@ -696,40 +694,21 @@ class Observers(NamedTuple):
 
 
 NO_OBSERVERS: Final = Observers()
-_PLANS_KEPT: Final = 256
-_plans: Final[dict[tuple[type, ...], list[tuple[type, _Pick, _Pick, _Pick]]]] = {}  # policies are few
 
 
 def dispatch(detectors: Sequence[Rule]) -> dict[type, Observers]:
     """Return, by kind of event, the detectors that see it."""
-    kinds = tuple([type(detector) for detector in detectors])
-    plan = _plans.get(kinds)
-    if plan is None:
-        if len(_plans) >= _PLANS_KEPT:
-            _plans.clear()
-        plan = _plans[kinds] = [*_planned(kinds)]
-    observes = [detector.observe for detector in detectors]
-    records = [getattr(detector, "record", ()) for detector in detectors]
-    return {event: Observers(every(observes), awake(observes), kept(records)) for event, every, awake, kept in plan}
-
-
-def _planned(kinds: Sequence[type[Rule]]) -> Iterator[tuple[type, _Pick, _Pick, _Pick]]:
-    places: dict[type, list[int]] = {}
-    for place, kind in enumerate(kinds):
-        for event in kind.sees:
-            places.setdefault(event, []).append(place)
-    for event, every in places.items():
-        resting = [place for place in every if event in getattr(kinds[place], "rests", ())]
-        # a record that belongs to the class is always empty
-        kept = [place for place in resting if getattr(kinds[place], "record", None) != ()]
-        yield event, _pick(every), _pick([place for place in every if place not in resting]), _pick(kept)
-
-
-def _pick(places: list[int]) -> _Pick:
-    # of fewer than two places ``itemgetter`` would not give a sequence
-    if len(places) > 1:
-        return itemgetter(*places)
-    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0, 0))
+    found: dict[type, tuple[list[Observe], list[Observe], list[Sized]]] = {}
+    for detector in detectors:
+        observe, record = detector.observe, getattr(detector, "record", ())
+        for event in detector.sees:
+            every, awake, records = found.setdefault(event, ([], [], []))
+            every.append(observe)
+            if event not in detector.rests:
+                awake.append(observe)
+            elif record != ():  # a record that belongs to the class is always empty
+                records.append(record)
+    return {event: Observers(tuple(one), tuple(two), tuple(three)) for event, (one, two, three) in found.items()}
 
 
 # ---- Runs that a program starts one after another: a loop goes on where the last run has left it
