@@ -206,7 +206,7 @@ class GuardedLlm(Controls, BaseLlm):
         if root.guarded.setdefault(guard, guarded) is guarded:
             root.ends.append((guard, run.info.run, lambda: _end(guard, run, context)))
             if root.fault is not None:
-                guard.stop_after("runner", root.fault, run.info.run)
+                guard.faults.stop_after("runner", root.fault, run.info.run)
         return root.guarded[guard]  # type: ignore[no-any-return]
 
     def _info(self, name: str, root: RunnerStream | None = None) -> RunInfo:

@@ -335,11 +335,11 @@ def report_fault(error: Exception, registry: Invocations | None, here: RunnerStr
     if here is None:
         return
     for guard, run, _ in here.ends:
-        guard.stop_after("runner", error, run)
+        guard.faults.stop_after("runner", error, run)
     for one in registries:
         for invocation in map(one.find, here.invocation_ids):
             if invocation is not None:
-                one.guard.stop_after("runner", error, invocation.run.info.run)
+                one.guard.faults.stop_after("runner", error, invocation.run.info.run)
 
 
 @contextmanager

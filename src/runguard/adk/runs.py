@@ -312,7 +312,7 @@ class Invocations:
             self.forget(next(iter(self.known)))
         if stream is not None and stream.fault is not None and not invocation.nested:
             fault, stream.fault = stream.fault, None
-            self.guard.stop_after("runner", fault, invocation.run.info.run)
+            self.guard.faults.stop_after("runner", fault, invocation.run.info.run)
         return invocation
 
     def forget(self, invocation_id: str) -> Trip | None:

@@ -165,7 +165,7 @@ class Stopper:
         self._guard.faults.note(hook, error)
         has_run = self._invocations.find(ic.invocation_id) is not None
         is_paid = hook != "before_model" or (has_run and (recovers or is_asked_again(self._guard)))
-        if self._guard.goes_on_after(error) and (is_paid or not self._guard.must_hold(error)):
+        if self._guard.faults.goes_on_after(error) and (is_paid or not self._guard.must_hold(error)):
             return None
         return self._invocations.gave_up.get(ic.invocation_id) or self._give_up(f"{hook}: {type(error).__name__}", ic)
 

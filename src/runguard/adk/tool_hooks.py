@@ -194,7 +194,7 @@ class ToolHooks:
             call.running = False
             if call.once and not call.refused and call.outcome is None and (not result or is_node):
                 # What a long-running tool started counts as done: it must not start again.
-                self._guard.settle_once(invocation.run, call.once, not is_node or was_done(result))
+                self._guard.tool_gate.settle_once(invocation.run, call.once, not is_node or was_done(result))
         except Exception as error:
             self._stopper.fault("after_tool", error, ic)
 
@@ -226,7 +226,7 @@ class ToolHooks:
             if call.outcome is not _UNKNOWN_TOOL and not says_missing(call.error):
                 self._guard.report_failure(invocation.run, call.tool, call_id)
             if call.once and not isinstance(ic.agent, BaseAgent):  # a Workflow's tool node yields no function response
-                self._guard.settle_once(invocation.run, call.once, False)
+                self._guard.tool_gate.settle_once(invocation.run, call.once, False)
             if isinstance(tool, AgentTool) or isinstance(error, RunStoppedError):
                 # It kept asking for a model, or the nested run was stopped and its empty answer does not fit a schema:
                 # answer the call.

@@ -339,7 +339,7 @@ class RunTools:
             return
         self._not_executed(call)
         for (guard, run, _), event in call.passed:
-            guard.faults.attempt("adapter", guard.unspent_tool, run, event)
+            guard.faults.attempt("adapter", guard.tool_gate.unspent, run, event)
         call.seen, call.passed, call.outcome, call.is_over = [], [], None, False
 
     def skipped(self, use: ToolUse) -> None:

@@ -324,14 +324,6 @@ class Guard(PaidCalls):
         """Give back the price of a tool that was not executed."""
         self.tool_prices.release(run, call_id)
 
-    def settle_once(self, run: Run, effect: bytes, done: bool) -> None:
-        """Say that a side effect was done, or is free to be tried again."""
-        self.tool_gate.settle_once(run, effect, done)
-
-    def unspent_tool(self, run: Run, event: ToolCall) -> None:
-        """Do not count a tool call that ``check`` has allowed and that waits for an approval."""
-        self.tool_gate.unspent(run, event)
-
     def report_failure(self, run: Run, tool: str, call_id: str) -> None:
         """Report a tool that raised or timed out. Its answer goes to ``after`` all the same."""
         self.tool_gate.report_failure(run, tool, call_id)
@@ -342,19 +334,11 @@ class Guard(PaidCalls):
         """Count and log an exception of the guard itself. Return a trip where the policy stops the run for it."""
         return self.faults.fault(where, error, run_id, agent)
 
-    def stop_after(self, where: str, error: Exception, run_id: str, agent: str = "") -> Trip | None:
-        """Do what ``fault`` does after a fault that is already counted."""
-        return self.faults.stop_after(where, error, run_id, agent)
-
     def give_up(self, where: str, error: Exception, run_id: str = "", agent: str = "") -> Trip | None:
         """Do what ``fault`` does, for a call that is about to be made. Return a reason to refuse the call even where
         the run could not begin.
         """
         return self.faults.give_up(where, error, run_id, agent)
-
-    def goes_on_after(self, error: Exception) -> bool:
-        """Return whether a call is made that could not be judged."""
-        return self.faults.goes_on_after(error)
 
     def fail(self, run_id: str, rule: str, message: str, agent: str = "") -> Trip | None:
         """Stop a run for the guard's own sake: a broken policy, or a fault under ``on_guard_error="block"``."""
