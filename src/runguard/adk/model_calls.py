@@ -134,28 +134,31 @@ def wrap_model(original: Any) -> Any:
                 return original(self, llm_request, stream, *args, **kwargs)
         elif not (here.conditions or here.layers or here.tool or here.stream or ANNOUNCED.get()):
             return original(self, llm_request, stream, *args, **kwargs)
-        guarded: Any = _guarded(original, self, llm_request, stream, args, kwargs)
-        if passing is None:
-            place: object = None
-            try:
-                place = SURROUNDINGS.get().place
-                if isinstance(place, Place):  # in a tool call of another framework
-                    guarded = joined(guarded, self, llm_request, stream)
-            except Exception as fault:
-                if isinstance(place, Place):
-                    guarded = _joined_again(place, fault, guarded, self, llm_request, stream)
-                else:
-                    _fault(fault, [])
-            try:
-                if here.conditions:
-                    guarded = asked_first(
-                        guarded, here.conditions, llm_request, lambda: call_off(announced_accounts(llm_request))
-                    )
-            except Exception as fault:
-                _fault(fault, [])
+        guarded = _guarded(original, self, llm_request, stream, args, kwargs)
+        try:
+            if passing is None and (here.conditions or SURROUNDINGS.get().place is not None):
+                return _asked_around(guarded, self, llm_request, stream)
+        except Exception as fault:
+            _fault(fault, [])
         return guarded
 
     return generate_content_async
+
+
+def _asked_around(answers: Any, llm: BaseLlm, request: LlmRequest, stream: bool) -> Any:
+    """Return ``answers``, for which what is around the call is asked first: another framework's run, and conditions."""
+    place = SURROUNDINGS.get().place
+    if isinstance(place, Place):  # in a tool call of another framework
+        try:
+            answers = joined(answers, llm, request, stream)
+        except Exception as fault:
+            answers = _joined_again(place, fault, answers, llm, request, stream)
+    try:
+        if conditions := HERE.get().conditions:
+            answers = asked_first(answers, conditions, request, lambda: call_off(announced_accounts(request)))
+    except Exception as fault:
+        _fault(fault, [])
+    return answers
 
 
 async def _guarded(
