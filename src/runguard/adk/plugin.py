@@ -153,6 +153,7 @@ class RunGuardPlugin(Controls, BasePlugin):
         # The newest policy first, then those that still have runs: these finish under the policy that they began with.
         # Replaced as a whole, so that other threads see all of it.
         self.generations: tuple[Generation, ...] = (Generation(guard, self.policy_error),)
+        self.only: Generation | None = None  # where there is no other: found at once
         patching.IN_USE.plugins.add(self)
         patching.wrap_adk()
         self._start()
@@ -175,6 +176,7 @@ class RunGuardPlugin(Controls, BasePlugin):
 
         Not in a thread: a process that forks meanwhile could never import again.
         """
+        self.only = self.generations[0] if len(self.generations) == 1 else None
         try:
             if not self.generations[0].is_off:
                 preload(self.guard.policy.prices_source)
@@ -226,7 +228,7 @@ class RunGuardPlugin(Controls, BasePlugin):
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
         """Return what ADK gets from a hook that failed."""
         own = self.generations[0]
-        if len(self.generations) > 1:
+        if self.only is None:
             with suppress(Exception):
                 own = self.generation_of(next(one.invocation_id for one in given if hasattr(one, "invocation_id")))
         return own.stopper.instead_of(hook, error, *given)
@@ -305,26 +307,22 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def before_model_callback(
         self, *, callback_context: CallbackContext, llm_request: LlmRequest
     ) -> LlmResponse | None:
-        own = self.generations[0]
         try:
-            if len(self.generations) > 1:
-                own = self.generation_of(callback_context.invocation_id)
+            own = self.only or self.generation_of(callback_context.invocation_id)
             return None if own.is_off else await own.model_hooks.before(callback_context, llm_request)
         except Exception as error:
-            answer: LlmResponse | None = own.stopper.instead_of("before_model", error, callback_context)
+            answer: LlmResponse | None = self.instead_of("before_model", error, callback_context)
             return answer
 
     async def after_model_callback(
         self, *, callback_context: CallbackContext, llm_response: LlmResponse
     ) -> LlmResponse | None:
-        own = self.generations[0]
         try:
-            if len(self.generations) > 1:
-                own = self.generation_of(callback_context.invocation_id)
+            own = self.only or self.generation_of(callback_context.invocation_id)
             stop = None if own.is_off else own.model_hooks.after(callback_context, llm_response)
             return None if stop is None else await own.stopper.at_model(callback_context, *stop)
         except Exception as error:
-            own.stopper.instead_of("after_model", error, callback_context)
+            self.instead_of("after_model", error, callback_context)
             return None
 
     @hook
@@ -338,26 +336,22 @@ class RunGuardPlugin(Controls, BasePlugin):
     async def before_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext
     ) -> dict[str, Any] | None:
-        own = self.generations[0]
         try:
-            if len(self.generations) > 1:
-                own = self.generation_of(tool_context.invocation_id)
+            own = self.only or self.generation_of(tool_context.invocation_id)
             return None if own.is_off else await own.tool_hooks.before(tool, tool_args, tool_context)
         except Exception as error:
-            refused: dict[str, Any] | None = own.stopper.instead_of("before_tool", error, tool_context)
+            refused: dict[str, Any] | None = self.instead_of("before_tool", error, tool_context)
             return refused
 
     async def after_tool_callback(
         self, *, tool: BaseTool, tool_args: dict[str, Any], tool_context: ToolContext, result: dict[str, Any]
     ) -> dict[str, Any] | None:
-        own = self.generations[0]
         try:
-            if len(self.generations) > 1:
-                own = self.generation_of(tool_context.invocation_id)
+            own = self.only or self.generation_of(tool_context.invocation_id)
             if not own.is_off:
                 own.tool_hooks.after(tool, tool_args, tool_context, result)
         except Exception as error:
-            own.stopper.instead_of("after_tool", error, tool_context)
+            self.instead_of("after_tool", error, tool_context)
         return None
 
     @hook
@@ -368,13 +362,11 @@ class RunGuardPlugin(Controls, BasePlugin):
         return None if own.is_off else own.tool_hooks.failed(tool, tool_context, error)
 
     async def on_event_callback(self, *, invocation_context: InvocationContext, event: Event) -> Event | None:
-        own = self.generations[0]
         try:
             held, name = event.__dict__, invocation_context.invocation_id
             if held["actions"].__dict__.get(REASON) is not None:
                 keep_reason(event)
-            if len(self.generations) > 1:
-                own = self.generation_of(name)
+            own = self.only or self.generation_of(name)
             if own.is_off or held["partial"]:
                 return None
             trip = own.stopper.gave_up(name)
@@ -387,7 +379,7 @@ class RunGuardPlugin(Controls, BasePlugin):
                 if held["custom_metadata"] or held["error_message"]:
                     own.remote_calls.on_event(invocation, event)
         except Exception as error:
-            own.stopper.instead_of("on_event", error, invocation_context)
+            self.instead_of("on_event", error, invocation_context)
         return None
 
 
