@@ -1,5 +1,6 @@
 """Two guards in a tree of agents: each counts each call once, and a guard around counts what happens in its tools."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -20,10 +21,10 @@ from strands import Agent as StrandsAgent
 from strands import tool as strands_tool
 
 import runguard
-from runguard import agent_framework, openai_agents, pydantic_ai, strands
+from runguard import Budget, agent_framework, openai_agents, pydantic_ai, strands
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.termination import TokenUsageTermination
-from runguard.testing.conformance import MODEL, AgentSpec, Reply
+from runguard.testing.conformance import MODEL, AgentSpec, Reply, nothing_left
 from tests.frameworks import agent_framework_harness, langchain_harness, openai_harness, strands_harness
 
 Ask = Callable[[str], Awaitable[str]]
@@ -226,3 +227,57 @@ async def test_each_attempt_between_the_guards_of_an_inner_agent_is_counted() ->
 
     assert await _langchain([around, within], ask)("go") == "done"
     assert (around.spend()["calls"], within.spend()["calls"]) == (_CALLS + 1, _CALLS + 2)
+
+
+@pytest.mark.parametrize("framework", _FRAMEWORKS)
+async def test_an_agent_in_the_background_goes_on_when_the_run_that_began_it_has_ended(framework: str) -> None:
+    build, first, _ = _FRAMEWORKS[framework]
+    guard = first(budgets=[Budget(calls=2 * _CALLS, per="app")], tools={"ask": {"price": "0.5"}})
+    has_ended, jobs = asyncio.Event(), list[asyncio.Task[str]]()
+
+    async def look(q: str) -> str:
+        """Look."""
+        await has_ended.wait()
+        return "an answer"
+
+    sub = build([guard], look)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        jobs.append(asyncio.create_task(sub(q)))
+        await asyncio.sleep(0.05)  # until it has called its tool
+        return "It works on it."
+
+    assert await build([guard], ask)("go") == "done"
+    has_ended.set()
+    assert await asyncio.wait_for(jobs.pop(), 10) == "done"
+    await nothing_left(guard)
+    assert (guard.trips, guard.guard.guard_errors) == ([], 0)
+    [budget] = guard.budgets()
+    assert budget.spent == 2 * _CALLS
+    assert await build([guard], None)("go") != "done", "the budget is used up"
+
+
+async def test_a_stop_holds_for_an_agent_that_outlives_its_run() -> None:
+    guard = pydantic_ai.RunGuard()
+    is_at_work, may_go_on, jobs = asyncio.Event(), asyncio.Event(), list[asyncio.Task[str]]()
+
+    async def look(q: str) -> str:
+        """Look."""
+        is_at_work.set()
+        await may_go_on.wait()
+        return "an answer"
+
+    sub = _pydantic([guard], look)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        jobs.append(asyncio.create_task(sub(q)))
+        await is_at_work.wait()
+        guard.stop(f"run:{next(iter(guard.guard.runs))}")
+        return "It works on it."
+
+    await _pydantic([guard], ask)("go")
+    may_go_on.set()
+    assert await asyncio.wait_for(jobs.pop(), 10) != "done"
+    assert guard.spend()["calls"] == 2

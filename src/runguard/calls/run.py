@@ -118,6 +118,7 @@ class AgentRun:
         guard.faults.attempt("adapter", carry)
         self._finalizer = weakref.finalize(self, FINALIZED.put, partial(end_layers, opened, home))
         self._finalizer.atexit = False
+        self.tools.leave_ended = weakref.WeakMethod(self.leave_ended)
 
     @classmethod
     def start(
@@ -292,9 +293,33 @@ class AgentRun:
         self.agent = self.tools.agent = target
         return trip
 
+    def leave_ended(self) -> None:
+        """Go on without the runs around that have ended: work in the background may outlive the agent that began it.
+
+        Where no run of its own guard is left, one begins for the same user. After a stop, nothing goes on.
+        """
+        for guard, run, _ in self.layers:
+            if guard.runs.get(run.info.run) is not run:
+                break
+        else:
+            return
+        if self._ended or self.stopped is not None:
+            return
+        alive = [layer for layer in self.layers if layer.is_alive]
+        before = next((layer.run.info for layer in self.layers if layer.guard is self.guard), None)
+        if before is not None and all(layer.guard is not self.guard for layer in alive):
+            whom = {"app": before.app, "user": before.user, "session": before.session, "labels": before.labels}
+            self._home = Home.of(self.guard, None, (), None, whom)
+            self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, FINALIZED.put, partial(end_layers, self._opened, self._home))
+            self._finalizer.atexit = False
+            alive.append(self._home.layer(self.agent))
+        self.layers = self.tools.layers = tuple(alive)
+
     def _tell(self, make: Callable[..., Any]) -> Trip | None:
         """Tell every layer of an event. Return the trip if that stops the run."""
         trip = None
+        self.leave_ended()
         for layer in self.layers:
             try:
                 decision = self._decide(layer, layer.guard.check, make)
@@ -363,6 +388,7 @@ class AgentRun:
                 return ended
             if self.guard.model_choice is not None:
                 permission.request = request = cheaper_request(self, request, no_loop=task is None)
+            self.leave_ended()
             for layer in self.layers:
                 try:
                     decision = await self._reserve(layer, request, permission, owners)

@@ -40,6 +40,11 @@ class Layer(NamedTuple):
     run: Run
     lane: str
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the run goes on."""
+        return self.guard.runs.get(self.run.info.run) is self.run
+
 
 class Place(NamedTuple):
     """Where an agent would start now: inside a tool call of these layers."""
@@ -76,7 +81,7 @@ def current_place() -> Place:
     call, depth = "", 0
     conditions: tuple[Any, ...] = ()
     for place in places:
-        alive = [one for one in place.layers if one.guard.runs.get(one.run.info.run) is one.run]
+        alive = [one for one in place.layers if one.is_alive]
         if alive:
             layers |= {one.guard: one for one in alive}
             call, depth, conditions = place.call, max(depth, place.depth), (*conditions, *place.conditions)
@@ -223,12 +228,13 @@ class RunTools:
         self, guard: Guard, layers: tuple[Layer, ...], agent: str, depth: int, ending: EndingConditions, refused: bool
     ) -> None:
         """``refused``: no tool of the run may be executed."""
-        self._guard, self._layers, self.agent, self._depth = guard, layers, agent, depth
+        self._guard, self.layers, self.agent, self._depth = guard, layers, agent, depth
         self._ending, self._refused = ending, refused
         self.lock = threading.RLock()
         self._open: dict[str, OpenCall] = {}
         self._batch = ""
         self.is_second = False  # as in ``AgentRun``
+        self.leave_ended: Callable[[], Callable[[], None] | None] = lambda: None  # that of the ``AgentRun``
 
     def asked_for(self, calls: Sequence[ToolUse]) -> None:
         """Begin a batch with all tool calls of the newest model response."""
@@ -275,13 +281,13 @@ class RunTools:
         """Do what ``check`` does, for callers without an event loop."""
         make = partial(self._check, use, no_loop=True)
         try:
-            return drive_layers(self._layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
+            return drive_layers(self.layers, self._ending, make, lambda _: self._not_executed(self._call(use)))
         except Exception as error:
             return self._unchecked(error)
 
     def _unchecked(self, error: Exception) -> str | None:
         """Answer for a call that a fault has left unchecked: execute it, unless ``on_guard_error`` says otherwise."""
-        run = self._layers[-1].run.info.run if self._layers else ""
+        run = self.layers[-1].run.info.run if self.layers else ""
         return None if self._guard.give_up("adapter", error, run, self.agent) is None else NOT_EXECUTED
 
     async def _check(self, use: ToolUse, *, no_loop: bool) -> str | None:
@@ -289,10 +295,14 @@ class RunTools:
         if self._refused:
             call.refuse()
             return NOT_EXECUTED
-        if self.is_second and _has_let_in(SURROUNDINGS.get().place, use, self._layers):
+        if self.is_second and _has_let_in(SURROUNDINGS.get().place, use, self.layers):
             call.is_elsewhere = True
             return None
-        for layer in self._layers:
+        for guard, run, _ in self.layers:
+            if guard.runs.get(run.info.run) is not run and (leave_ended := self.leave_ended()) is not None:
+                leave_ended()
+                break
+        for layer in self.layers:
             guard, run, lane = layer
             try:
                 once = guard.tools.once_identity(use.tool, use.args)
@@ -322,7 +332,7 @@ class RunTools:
     def _not_executed(self, call: OpenCall) -> None:
         """Take back a call that was refused or abandoned: no layer pays, and its side effect may be tried again."""
         call.refuse()
-        for guard, run, _ in self._layers:
+        for guard, run, _ in self.layers:
             if run.bills:
                 guard.faults.attempt("adapter", guard.release_tool, run, call.key)
         for (guard, run, _), event in call.passed:
@@ -349,15 +359,15 @@ class RunTools:
     def inside(self, use: ToolUse) -> InsideTool:
         """Return the context manager in which the tool must run, so that agents that it starts join this run."""
         held: tuple[Charge, ...] = self._guard.faults.attempt("adapter", self._held, use) or ()
-        return InsideTool(Place(self._layers, _name_in_place(use), self._depth + 1, self._ending.all), held)
+        return InsideTool(Place(self.layers, _name_in_place(use), self._depth + 1, self._ending.all), held)
 
     def around(self, name: str) -> InsideTool:
         """Return the context manager for code of the agent that is no tool: agents that it starts join this run."""
-        return InsideTool(Place(self._layers, f"{name}#{next(batches)}", self._depth + 1, self._ending.all), ())
+        return InsideTool(Place(self.layers, f"{name}#{next(batches)}", self._depth + 1, self._ending.all), ())
 
     def _held(self, use: ToolUse) -> tuple[Charge, ...]:
         held = []
-        for guard, run, _ in self._layers:
+        for guard, run, _ in self.layers:
             if run.bills and (charge := guard.tool_prices.charge_of(run, self._call(use).key)) is not None:
                 held.append(charge)
         return tuple(held)
@@ -370,7 +380,7 @@ class RunTools:
         ``value``: data, or text that may be JSON. ``outcome``: how the call ended, where the framework says so.
         """
         self._guard.faults.attempt("adapter", self._answered, use, value, outcome)
-        note: str | None = self._guard.faults.attempt("adapter", left_out, self._layers, use, value)
+        note: str | None = self._guard.faults.attempt("adapter", left_out, self.layers, use, value)
         return note
 
     def _answered(self, use: ToolUse, value: object, outcome: Outcome | None) -> None:
@@ -380,7 +390,7 @@ class RunTools:
             self._pay(call, call.value)
 
     def _pay(self, call: OpenCall, answer: object) -> None:
-        billed = [layer for layer in reversed(self._layers) if layer.run.bills]
+        billed = [layer for layer in reversed(self.layers) if layer.run.bills]
         if not billed:
             return
         with ExitStack() as paying:  # each layer pays, also when a price function of another one ends the program
@@ -399,12 +409,12 @@ class RunTools:
 
     def _saw(self, use: ToolUse, value: object, outcome: Outcome | None, executed: bool) -> None:
         call = self._call(use)
-        for layer in self._layers:
+        for layer in self.layers:
             fingerprint = layer.guard.tools.fingerprint(use.tool, use.args, use.received)
             call.seen.append((layer, fingerprint, b""))
             layer.guard.faults.attempt("adapter", self._count_seen, layer, call, fingerprint)
         call.answer(value, outcome)
-        for layer in self._layers if executed else ():
+        for layer in self.layers if executed else ():
             guard, run, lane = layer
             if guard.tools.has_prices and (answer := call.answer_in(layer)) is not None:
                 guard.faults.attempt("adapter", guard.tool_prices.book_unseen, run, lane, self.agent, answer)
@@ -434,14 +444,14 @@ class RunTools:
             return
         if not isinstance(error, Exception):
             call.refuse()
-            for guard, run, _ in self._layers:  # the tool has run, but how it ended is unknown
+            for guard, run, _ in self.layers:  # the tool has run, but how it ended is unknown
                 if run.bills:
                     guard.faults.attempt("adapter", guard.tool_prices.settle_unknown, run, call.key)
             return
         self._pay(call, error)
         outcome = Outcome.TIMEOUT if isinstance(error, TimeoutError) else Outcome.ERROR
         call.answer(f"{type(error).__name__}: {error}"[:2_000], outcome)
-        for guard, run, _ in self._layers:
+        for guard, run, _ in self.layers:
             guard.faults.attempt("adapter", guard.report_failure, run, use.tool, call.key)
 
     def _call(self, use: ToolUse) -> OpenCall:
