@@ -387,7 +387,8 @@ _ASKS_TO_WAIT: Final = re.compile(
     r"|answer|response)",
     re.IGNORECASE,
 )
-# One of these is in every text that _ASKS_TO_WAIT matches. Looking for them first spares most answers the search.
+# One of each of these is in every text that _ASKS_TO_WAIT matches. Looking for them spares most answers the search.
+_AMONG_ASKS_TO_WAIT: Final = ("try", "come back ", "still ", "not ", "partial ", "incomplete ")
 _IN_ASKS_TO_WAIT: Final = (
     *("try again", "try later", "try in ", "try it ", "try this ", "trying ", "come back ", "still "),
     *("not yet ", "not ready", "not finished", "not complete", "partial ", "incomplete "),
@@ -416,7 +417,10 @@ def is_unfinished(answer: Any) -> bool:
 
 def _asks_to_wait(text: str) -> bool:
     head = text[:HEAD]
-    return any(map(head.lower().__contains__, _IN_ASKS_TO_WAIT)) and _ASKS_TO_WAIT.search(head) is not None
+    holds = head.lower().__contains__
+    if not (any(map(holds, _AMONG_ASKS_TO_WAIT)) and any(map(holds, _IN_ASKS_TO_WAIT))):
+        return False
+    return _ASKS_TO_WAIT.search(head) is not None
 
 
 # ---- Which items of a call a failure names: "coupon SAVE-07 has expired", "Unknown column 'total'".
@@ -1090,6 +1094,9 @@ _COMPLAINT: Final = re.compile(
 
 
 # one of these is in each complaint: asking for them first spares most long answers the expression
+_COMPLAINER: Final = re.compile(
+    r"[\w./+$~-]{1,60}: |try '", re.IGNORECASE
+)  # how a complaint begins, unless it says "-c"
 _COMPLAINING: Final = (
     *("directory", "denied", "not found", "not permitted", "missing", "error", "failed to", "cannot", "option"),
     *("argument", "operand", "recogni", "for more information", " line "),
@@ -1104,6 +1111,8 @@ def _is_complaint(text: str) -> bool:
     if len(text) > HEAD:
         first = text[:HEAD].lstrip().partition("\n")[0]
         said = first.lower()
+        if _COMPLAINER.match(first) is None and ": -c: line " not in said:
+            return False
         if not any(map(said.__contains__, _COMPLAINING)) or _COMPLAINT.match(first) is None:
             return False
         text = text.strip()
