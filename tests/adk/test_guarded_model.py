@@ -228,6 +228,33 @@ async def test_cancelled_calls_leave_nothing_reserved() -> None:
     assert guarded.spend()["estimated_calls"] == 1
 
 
+@pytest.mark.parametrize("way", ["runner", "model"])
+async def test_work_in_the_background_outlives_the_run_that_began_it(way: str) -> None:
+    guarded = GuardedLlm(ScriptedModel([call("wait", q=1), text("done")]), budgets=[Budget(calls=9, per="app")])
+    has_ended, jobs = asyncio.Event(), list[asyncio.Task[Any]]()
+    request = LlmRequest(model="scripted-1", contents=[types.Content(role="user", parts=[text("go")])])
+
+    async def ask_model() -> None:
+        for _ in range(2):
+            assert [response async for response in guarded.generate_content_async(request)]
+            await has_ended.wait()
+
+    async def wait(q: int) -> str:
+        await has_ended.wait()
+        return "an answer"
+
+    async def start(q: int) -> str:
+        inner = LlmAgent(name="inner", model=guarded, tools=[wait])
+        jobs.append(asyncio.create_task(run(inner) if way == "runner" else ask_model()))
+        await asyncio.sleep(0.05)  # until it has asked its model
+        return "It works on it."
+
+    await run(on(ScriptedModel([call("start", q=1), text("done")]), tools=[start]))
+    has_ended.set()
+    await asyncio.wait_for(jobs.pop(), 10)
+    assert (guarded.trips, guarded.guard.guard_errors, guarded.spend()["calls"]) == ([], 0, 2)
+
+
 async def test_shadow_and_off_let_everything_pass() -> None:
     modes: dict[Literal["shadow", "off"], int] = {"shadow": 1, "off": 0}
     for mode, trips in modes.items():

@@ -169,10 +169,10 @@ class GuardedLlm(Controls, BaseLlm):
 
     def _handoff_lane(self, run: Run) -> str:
         """Return the lane of the Runner, in which hand-offs are counted: each of its agents has a lane of its own."""
-        stream = HERE.get().stream
-        if stream is None or stream.outer is None:
+        chain = _runners()
+        if len(chain) < 2:
             return ROOT_LANE
-        lane = str(stream.number)
+        lane = str(chain[0].number)
         if lane not in run.lanes:
             self._guard.open_lane(run, lane, ROOT_LANE, concurrent=False)
         return lane
@@ -182,12 +182,12 @@ class GuardedLlm(Controls, BaseLlm):
     async def _place(self, request: LlmRequest) -> tuple[_GuardedRun, str, str, bool]:
         """Return the run, the lane and the agent of a call, and whether this guard judges the tools' answers."""
         agent = (request.config.labels or {}).get(_AGENT_LABEL) or _UNNAMED
-        stream = HERE.get().stream
-        if stream is None:
+        chain = _runners()
+        if not chain:
             if self._alone is None:
                 self._alone = _guarded(self._guard.start(self._info(secrets.token_hex(8))))
             return self._alone, agent, agent, True
-        *_, root = chain = _chain(stream)
+        stream, root = chain[0], chain[-1]
         guarded = root.guarded.get(self._guard) or await self._begin(root)
         lane = agent if stream is root else f"{stream.number}/{agent}"
         return guarded, lane, agent, all(one.registry is None for one in chain)
@@ -268,10 +268,12 @@ def _enforced(decision: Decision) -> Trip | None:
     return decision.trip if decision.action is Action.STOP and decision.enforced else None
 
 
-def _chain(stream: RunnerStream) -> list[RunnerStream]:
-    chain = [stream]
-    while chain[-1].outer is not None:
-        chain.append(chain[-1].outer)
+def _runners() -> list[RunnerStream]:
+    """Return the Runners at work around this code, the innermost first. Those that have ended pay for nothing more."""
+    chain, stream = list[RunnerStream](), HERE.get().stream
+    while stream is not None and stream.is_open:
+        chain.append(stream)
+        stream = stream.outer
     return chain
 
 
