@@ -58,7 +58,10 @@ def call_fingerprint(
             dropped = ASIDE
         if dropped:
             args = {key: value for key, value in args.items() if type(key) is not str or key not in dropped}
-    text = encode(_canonical(args)) if _is_small(args) else bounded_text(args)
+    try:
+        text = encode(_canonical(args, _Budget(), MAX_DEPTH))
+    except _NotPlainError:
+        text = bounded_text(args)
     return digest(f"{tool}\0{text}")
 
 
@@ -98,61 +101,43 @@ def answer_text(value: Any) -> str:
     """Return the bounded canonical text of any value. Equal data gives equal text in every process."""
     if type(value) is str:
         return value if len(value) <= MAX_CHARS else edges(value, EDGE)
-    return encode(value) if _is_small(value) else bounded_text(value)
+    return bounded_text(value) if _parts_of(value, MAX_CHARS) is None else _json_of(value)
 
 
-def _is_small(value: Any) -> bool:
-    """Return whether the C encoder may take ``value``: it is plain JSON within the limits.
-
-    Only sizes are looked at, level by level.
-    """
-    size = nodes = 0
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH):
-        below: list[Any] = []
-        for item in level:
-            kind = type(item)
-            if kind is str:
-                size += len(item)
-            elif kind is dict or kind is list or kind is tuple:
-                nodes += len(item)
-                if nodes > MAX_NODES:
-                    return False
-                if kind is dict:
-                    if not STR.issuperset(map(type, item)):
-                        return False
-                    size += sum(map(len, item))
-                    item = item.values()
-                below += item
-            elif kind not in _SCALARS or (kind is int and not -BIG < item < BIG):
-                return False
-            if size > MAX_CHARS:
-                return False
-        if not below:
-            return True
-        level = below
-    return False  # deeper than the encoder should have to go, wherever the caller stands
+class _NotPlainError(Exception):
+    """A value holds something that is not plain, or more than may be read in full."""
 
 
-def _canonical(value: Any) -> object:
+def _canonical(value: Any, budget: "_Budget", depth: int) -> object:
     """Return arguments as they are meant: None dropped, whole floats as integers, white space collapsed.
 
-    It is recursive, so it takes only small values. What a dict holds directly needs no call: most arguments are flat.
+    Raise _NotPlainError for arguments that are not plain JSON, or beyond the limits. ``depth``: levels that are left.
     """
     kind = type(value)
-    if kind is dict:
+    if kind is str:
+        budget.chars -= len(value)
+        if budget.chars < 0:
+            raise _NotPlainError
+        return " ".join(value.split())
+    if kind is dict or kind is list or kind is tuple:
+        budget.nodes -= len(value)
+        if budget.nodes < 0 or not depth or (kind is dict and not STR.issuperset(map(type, value))):
+            raise _NotPlainError
+        if kind is not dict:
+            return [_canonical(held, budget, depth - 1) for held in value]
+        budget.chars -= sum(map(len, value))
+        if budget.chars < 0:
+            raise _NotPlainError
         meant: dict[str, object] = {}
         for key, held in value.items():
-            kind = type(held)
-            if kind is str:
+            if type(held) is str and len(held) <= budget.chars:  # as below, without a call for each text
+                budget.chars -= len(held)
                 meant[key] = " ".join(held.split())
             elif held is not None:
-                meant[key] = held if kind is int or kind is bool else _canonical(held)
+                meant[key] = _canonical(held, budget, depth - 1)
         return meant
-    if kind is list or kind is tuple:
-        return [_canonical(held) for held in value]
-    if kind is str:
-        return " ".join(value.split())
+    if kind not in _SCALARS or (kind is int and not -BIG < value < BIG):
+        raise _NotPlainError
     return int(value) if kind is float and value.is_integer() else value
 
 
@@ -342,11 +327,14 @@ def _text_of(shot: Shot) -> str:
             return encode(dict([shot]))
         shot = b"".join(shot)
     value = restored(shot)
-    if type(value) is str:
-        return value
+    return value if type(value) is str else _json_of(value)
+
+
+def _json_of(value: Any) -> str:
+    """Return the JSON of a plain value, and the bounded text of one that JSON has no form for, such as a set."""
     try:
         return encode(value)
-    except (TypeError, ValueError, RecursionError):  # keys of several types, huge integers, or too deep
+    except (TypeError, ValueError, RecursionError):  # also keys of several types, huge integers, or too deep
         return bounded_text(value)
 
 
@@ -723,10 +711,6 @@ _MOST_FRAMED: Final = 262_144  # of them, in frames: more of many small values a
 _FRAME: Final = 2 * 65_536  # every frame is smaller; a long text is written beside the frames
 
 
-class _NoCopyError(Exception):
-    pass
-
-
 class _Parts(list[bytes]):
     """What a pickler has written: a small value is one part."""
 
@@ -741,21 +725,21 @@ class _Parts(list[bytes]):
 class _PlainPickler(Pickler):
     def reducer_override(self, obj: Any) -> NoReturn:
         """Refuse every value that is not of a built-in type."""
-        raise _NoCopyError
+        raise _NotPlainError
 
 
 class _File:
     """What a pickler writes to."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("most", "parts")
 
     def __init__(self) -> None:
-        self.parts = _Parts()
+        self.parts, self.most = _Parts(), _MOST_BYTES
 
     def write(self, part: bytes) -> None:
         self.parts.append(part)
-        if (len(part) > _FRAME or len(self.parts) > 1) and sum(map(len, self.parts)) > _MOST_BYTES:
-            raise _NoCopyError
+        if (len(part) > self.most or len(self.parts) > 1) and sum(map(len, self.parts)) > self.most:
+            raise _NotPlainError
 
 
 # Picklers at rest, and their files: making one takes longer than copying a small value.
@@ -771,14 +755,14 @@ def size_of_copy(value: Any, enough: int) -> int:
     return size_of(value, enough) if parts is None else max(sum(map(len, parts)) - HEAD, 0)
 
 
-def _parts_of(value: Any) -> _Parts | None:
+def _parts_of(value: Any, most: int = _MOST_BYTES) -> _Parts | None:
     """Return a copy by which plain values are compared and measured; None for a value that is not plain, or too large.
 
     Equal values have equal copies. The work is bounded, and no code of the value runs: a value that is very deep or
     cyclic has no copy either.
     """
     for part in value.values() if type(value) is dict and len(value) <= _FEW else (value,):
-        if type(part) is str and len(part) > _MOST_BYTES:
+        if type(part) is str and len(part) > most:
             return None  # too large: checked first, so that nothing is copied in vain
     try:
         pickler, file = _idle.pop()  # no other thread has this one now
@@ -786,9 +770,10 @@ def _parts_of(value: Any) -> _Parts | None:
         file = _File()
         pickler = _PlainPickler(file, 4)
         pickler.fast = True  # writes shared parts out: a copy does not depend on what a value shares
+    file.most = most
     try:
         pickler.dump(value)
-    except (_NoCopyError, ValueError, RecursionError):  # too large or foreign; cyclic; too deep
+    except (_NotPlainError, ValueError, RecursionError):  # too large or foreign; cyclic; too deep
         return None  # the pickler has stopped in the middle of a value: it is not used again
     parts, file.parts = file.parts, _Parts()
     _idle.append((pickler, file))
