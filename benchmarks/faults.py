@@ -130,7 +130,7 @@ async def work(url: str, folder: Path, slot: int, life: int, seed: int) -> None:
             (lambda told: lambda: diary.note("settled", *told))((hold.id, bill)) if own else None,
         )
     flushed = await asyncio.to_thread(ledger.flush, GOODBYE_S)
-    diary.note("end", int(flushed), ledger.lost, ledger.link.outages)
+    diary.note("end", int(flushed), ledger.health()["lost"], ledger.link.outages)
 
 
 def worker(url: str, folder: Path, slot: int, life: int, seed: int) -> None:

@@ -23,7 +23,10 @@ async def test_no_log_record_of_a_run_with_hostile_names_contains_control_charac
     def fails(trip: Any) -> None:
         raise ValueError(HOSTILE)
 
-    policy = {"budgets": [Budget(usd="0.20", per="user"), Budget(tokens=20_000, per="session")], "on_trip": fails}
+    policy: dict[str, Any] = {
+        "budgets": [Budget(usd="0.20", per="user"), Budget(tokens=20_000, per="session")],
+        "on_trip": fails,
+    }
     for script in ([call(HOSTILE, q=1)], [call("step", q=1)], [*(call("step", q=n) for n in range(30)), text("done")]):
         plugin = guard(**policy)
         # An unknown tool is an exception on older versions of ADK.
