@@ -15,7 +15,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import unquote, urlsplit
@@ -549,12 +549,7 @@ class PostgresConnection:
         self._process = os.getpid()
         self._closed, self._asked = False, 0
         # selects one row in the store that this process has seen, and none in another store
-        self._here = f" FROM \"{schema}\".documents WHERE name = '{IDENTITY}' AND text = %s::text"
-        self._reserve = (
-            f'SELECT "{schema}".reserve(%s::text, %s::float8, %s::text[], %s::float8[], %s::bigint[], '
-            "%s::bigint[], %s::boolean)"
-        )
-        self._settle = f'SELECT "{schema}".settle(%s::text, %s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
+        self._here = f" FROM \"{schema}\".documents WHERE name = '{IDENTITY}' AND text = %(identity)s::text"
         self._reserve_one, self._settle_one = in_schema(RESERVE_ONE, schema), in_schema(SETTLE_ONE, schema)
         self._settle_one_recorded = in_schema(SETTLE_ONE_RECORDED, schema)
         self._settle_recorded = in_schema(SETTLE_RECORDED, schema)
@@ -566,41 +561,36 @@ class PostgresConnection:
     def _end(self) -> float:
         return time.monotonic() + self._timeout
 
-    def _call(
-        self, sql: str, params: "tuple[str | None, ...] | dict[str, str | None]", end: float | None = None
-    ) -> list[Any]:
+    def _ask(self, sql: str, facts: dict[str, str | None], end: float | None = None) -> list[Any]:
         """Make one round trip and return its rows.
 
-        All parameters are texts with a type in the statement, so that each statement is prepared once. ``end``: the
-        deadline of the operation that this is a part of.
+        All parameters are texts with a type in the statement, so that each statement is prepared once. Its last column
+        is the number of this request, so that the answer to another request is noticed. ``end``: the deadline of the
+        operation that this is a part of.
         """
         if end is None:
             end = self._end()
+        self._asked += 1
+        number = str(self._asked)
         with self._mapped_errors():
             db = self._db
             if db is None or self._process != os.getpid():
                 db = self._open(end)
             db.connection.end = end  # type: ignore[attr-defined]
-            return db.execute(sql, params, prepare=True).fetchall()
+            rows = db.execute(sql, {**facts, "identity": self._seen.text, "number": number}, prepare=True).fetchall()
+        for row in rows:
+            if row[-1] != number:
+                self._other_answer()
+        return [row[:-1] for row in rows]
 
-    def _own(self, sql: str, params: dict[str, str | None], end: float) -> list[Any]:
-        """Return the rows that answer this request.
-
-        The last column of the statement is the request's number, so that the answer to another request is noticed.
-        """
-        self._asked += 1
-        number = str(self._asked)
-        return self._checked(self._call(sql, {**params, "number": number}, end), number)
-
-    def _some(self, sql: str, params: dict[str, str | None], end: float | None = None) -> list[Any]:
+    def _some(self, sql: str, facts: dict[str, str | None], end: float | None = None) -> list[Any]:
         """Return the rows of a statement whose answer always has one.
 
         An answer without rows belongs to another request.
         """
-        rows = self._own(sql, params, end if end is not None else self._end())
-        return rows or self._other_answer()
+        return self._ask(sql, facts, end) or self._other_answer()
 
-    def _rows(self, columns: str, query: str, params: dict[str, str | None], order: str = "1") -> list[Any]:
+    def _rows(self, columns: str, query: str, facts: dict[str, str | None], order: str = "1") -> list[Any]:
         """Return the rows of a query, as ``columns``, of which the first is never NULL.
 
         A query without rows is answered by one row of NULLs, because an answer must carry the number of its request.
@@ -609,41 +599,32 @@ class PostgresConnection:
             f"SELECT {columns}, %(number)s::text FROM (SELECT) AS one LEFT JOIN ({query}) AS found ON true "
             f"ORDER BY {order}"
         )
-        return [row for row in self._some(sql, params) if row[0] is not None]
-
-    def _checked(self, rows: list[Any], number: str) -> list[Any]:
-        if any(row[-1] != number for row in rows):
-            self._other_answer()
-        return [row[:-1] for row in rows]
+        return [row for row in self._some(sql, facts) if row[0] is not None]
 
     def _other_answer(self) -> NoReturn:
         self._drop()
         raise StoreOutage(f"{self._name}: the server sent the answer to another request")
 
-    def _here_only(self, sql: str, *params: str | None, end: float | None = None) -> Any:
-        """Return the answer of a function that is called in the store this process has seen, and in no other store."""
-        end = end if end is not None else self._end()
-        self._asked += 1
-        number = str(self._asked)
-        return self._there(
-            lambda: self._checked(
-                self._call(f"{sql}, %s::text{self._here}", (*params, number, self._seen.text), end), number
-            ),
-            end,
-        )[0]
+    def _one(self, sql: str, facts: dict[str, str | None], end: float | None = None) -> Any:
+        """Return the one row of a statement that has none in another store than the one that this process has seen.
 
-    def _there(self, ask: Callable[[], list[Any]], end: float) -> Any:
-        """Return the one row of an answer.
-
-        No row: the store has another identity, which is accepted if it was adopted.
+        Another identity is accepted if it was adopted.
         """
-        rows = ask()
+        if end is None:
+            end = self._end()
+        rows = self._ask(sql, facts, end)
         if not rows:
             self._meet(end)
-            rows = ask()
+            rows = self._ask(sql, facts, end)
         if not rows:
             raise StoreOutage(f"{self._name}: the id of the store changes while it is asked")
         return rows[0]
+
+    def _do(self, function: str, types: str, *values: str | None, end: float | None = None) -> Any:
+        """Return what a function of the schema answers, with arguments of these types."""
+        arguments = ", ".join([f"%(a{n})s::{kind}" for n, kind in enumerate(types.split())])
+        sql = f'SELECT "{self._schema}".{function}({arguments}), %(number)s::text{self._here}'
+        return self._one(sql, {f"a{n}": value for n, value in enumerate(values)}, end)[0]
 
     def _meet(self, end: float) -> None:
         """Find out which store this is. Raise when it is another one than before."""
@@ -712,6 +693,7 @@ class PostgresConnection:
 
 _EXPIRE_AT_ONCE: Final = 64  # as in the SQL
 _PURGE_AT_ONCE: Final = 1_000
+_SETTLE: Final = "text text[] float8[] bigint[] bigint[]"  # types of the arguments of settle()
 
 
 class PostgresSession(PostgresConnection):
@@ -727,17 +709,17 @@ class PostgresSession(PostgresConnection):
         if len(ordered) == 1 and not force:
             (line,) = ordered
             with contextlib.suppress(DuplicateError):
-                for numbers, now, control, late in self._own(
-                    self._reserve_one, {**_wanted(hold, seconds, line, want), "identity": self._seen.text}, end
+                for numbers, now, control, late in self._ask(
+                    self._reserve_one, _wanted(hold, seconds, line, want), end
                 ):
                     if not late:
                         return StoreReply([balance_of_line(line, numbers, closed=False)], now, control or 0)
                     answer = f"[true,false,{now!r},{control or 0},true,[]]"
         if answer is None:
             names, times, caps = columns_of(ordered)
-            answer = self._here_only(
-                self._reserve, hold, seconds, names, times, caps, integers(want), "t" if force else "f", end=end
-            )
+            types = "text float8 text[] float8[] bigint[] bigint[] boolean"
+            given = hold, seconds, names, times, caps, integers(want), "t" if force else "f"
+            answer = self._do("reserve", types, *given, end=end)
         ok, stale, now, control, late, found = json.loads(answer)
         if late and not stale:
             found = self._charged(ordered, end)
@@ -746,29 +728,25 @@ class PostgresSession(PostgresConnection):
     def _charged(self, lines: Sequence[Line], end: float) -> Any:
         """Return the accounts after overdue holds were charged."""
         keys = texts([short_name(line.key) for line in lines])
-        return json.loads(self._here_only(f'SELECT "{self._schema}".charged(%s::text[])', keys, end=end))
+        return json.loads(self._do("charged", "text[]", keys, end=end))
 
     def settle(self, hold: str, lines: Sequence[Line], actual: Amount, record: Record | None = None) -> StoreReply:
         check_amounts(actual, lines)
         hold = short_name(hold)
         names, times, caps = columns_of(in_lock_order(lines))
         if len(lines) != 1 and record is None:
-            return reply_of(self._here_only(self._settle, hold, names, times, caps, integers(actual)), lines)
+            return reply_of(self._do("settle", _SETTLE, hold, names, times, caps, integers(actual)), lines)
         facts: dict[str, str | None] = {
             "hold": hold, "names": names, "times": times, "caps": caps,
             "paid0": str(actual[0]), "paid1": str(actual[1]), "paid2": str(actual[2]),
         }  # fmt: skip
         if record is not None:
             facts |= {"kind": short_name(record[0]), "ref": record[1], "text": record[2]}
-        end = self._end()
-
-        def sent(sql: str) -> Any:
-            return self._there(lambda: self._own(sql, {**facts, "identity": self._seen.text}, end), end)
-
         if len(lines) != 1:
-            return reply_of(sent(self._settle_recorded)[0], lines)
+            return reply_of(self._one(self._settle_recorded, facts)[0], lines)
         facts["key"] = short_name(lines[0].key)
-        answer, numbers, closed, now, control = sent(self._settle_one if record is None else self._settle_one_recorded)
+        sql = self._settle_one if record is None else self._settle_one_recorded
+        answer, numbers, closed, now, control = self._one(sql, facts)
         return (
             StoreReply([balance_of_line(lines[0], numbers, closed=closed)], now, control or 0)
             if answer is None
@@ -791,10 +769,10 @@ class PostgresSession(PostgresConnection):
             facts = _wanted(short_name(hold), repr(float(ttl)), line, want) | {
                 "bill": short_name(bill.hold), "paid0": str(bill.actual[0]), "paid1": str(bill.actual[1]),
                 "paid2": str(bill.actual[2]), "kind": None if kind is None else short_name(kind), "ref": ref,
-                "text": text, "identity": self._seen.text,
+                "text": text,
             }  # fmt: skip
             with contextlib.suppress(DuplicateError):
-                for numbers, now, control, late in self._own(self._settle_and_reserve_one, facts, end):
+                for numbers, now, control, late in self._ask(self._settle_and_reserve_one, facts, end):
                     both = StoreReply([balance_of_line(line, numbers, closed=False)], now, control or 0)
                     if late:
                         both = StoreReply(balances_of(self._charged(lines, end), lines), now, control or 0)
@@ -803,44 +781,38 @@ class PostgresSession(PostgresConnection):
         return settled, self.reserve(hold, ttl, lines, want, force=force)
 
     def release(self, hold: str) -> StoreReply:
-        return reply_of(self._here_only(self._settle, short_name(hold), "{}", "{}", "{}", None), ())
+        return reply_of(self._do("settle", _SETTLE, short_name(hold), "{}", "{}", "{}", None), ())
 
     def extend(self, line: Line, more: Amount) -> Balance:
         check_amounts(more, [line])
-        sql = f'SELECT "{self._schema}".extend(%s::text[], %s::float8[], %s::bigint[], %s::bigint[])'
-        return balance_of(json.loads(self._here_only(sql, *columns_of([line]), integers(more))))
+        given = *columns_of([line]), integers(more)
+        return balance_of(json.loads(self._do("extend", "text[] float8[] bigint[] bigint[]", *given)))
 
     def read(self, scope: str | None = None) -> list[Balance]:
         end = self._end()
-        here = self._here.replace("%s", "%(identity)s")
         sql = (
             "SELECT (r).charged, (r).accounts, %(number)s::text FROM (SELECT "
-            f'"{self._schema}".read(%(scope)s::text) AS r{here} OFFSET 0) AS it'
+            f'"{self._schema}".read(%(scope)s::text) AS r{self._here} OFFSET 0) AS it'
         )
         while True:
-            charged, found = self._there(
-                lambda: self._own(
-                    sql, {"scope": None if scope is None else short_name(scope), "identity": self._seen.text}, end
-                ),
-                end,
-            )
+            charged, found = self._one(sql, {"scope": None if scope is None else short_name(scope)}, end)
             if charged < _EXPIRE_AT_ONCE or time.monotonic() >= end - self._timeout / 2:
                 return [balance_of(row) for row in json.loads(found)]
 
     # ---- marks and documents ----------------------------------------------------------------------------------------
 
     def first(self, key: str, mark: str, percent: float, limit: Amount) -> bool:
-        here = self._here.replace("%s", "%(identity)s")
-        values = f"SELECT %(key)s::text, %(mark)s::text, %(percent)s::float8, %(limit)s::text, %(long)s::text{here}"
+        columns = "%(key)s::text, %(mark)s::text, %(percent)s::float8, %(limit)s::text, %(long)s::text"
+        values = f"SELECT {columns}{self._here}"
         sql = (
             f'INSERT INTO "{self._schema}".marks {values} ON CONFLICT (key, mark) DO NOTHING RETURNING %(number)s::text'
         )
         facts = {
             "key": short_name(key), "mark": short_name(mark), "percent": repr(float(percent)),
-            "limit": json.dumps(limit), "long": long_name(mark), "identity": self._seen.text,
+            "limit": json.dumps(limit), "long": long_name(mark),
         }  # fmt: skip
         end = self._end()
-        made = self._own(sql, facts, end)
+        made = self._ask(sql, facts, end)
         if not made:
             self._meet(end)  # it was marked before, or this is another store
         return bool(made)
@@ -858,18 +830,14 @@ class PostgresSession(PostgresConnection):
 
     def get(self, name: str) -> tuple[int, str]:
         expected = self._seen.text
-        query = f'SELECT * FROM "{self._schema}".documents WHERE name IN (%(identity)s::text, %(name)s::text)'
-        rows = self._rows("name, version, text", query, {"identity": IDENTITY, "name": short_name(name)})
+        query = f'SELECT * FROM "{self._schema}".documents WHERE name IN (%(id)s::text, %(name)s::text)'
+        rows = self._rows("name, version, text", query, {"id": IDENTITY, "name": short_name(name)})
         found = {key: (version, text) for key, version, text in rows}
         self._seen.meet(expected, found.get(IDENTITY, (0, ""))[1])
         return found.get(short_name(name), (0, ""))
 
     def put(self, name: str, version: int, text: str) -> bool:
-        return bool(
-            self._here_only(
-                f'SELECT "{self._schema}".put(%s::text, %s::bigint, %s::text)', short_name(name), str(version), text
-            )
-        )
+        return bool(self._do("put", "text bigint text", short_name(name), str(version), text))
 
     def drop(self, name: str) -> None:
         self._delete("documents WHERE name = %(name)s::text", name=short_name(name))
@@ -887,12 +855,9 @@ class PostgresSession(PostgresConnection):
     # ---- records ----------------------------------------------------------------------------------------------------
 
     def append(self, kind: str, ref: str, text: str) -> None:
-        here = self._here.replace("%s", "%(identity)s")
-        values = f'SELECT "{self._schema}".clock(), %(kind)s::text, %(ref)s::text, %(text)s::text{here}'
+        values = f'SELECT "{self._schema}".clock(), %(kind)s::text, %(ref)s::text, %(text)s::text{self._here}'
         sql = f'INSERT INTO "{self._schema}".records (at, kind, ref, text) {values} RETURNING %(number)s::text'
-        facts = {"kind": short_name(kind), "ref": ref, "text": text}
-        end = self._end()
-        self._there(lambda: self._own(sql, {**facts, "identity": self._seen.text}, end), end)
+        self._one(sql, {"kind": short_name(kind), "ref": ref, "text": text})
 
     def tail(self, kind: str, count: int) -> list[tuple[float, str, str]]:
         query = (
@@ -919,8 +884,8 @@ class PostgresSession(PostgresConnection):
         return self._rows("at, text", query, facts, "seq")
 
     def beat(self, run: str, worker: str, text: str, *, ended: bool = False) -> int:
-        sql = f'SELECT "{self._schema}".beat(%s::text, %s::text, %s::text, %s::boolean, %s::text)'
-        return int(self._here_only(sql, short_name(run), worker, text, "t" if ended else "f", long_name(run)))
+        given = short_name(run), worker, text, "t" if ended else "f", long_name(run)
+        return int(self._do("beat", "text text text boolean text", *given))
 
     def running(self, within: float) -> list[tuple[str, str, float, str]]:
         since = f'(SELECT "{self._schema}".clock() - %(within)s::float8)'
@@ -928,21 +893,17 @@ class PostgresSession(PostgresConnection):
         return self._rows("coalesce(long_id, id), worker, beat, text", query, {"within": repr(float(within))}, "beat")
 
     def claim(self, key: str, ttl: float) -> str:
-        return str(
-            self._here_only(f'SELECT "{self._schema}".claim(%s::text, %s::float8)', short_name(key), repr(float(ttl)))
-        )
+        return str(self._do("claim", "text float8", short_name(key), repr(float(ttl))))
 
     def finish(self, key: str, done: bool) -> None:
-        self._here_only(f'SELECT "{self._schema}".finish(%s::text, %s::boolean)', short_name(key), "t" if done else "f")
+        self._do("finish", "text boolean", short_name(key), "t" if done else "f")
 
     def purge(self, older_than: float) -> None:
         """Delete in parts, for at most half of the deadline. The next purge continues."""
         end = self._end()
         old = repr(self._clock(end) - older_than)
         while time.monotonic() < end - self._timeout / 2:
-            if not self._here_only(
-                f'SELECT "{self._schema}".purge(%s::float8, %s::int)', old, str(_PURGE_AT_ONCE), end=end
-            ):
+            if not self._do("purge", "float8 int", old, str(_PURGE_AT_ONCE), end=end):
                 return
 
 

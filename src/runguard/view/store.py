@@ -99,20 +99,14 @@ class StoreView:
     def _ask(self, question: Callable[[StoreSession], _T]) -> _T:
         with self._lock, store_faults(self.name):
             fresh = self._session is None
-            try:
-                return question(self._open())
-            except StoreOutage:
-                self._drop()
-                if fresh:
-                    raise
+            while True:
                 try:
-                    return question(self._open())  # a connection that broke while idle is not an outage
-                except (StoreOutage, StoreError):
+                    return question(self._open())
+                except Exception as error:
                     self._drop()
-                    raise
-            except Exception:
-                self._drop()
-                raise
+                    if fresh or not isinstance(error, StoreOutage):
+                        raise
+                    fresh = True  # a connection that broke while idle is not an outage
 
     def _open(self) -> StoreSession:
         if isinstance(self._store, SqliteStore):
@@ -457,12 +451,9 @@ class SqliteLook(SqliteSession):
 # ---- the calls of a store over time; each refresh reads only new records
 
 CALLS_KEPT: Final = 20_000
-BY: Final = ("app", "agent", "model", "user", "tool")
 TOOLS: Final = "(tools)"  # calls of tools that have a price, beside the models
 OTHERS: Final = "others"
 _FIRST_LOOK: Final = 256
-_RUNS_ASKED: Final = 2_000
-_RECENT_S: Final = 60.0
 _STEPS: Final = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3_600.0, 21_600.0, 86_400.0, 604_800.0)
 _BUCKETS: Final = 60
 _NAMES: Final = 7  # names with their own colour
@@ -475,8 +466,6 @@ class CallLog:
         self.calls: list[Call] = []
         self.is_truncated = False  # the store has older calls
         self._last: list[tuple[float, str, str]] = []
-        self._owners: dict[str, tuple[str, str]] = {}  # run -> app and user, if its calls do not name them
-        self._nameless = 0
 
     def refresh(self, session: StoreSession, unreadable: Unreadable) -> None:
         """Read new records: request a longer and longer tail until it contains the last known record."""
@@ -496,46 +485,26 @@ class CallLog:
         if len(self.calls) > CALLS_KEPT:
             self.calls, self.is_truncated = self.calls[-CALLS_KEPT:], True
         self._last = rows[-8:] or self._last
-        self._name_owners(session)
 
-    def _name_owners(self, session: StoreSession) -> None:
-        """Find the owners of older records, which do not name them, in the run's own record or its heartbeat."""
-        nameless = {call.run for call in self.calls if call.app is None} - self._owners.keys()
-        if not nameless or len(nameless) == self._nameless:
-            return
-        alive = ((run, text) for run, _, _, text in session.running(_RECENT_S))
-        for run, text in (*alive, *((run, text) for _, run, text in session.tail("run", _RUNS_ASKED))):
-            if run in nameless and (facts := table(text)) is not None:
-                self._owners[run] = word(facts.get("app")), word(facts.get("user"))
-        self._nameless = len(nameless - self._owners.keys())
 
-    def property_of(self, by: str) -> Callable[[Call], str]:
-        if by == "agent":
-            return lambda call: call.agent
-        if by == "model":
-            return lambda call: TOOLS if call.is_tool else call.model
-        if by == "tool":
-            return lambda call: call.tool
-        which = BY.index(by) and 1  # app, or user
-
-        def owner(call: Call) -> str:
-            name = call.user if which else call.app
-            return name if name is not None else self._owners.get(call.run, ("", ""))[which]
-
-        return owner
-
-    def names_of(self, kind: str) -> Callable[[Call], Sequence[str]] | None:
-        """Return what reads the names in a call's scope of this kind; None for a kind that calls do not tell."""
-        app, user = self.property_of("app"), self.property_of("user")
-        readers: dict[str, Callable[[Call], Sequence[str]]] = {
-            "run": lambda call: (call.run,),
-            "app": lambda call: (app(call),),
-            "user": lambda call: (app(call), user(call)),
-            "agent": lambda call: (app(call), call.agent),
-            "tool": lambda call: (app(call), call.tool) if call.is_tool else (),
-            "model": lambda call: () if call.is_tool else (call.model,),
-        }
-        return readers.get(kind)
+# What a call belongs to, by the property that spending is grouped by.
+_PROPERTIES: Final[dict[str, Callable[[Call], str]]] = {
+    "app": lambda call: call.app,
+    "agent": lambda call: call.agent,
+    "model": lambda call: TOOLS if call.is_tool else call.model,
+    "user": lambda call: call.user,
+    "tool": lambda call: call.tool,
+}
+BY: Final = tuple(_PROPERTIES)
+# The names in a call's scope, by the kind of the scope. Other kinds are not told by calls.
+_SCOPES: Final[dict[str, Callable[[Call], Sequence[str]]]] = {
+    "run": lambda call: (call.run,),
+    "app": lambda call: (call.app,),
+    "user": lambda call: (call.app, call.user),
+    "agent": lambda call: (call.app, call.agent),
+    "tool": lambda call: (call.app, call.tool) if call.is_tool else (),
+    "model": lambda call: () if call.is_tool else (call.model,),
+}
 
 
 def _end_of(rows: Sequence[tuple[float, str, str]], last: Sequence[tuple[float, str, str]]) -> int | None:
@@ -556,10 +525,10 @@ def spend_of(log: CallLog, since: float, until: float, by: str, scope: str = "")
     begins = tuple(first + step * number for number in range(int((until - first) // step) + 1))
     calls = [call for call in latest(log.calls) if since <= call.at <= until]
     kind = scope.partition(":")[0]
-    if (names_of := log.names_of(kind)) is not None:
+    if (names_of := _SCOPES.get(kind)) is not None:
         keyed = ((call, f"{kind}:{'/'.join(map(scope_part, names))}") for call in calls if (names := names_of(call)))
         calls = [call for call, key in keyed if key.startswith(scope)]
-    property_of = log.property_of(by)
+    property_of = _PROPERTIES[by]
     named: defaultdict[str, list[Call]] = defaultdict(list)
     for call in calls:
         named[property_of(call)].append(call)

@@ -264,8 +264,8 @@ class Call:
     at: float  # when it was recorded, by the store's clock
     run: str
     id: str
-    app: str | None  # None: not in the record
-    user: str | None
+    app: str
+    user: str
     agent: str
     model: str
     tool: str
@@ -285,8 +285,8 @@ def read_call(at: float, run: str, text: str) -> Call | None:
         at,
         run,
         word(found.get("id")),
-        found["app"] if isinstance(found.get("app"), str) else None,
-        found["user"] if isinstance(found.get("user"), str) else None,
+        word(found.get("app")),
+        word(found.get("user")),
         word(found.get("agent")),
         word(found.get("model")),
         word(found.get("tool")),
