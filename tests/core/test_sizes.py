@@ -139,6 +139,15 @@ def test_the_size_of_a_large_answer_is_known_though_only_a_sample_of_it_is_compa
     assert book.size == size
 
 
+@each_row("text", ["", "done", "é" * 300, "lorem ipsum " * 9_000, "half of a pair: \ud800"])
+def test_a_text_is_compared_without_a_copy(text: str) -> None:
+    shot, size = snapshot({"result": text})
+    assert shot == ("result", text)
+    written = json.dumps({"result": text}, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    assert abs(size - len(written)) < 16
+    assert snapshot({"result": text + "."})[0] != shot
+
+
 # ---- The shortest answers are short ones: a size below zero means an answer that is too large to be copied
 
 

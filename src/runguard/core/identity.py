@@ -315,7 +315,7 @@ def snapshot(value: Any) -> tuple[Shot, int]:
 
 
 def _size_of(shot: Shot) -> int:
-    return sum(map(len, shot)) if type(shot) is tuple else len(shot)
+    return sum(map(sys.getsizeof, shot)) if type(shot) is tuple else len(shot)  # a text may take 4 bytes a sign
 
 
 def _text_of(shot: Shot) -> str:
