@@ -106,7 +106,7 @@ def test_an_operation_of_several_round_trips_has_one_deadline_for_all_of_them(
         # one.
         other.execute("SELECT FROM slow.accounts FOR UPDATE")
         kind: Any = type(session)
-        real = kind._call
+        real = kind._ask
         trips: list[str] = []
 
         def slow(self: Any, sql: str, params: Any, *args: Any) -> Any:
@@ -116,7 +116,7 @@ def test_an_operation_of_several_round_trips_has_one_deadline_for_all_of_them(
                 return []  # "no room": it asks the function
             return real(self, sql, params, *args)
 
-        monkeypatch.setattr(type(session), "_call", slow)
+        monkeypatch.setattr(type(session), "_ask", slow)
         assert seconds(lambda: session.reserve("h3", 60, ONE, CALL)) < LATE * DEADLINE
         assert len(trips) == 2
         monkeypatch.undo()

@@ -253,11 +253,11 @@ async def test_a_writer_that_ended_is_started_again_and_books_what_waits(
         patch.setattr(fact_writer.FactWriter, "work", lambda *_: ended.set())
         hold = await held(ledger)
         assert ended.wait(LONG)
-        ledger._threads[-1].join(LONG)  # type: ignore[union-attr]
+        ledger._threads[-1].join(LONG)
         ended.clear()
         ledger.settle(hold, CENT)
         assert ended.wait(LONG), "the settlement has found out"
-        ledger._threads[-1].join(LONG)  # type: ignore[union-attr]
+        ledger._threads[-1].join(LONG)
         assert not ledger.flush(0.05), "a flush does not say that what waits is booked"
         assert ledger.health()["waiting"] == 1
     assert ledger.flush(LONG)
@@ -274,7 +274,7 @@ async def test_asking_threads_that_ended_are_started_again(
         ledger.tell(lambda session: session.now())
         assert ledger.flush(LONG)
         for thread in ledger._threads[:-1]:
-            thread.join(LONG)  # type: ignore[union-attr]
+            thread.join(LONG)
     ledger.settle(await held(ledger), CENT)
     assert ledger.flush(LONG)
     assert balance(place, "user:app/alice") == (Decimal("0.01"), Decimal(0), 1)
@@ -310,7 +310,6 @@ async def test_wherever_an_exception_strikes_the_writer_every_settlement_is_book
         ledger.settle(hold, CENT)
         if dice.random() < 0.3:
             writer = ledger._threads[-1]
-            assert writer is not None
             assert writer.ident is not None
             error = dice.choice([KeyError, MemoryError, SystemExit])
             struck += ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(writer.ident), ctypes.py_object(error))

@@ -274,13 +274,13 @@ class WaitingLine:
         if not self._line:
             return True
         with self._lock:
-            return names.isdisjoint(self._taken_locked())
+            return names.isdisjoint(self._advance_locked())
 
     def join(self, names: frozenset[str]) -> LinePlace:
         place = LinePlace(names)
         with self._lock:
-            place.may_ask = names.isdisjoint(self._taken_locked()) if self._line else True
             self._line[place] = None
+            self._advance_locked()
         return place
 
     def block(self, place: LinePlace, name: str) -> None:
@@ -300,8 +300,7 @@ class WaitingLine:
         """
         with self._lock:
             self._line.pop(place, None)
-            if self._line:
-                self._advance_locked()
+            self._advance_locked()
 
     def listen(self, place: LinePlace) -> Sleeper:
         """Return a future of the running loop that is done when the call may ask, or after ``wake``."""
@@ -320,13 +319,8 @@ class WaitingLine:
         with self._lock:
             return sum(place.blocked_on in wanted for place in self._line)
 
-    def _taken_locked(self) -> set[str]:
-        taken: set[str] = set()
-        for place in self._line:
-            taken |= {place.blocked_on} if place.blocked_on else place.names
-        return taken
-
-    def _advance_locked(self) -> None:
+    def _advance_locked(self) -> set[str]:
+        """Let each place ask for whose accounts no earlier one waits, and return the accounts that are waited for."""
         taken: set[str] = set()
         for place in self._line:
             needs = {place.blocked_on} if place.blocked_on else place.names
@@ -335,6 +329,7 @@ class WaitingLine:
                 _wake_place(place)
             place.may_ask = may_ask
             taken |= needs
+        return taken
 
 
 def _wake_place(place: LinePlace) -> None:

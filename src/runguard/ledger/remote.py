@@ -96,7 +96,7 @@ class StoreLedger(Ledger):
         super().__init__()
         self.worker = f"{os.uname().nodename if hasattr(os, 'uname') else 'worker'}:{os.getpid()}"
         self._prefix, self._ids = f"{secrets.token_hex(8)}-", itertools.count(1)
-        self._threads: list[threading.Thread | None] = [None] * (_ASKERS + 1)  # the writer is the last
+        self._threads = [threading.Thread()] * (_ASKERS + 1)  # not started yet; the writer is the last
         self._looked_at = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._served = 0.0  # when a job was last done
@@ -110,7 +110,7 @@ class StoreLedger(Ledger):
     # ---- threads ----------------------------------------------------------------------------------------------------
 
     def _ensure_writer(self) -> None:
-        if not _is_alive(self._threads[-1]):
+        if not self._threads[-1].is_alive():
             # without a thread the fact waits, and every later use tries again
             with contextlib.suppress(StoreOutage):
                 self._start_threads()
@@ -122,17 +122,17 @@ class StoreLedger(Ledger):
         """
         restarted = 0
         with self._lock:
-            if self._threads[-1] is None:
+            if self._threads[-1].ident is None:
                 # Children of multiprocessing end without atexit; this is registered in the process that uses it.
                 multiprocessing.util.Finalize(None, self.end, exitpriority=10)
             for n, thread in enumerate(self._threads):
-                if not _is_alive(thread):
+                if not thread.is_alive():
                     work = self._answer_jobs if n < _ASKERS else partial(self._writer.work, self.worker)
                     try:
                         self._threads[n] = start_thread(f"runguard-store-{n}", work, self.link.fault)
                     except (RuntimeError, MemoryError) as error:
                         raise StoreOutage(f"{self.name}: no thread can be started to ask it: {error}") from None
-                    restarted += thread is not None
+                    restarted += thread.ident is not None
             self._restarts += restarted
         if restarted:
             _log.error(
@@ -146,14 +146,14 @@ class StoreLedger(Ledger):
         """
         self._writer.tell_dropped(at_once=True)
         with self._lock:
-            threads, self._threads = self._threads, [None] * (_ASKERS + 1)
+            threads, self._threads = self._threads, [threading.Thread()] * (_ASKERS + 1)
             jobs, self._jobs = self._jobs, queue.SimpleQueue()
             facts = self._writer.restart()
         facts.close()
         for _ in range(_ASKERS):
             jobs.put(None)
         for thread in threads:
-            if thread is not None and thread is not threading.current_thread():
+            if thread.is_alive() and thread is not threading.current_thread():
                 thread.join(min(self.timeout, _GOODBYE_S))
 
     def flush(self, seconds: float) -> bool:
@@ -228,7 +228,7 @@ class StoreLedger(Ledger):
     def _put_job(self, asked: _Job) -> None:
         """Queue a job. Look at one thread each time, because any of them can do it."""
         self._looked_at = (self._looked_at + 1) % _ASKERS
-        if not _is_alive(self._threads[self._looked_at]):
+        if not self._threads[self._looked_at].is_alive():
             self._start_threads()
         self._jobs.put(asked)
 
@@ -338,7 +338,13 @@ class StoreLedger(Ledger):
     ) -> None:
         bill = SettledCall(hold.id, lines_of(hold.accounts), actual, record)
         fact = Settlement(bill, hold.accounts, then, actual[0] - hold.booked[0])
-        if may_wait and not self.is_away and not self._waiting and not len(self.line) and is_unnoticed(hold, actual):
+        if (
+            may_wait
+            and not self.link.is_away
+            and not self._waiting
+            and not len(self.line)
+            and is_unnoticed(hold, actual)
+        ):
             self._writer.facts.linger(fact)
             self._ensure_writer()
         else:
@@ -477,10 +483,6 @@ class StoreLedger(Ledger):
 
     def forget(self, scope: str) -> None:
         self._accounts.forget(scope)
-
-
-def _is_alive(thread: threading.Thread | None) -> bool:
-    return thread is not None and thread.is_alive()
 
 
 # ---- One ledger per store and process.
