@@ -41,9 +41,9 @@ class SecondPlugin(strands.RunGuard):
     name = "second"
 
 
-def _spec(ask: Ask | None) -> AgentSpec:
+def _spec(ask: Ask | None, asks: int = 1) -> AgentSpec:
     def script(number: int, _: str) -> Reply:
-        return Reply(calls=[("ask", {"q": "what"})]) if ask is not None and number == 1 else Reply("done")
+        return Reply(calls=[("ask", {"q": f"{number}"})]) if ask is not None and number <= asks else Reply("done")
 
     return AgentSpec(script, "agent")
 
@@ -53,8 +53,8 @@ async def _look(q: str) -> str:
     return "an answer"
 
 
-def _langchain(guards: Sequence[Any], ask: Ask | None) -> Ask:
-    model: Any = langchain_harness.ScriptedChat(_spec(ask).script, [0])
+def _langchain(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
+    model: Any = langchain_harness.ScriptedChat(_spec(ask, asks).script, [0])
     agent = create_agent(model, [langchain_tool("ask")(ask)] if ask is not None else [], middleware=guards)
     return _invoked(agent)
 
@@ -66,14 +66,14 @@ def _invoked(agent: Any) -> Ask:
     return run
 
 
-def _pydantic(guards: Sequence[Any], ask: Ask | None) -> Ask:
+def _pydantic(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
     made = 0
 
     def script(messages: Any, info: Any) -> ModelResponse:
         nonlocal made
         made += 1
-        is_call = ask is not None and made == 1
-        return ModelResponse([ToolCallPart("ask", {"q": "what"}) if is_call else TextPart("done")])
+        is_call = ask is not None and made <= asks
+        return ModelResponse([ToolCallPart("ask", {"q": f"{made}"}) if is_call else TextPart("done")])
 
     agent: Any = PydanticAgent(
         FunctionModel(script, model_name=MODEL),
@@ -87,8 +87,8 @@ def _pydantic(guards: Sequence[Any], ask: Ask | None) -> Ask:
     return run
 
 
-def _strands(guards: Sequence[Any], ask: Ask | None) -> Ask:
-    model = strands_harness.ScriptedModel(_spec(ask), [0])
+def _strands(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
+    model = strands_harness.ScriptedModel(_spec(ask, asks), [0])
     tools: Any = [strands_tool(name="ask")(ask)] if ask is not None else []
     agent = StrandsAgent(model=model, tools=tools, plugins=[*guards], callback_handler=None)
 
@@ -98,8 +98,8 @@ def _strands(guards: Sequence[Any], ask: Ask | None) -> Ask:
     return run
 
 
-def _agent_framework(guards: Sequence[Any], ask: Ask | None) -> Ask:
-    client: Any = agent_framework_harness.ScriptedClient(_spec(ask), [0])
+def _agent_framework(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
+    client: Any = agent_framework_harness.ScriptedClient(_spec(ask, asks), [0])
     tools = [FunctionTool(name="ask", description="Ask.", func=ask)] if ask is not None else []
     agent: Any = FrameworkAgent(client, tools=tools, middleware=[*guards])
 
@@ -109,9 +109,9 @@ def _agent_framework(guards: Sequence[Any], ask: Ask | None) -> Ask:
     return run
 
 
-def _openai(guards: Sequence[Any], ask: Ask | None) -> Ask:
+def _openai(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
     tools: Any = [function_tool(ask, name_override="ask")] if ask is not None else []
-    agent: Any = OpenAIAgent(name="agent", model=openai_harness.ScriptedModel(_spec(ask), [0]), tools=tools)
+    agent: Any = OpenAIAgent(name="agent", model=openai_harness.ScriptedModel(_spec(ask, asks), [0]), tools=tools)
     for guard in reversed(guards):
         agent = guard.guarded(agent)
 
@@ -256,6 +256,32 @@ async def test_an_agent_in_the_background_goes_on_when_the_run_that_began_it_has
     [budget] = guard.budgets()
     assert budget.spent == 2 * _CALLS
     assert await build([guard], None)("go") != "done", "the budget is used up"
+
+
+@pytest.mark.parametrize("framework", _FRAMEWORKS)
+async def test_limits_hold_for_an_agent_that_outlives_its_run(framework: str) -> None:
+    build, first, _ = _FRAMEWORKS[framework]
+    guard, has_ended, jobs = first(max_model_calls=6), asyncio.Event(), list[asyncio.Task[str]]()
+
+    async def look(q: str) -> str:
+        """Look."""
+        await has_ended.wait()
+        return f"the answer to {q}"
+
+    sub = build([guard], look, asks=15)
+
+    async def ask(q: str) -> str:
+        """Ask."""
+        jobs.append(asyncio.create_task(sub(q)))
+        await asyncio.sleep(0.05)  # until it has called its tool
+        return "It works on it."
+
+    assert await build([guard], ask)("go") == "done"
+    has_ended.set()
+    assert await asyncio.wait_for(jobs.pop(), 10) != "done"
+    await nothing_left(guard)
+    assert [trip.rule for trip in guard.trips] == ["model_calls"]
+    assert guard.spend()["calls"] == _CALLS + 1 + 6, "its first call was part of the run that has ended"
 
 
 async def test_a_stop_holds_for_an_agent_that_outlives_its_run() -> None:

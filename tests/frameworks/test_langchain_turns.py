@@ -306,6 +306,37 @@ async def test_a_tool_that_waits_is_not_charged(is_async: bool) -> None:
 # ---- One turn of a graph of one's own.
 
 
+async def test_an_agent_in_the_background_of_a_turn_that_waits_leaves_its_run_alone() -> None:
+    middleware, may_go_on, jobs = RunGuardMiddleware(max_model_calls=4), asyncio.Event(), list[asyncio.Task[Any]]()
+
+    @tool
+    async def wait() -> str:
+        """Wait."""
+        await may_go_on.wait()
+        return "an answer"
+
+    made = [0]
+    waiting: Any = ScriptedChat(lambda n, _: Reply(calls=[("wait", {})]) if n == 1 else Reply("done"), made)
+    inner = create_agent(waiting, [wait], middleware=[middleware])
+
+    @tool
+    async def begin() -> str:
+        """Begin."""
+        jobs.append(asyncio.create_task(inner.ainvoke(HI)))
+        await asyncio.sleep(0.05)  # until it has called its tool
+        return "It works on it."
+
+    outer: Any = ScriptedChat(lambda n, _: Reply(calls=[("begin", {}) if n == 1 else ("look", {"n": n})]), [0])
+    agent = create_agent(outer, [begin, look], middleware=[middleware], checkpointer=InMemorySaver())
+    await agent.ainvoke(HI, CONFIG)
+    may_go_on.set()
+    await asyncio.wait_for(jobs.pop(), 10)
+    for _ in range(4):
+        await agent.ainvoke(Command(resume="yes"), CONFIG)
+    assert (made[0], middleware.spend()["calls"]) == (2, 4 + 1), "its last call is a run of its own"
+    assert [trip.rule for trip in middleware.trips] == ["model_calls"]
+
+
 def _fanned_out(model: Any) -> Any:
     class State(TypedDict):
         items: list[int]

@@ -38,13 +38,13 @@ _KEPT: Final = "langchain"  # the name under which a block of ``runguard.run()``
 class Scope:
     """One run in LangChain's terms: of a chain, a graph, a node or a tool."""
 
-    __slots__ = ("agent", "is_graph", "is_resumed", "name", "parent", "place", "turn")
+    __slots__ = ("agent", "has_ended", "is_graph", "is_resumed", "name", "parent", "place", "turn")
 
     def __init__(self, turn: "Turn", parent: "Scope | None", name: str, inputs: object) -> None:
         self.turn, self.parent, self.name = turn, parent, name
         self.agent = self  # the graph, chain or tool whose model calls follow each other in one lane
         self.place = SURROUNDINGS.get().place  # the tool call in which it began
-        self.is_graph = False
+        self.is_graph = self.has_ended = False
         # what LangGraph takes to go on with a thread, if this is a graph
         self.is_resumed = inputs is None or (isinstance(inputs, Command) and inputs.resume is not None)
 
@@ -75,7 +75,7 @@ class Turn:
         self.agents: dict[_Key, AgentRun] = {}
         self._first: dict[Guard, tuple[AgentRun, tuple[str, ...]]] = {}
         self._seen: dict[Guard, set[str]] = {}
-        self._lock, self._is_over = threading.RLock(), False
+        self._lock, self.is_over = threading.RLock(), False
 
     def others(self, key: _Key) -> list[AgentRun]:
         """Return what other guards have begun for the same agent."""
@@ -95,7 +95,7 @@ class Turn:
     def add(self, key: _Key, run: AgentRun, keys: tuple[str, ...], *, is_new: bool) -> "Found":
         """Keep an agent until the turn ends, unless another thread was faster. ``keys``: for the next resume."""
         with self._lock:
-            if self._is_over:
+            if self.is_over:
                 return Found(run, self, is_new=is_new, is_alone=True)
             known = self.agents.setdefault(key, run)
             self._first.setdefault(key[0], (known, keys))
@@ -123,7 +123,7 @@ class Turn:
     def end(self, *, failed: bool = False) -> None:
         """End the turn with its root. A run in a thread may go on, with a resume or from a static breakpoint."""
         with self._lock:
-            self._is_over = True
+            self.is_over = True
             agents, self.agents = list(self.agents.values()), {}
             first, self._first = dict(self._first), {}
         waits = self.waits or (not failed and any(run.is_unfinished for run in agents))
@@ -196,14 +196,13 @@ class _Handler(BaseCallbackHandler):
         scope = self.scopes.pop(run_id, None)
         if scope is None:
             return
+        scope.has_ended = True
         if isinstance(error, GraphInterrupt):
             scope.turn.waits = True
-        if scope.parent is not None:
-            if scope.agent is scope or scope.is_graph:
-                scope.turn.leave(scope)
-            return
-        self.scopes.clear()  # a task that was cancelled does not report its end
-        scope.turn.end(failed=error is not None)
+        if scope.parent is None or scope.turn is not scope.parent.turn:
+            scope.turn.end(failed=error is not None)
+        elif scope.agent is scope or scope.is_graph:
+            scope.turn.leave(scope)
 
     def __copy__(self) -> "_Handler":
         return self
@@ -359,7 +358,9 @@ class Runs:
         while block is not None and block.ended:
             block = block.outer
         if scope is not None:
-            return scope.turn, (self.guard, scope.agent, block)
+            if scope.agent.turn.is_over and not scope.agent.has_ended:  # in the background, it has outlived its root
+                scope.agent.turn = Turn()
+            return scope.agent.turn, (self.guard, scope.agent, block)
         turn = block.kept.setdefault(_KEPT, Turn()) if block is not None else None
         return turn if isinstance(turn, Turn) else None, (self.guard, _worker(), block)
 
@@ -384,7 +385,7 @@ class Runs:
         The name tells graphs apart that have one guard and threads of the same name. A caller may give each invocation
         another one (``run_name``), so the thread alone counts, too.
         """
-        if scope is None or not thread:
+        if scope is None or not thread or scope.agent.turn is not scope.outermost.turn:  # nothing resumes what is left
             return ()
         return tuple(f"langchain\0{self._kind}\0{name}\0{thread}" for name in (scope.outermost.name, ""))
 
