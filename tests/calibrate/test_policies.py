@@ -120,6 +120,13 @@ def test_functions_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert reloaded(made).max_tokens == 275
 
 
+def test_the_cheaper_model_of_a_threshold_is_carried_into_the_file(tmp_path: Path) -> None:
+    cheaper = Threshold(percent=0.8, model="gpt-4o-mini", agents=("clerk",))
+    policy = Policy.validated({"budgets": (Budget(usd=5, per="app", thresholds=[cheaper]),)}, "")
+    (again,) = reloaded(calibrate(write(tmp_path / "runs.jsonl"), policy)).budgets
+    assert [(each.model, tuple(each.agents)) for each in again.thresholds] == [("gpt-4o-mini", ("clerk",))]
+
+
 def test_budgets_are_carried_into_the_file_and_what_only_code_can_say_is_named(tmp_path: Path) -> None:
     recorded = write(tmp_path / "runs.jsonl")
     again = reloaded(calibrate(recorded, Policy.validated({"budgets": BUDGETS}, ""))).budgets

@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from hashlib import blake2b
 from math import ceil, exp, floor, isnan, lgamma, log, log1p, log10, nan, sqrt
@@ -336,9 +336,7 @@ def _budget(budget: Budget, name: str, missing: list[str]) -> dict[str, Any] | N
     if budget.burn_alert:
         values["burn_alert"] = True
     if tuple(budget.thresholds) != DEFAULT_THRESHOLDS:
-        values["thresholds"] = [
-            {"percent": each.percent, "action": each.action, "recurring": each.recurring} for each in budget.thresholds
-        ]
+        values["thresholds"] = [replace(each, callback=None).to_dict() for each in budget.thresholds]
         missing += [
             f"{name}.thresholds[{number}].callback"
             for number, each in enumerate(budget.thresholds)

@@ -228,11 +228,11 @@ _CLOCK_OFF_S: Final = 60.0
 
 def adk_line() -> CheckResult:
     if not has_adk():
-        if _installed_frameworks():
+        if any(map(_version_of, _OLDEST_FRAMEWORKS)):
             return CheckResult("google-adk", "ok", "not installed, and only needed for agents of ADK")
         found = "google-adk is not installed: guarded functions work, the plugin and install() do not"
         return CheckResult("google-adk", "warning", found, "pip install 'runguard-agents[adk]'")
-    version = metadata.version("google-adk")
+    version = _version_of("google-adk")
     number = _number(version)
     if number < _OLDEST_ADK:
         return CheckResult(
@@ -253,33 +253,29 @@ def _number(version: str) -> tuple[int, int]:
 
 
 def has_adk() -> bool:
+    return bool(_version_of("google-adk"))
+
+
+def _version_of(package: str) -> str:
+    """Return the installed release of a package, "" for one that is not installed."""
     try:
-        metadata.version("google-adk")
+        return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return ""
 
 
 def framework_lines() -> list[CheckResult]:
     """Return the other frameworks that are installed: one line, or one for each that is too old."""
-    installed, lines = _installed_frameworks(), []
-    for name, version in installed.items():
-        extra, oldest = _OLDEST_FRAMEWORKS[name]
-        if _number(version) < oldest:
-            found = f"{name} {version} is too old: RunGuard needs {'.'.join(map(str, oldest))} or newer"
-            lines.append(CheckResult("frameworks", "problem", found, f"pip install -U 'runguard-agents[{extra}]'"))
+    installed, lines = [], []
+    for name, (extra, oldest) in _OLDEST_FRAMEWORKS.items():
+        if version := _version_of(name):
+            installed.append(f"{name} {version}")
+            if _number(version) < oldest:
+                found = f"{name} {version} is too old: RunGuard needs {'.'.join(map(str, oldest))} or newer"
+                lines.append(CheckResult("frameworks", "problem", found, f"pip install -U 'runguard-agents[{extra}]'"))
     if installed and not lines:
-        found = ", ".join(f"{name} {version}" for name, version in installed.items())
-        lines.append(CheckResult("frameworks", "ok", found))
+        lines.append(CheckResult("frameworks", "ok", ", ".join(installed)))
     return lines
-
-
-def _installed_frameworks() -> dict[str, str]:
-    found = {}
-    for name in _OLDEST_FRAMEWORKS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
 
 
 def name_line() -> CheckResult:
@@ -301,15 +297,10 @@ def name_line() -> CheckResult:
             f"{shadows[0]} has the name runguard, too: programs started here may import it instead of {origin.parent}"
         )
         return CheckResult("runguard", "problem", found, "rename or remove it, or start programs from another folder")
-    try:
-        installed = metadata.version(_OURS)
-    except metadata.PackageNotFoundError:
-        return CheckResult(
-            "runguard",
-            "warning",
-            f"{_version.__version__} at {origin.parent}, imported without being installed",
-            f"pip install {_OURS}",
-        )
+    installed = _version_of(_OURS)
+    if not installed:
+        found = f"{_version.__version__} at {origin.parent}, imported without being installed"
+        return CheckResult("runguard", "warning", found, f"pip install {_OURS}")
     if installed != _version.__version__:
         found = f"{_version.__version__} at {origin.parent} is imported, but {_OURS} {installed} is installed"
         return CheckResult(

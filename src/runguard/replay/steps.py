@@ -438,28 +438,22 @@ class JsonStream:
 
     def members(self) -> Iterator[str]:
         """Yield the keys of an object; the caller reads the value of each before the next."""
-        self.take("{")
-        while self.peek() != "}":
+        for _ in self.elements("{", "}"):
             key = self.value()
             self.take(":")
             if not isinstance(key, str):
                 raise TruncatedError("a key that is not a string")
             yield key
-            if self.peek() == ",":
-                self._at += 1
-            elif self.peek() != "}":
-                self.take("}")
-        self._at += 1
 
-    def elements(self) -> Iterator[None]:
+    def elements(self, first: str = "[", last: str = "]") -> Iterator[None]:
         """Yield once per element of an array; the caller reads the element before the next."""
-        self.take("[")
-        while self.peek() != "]":
+        self.take(first)
+        while self.peek() != last:
             yield None
             if self.peek() == ",":
                 self._at += 1
-            elif self.peek() != "]":
-                self.take("]")
+            elif self.peek() != last:
+                self.take(last)
         self._at += 1
 
     def _more(self, at_least: int = 0) -> bool:
