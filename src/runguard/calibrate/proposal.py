@@ -33,7 +33,7 @@ from runguard.pricing.rates import Usage
 from runguard.replay.output import check_place, count, money, print_sections, share, skipped, with_progress, write_file
 from runguard.replay.player import Judge, PieceResult, Player, Playing, each_run, harmless, workers_for
 from runguard.replay.results import Group, RunResult, wilson
-from runguard.replay.sources import Source, nothing_read, open_sources
+from runguard.replay.sources import Source, listed, nothing_read, open_sources
 from runguard.replay.steps import Faults, RecordedRun, Turn
 
 # ---- the usage of the runs of a recording, measured with the replay engine
@@ -437,7 +437,7 @@ class Missing:
         """Return why there can be no limit of this kind, or an empty string."""
         if kind.setting == "max_usd" and self.unpriced:
             names = sorted(self.models, key=lambda model: -self.models[model])
-            shown = _listed([name or "(no name: pass --model)" for name in names], 5)
+            shown = listed([name or "(no name: pass --model)" for name in names], 5)
             return (
                 f"no price for {shown} ({self.unpriced} recordings): a dollar limit would refuse such calls; set "
                 "prices in the policy"
@@ -694,7 +694,7 @@ def _changes(limits: list[Limit]) -> dict[str, Any]:
 def _withhold(limit: Limit, apart: list[str], halves: list[list[Limit]]) -> None:
     """Withdraw a limit that would stop most work of one source: different distributions have no common P95."""
     limit.why_not = (
-        f"2.5 x P95 is {limit.value:,g}, but that stops most successful recordings of {_listed(apart, 3)}: another "
+        f"2.5 x P95 is {limit.value:,g}, but that stops most successful recordings of {listed(apart, 3)}: another "
         "kind of work; calibrate each source separately"
     )
     for limits in ([limit], *halves):
@@ -722,7 +722,7 @@ _WIDTH: Final = 130
 def toml_of(made: Proposal) -> str:
     changes = made.changes
     lines = [
-        *_comment(f"Proposed by 'runguard calibrate' from {_listed(made.sources, 3)}."),
+        *_comment(f"Proposed by 'runguard calibrate' from {listed(made.sources, 3)}."),
         *_comment(basis_text(made)),
     ]
     if changes:
@@ -839,10 +839,6 @@ def about_cut(limit: Limit, cut: LimitEffect) -> str:
     more = " and others" if cut.by_label["success"] > len(cut.successes) else ""
     largest = number(limit, limit.largest)
     return f"{text}. Successful among them: {', '.join(cut.successes)}{more}; the largest took {largest}"
-
-
-def _listed(names: list[str], most: int) -> str:
-    return ", ".join(names[:most]) + (" and others" if len(names) > most else "")
 
 
 # ---- the command: print a proposal as the file that it makes, with its effects, or as JSON

@@ -26,7 +26,7 @@ from runguard.engine.runs import LaneRules, lane_rungs_of
 from runguard.policy.settings import RULES, Policy
 from runguard.replay.player import ADK_MODEL_CALLS, Judge, PieceResult, Player, quiet, replay
 from runguard.replay.results import After, Group, RunResult, Totals, Verdict
-from runguard.replay.sources import Source, error_text, nothing_read
+from runguard.replay.sources import Source, error_text, listed, nothing_read
 from runguard.replay.steps import Faults, RecordedRun, Step, Turn, UnreadableError, Wrote
 
 # ---- the command
@@ -66,7 +66,7 @@ class Report:
         first, (runs, *rest) = self.totals[0], _sections(self, for_page=True)
         stops = [{"name": each.name, "heights": each.stop_shares} for each in self.totals]
         return {
-            "sources": ", ".join(self.sources[:10]) + (" and others" if len(self.sources) > 10 else ""),
+            "sources": listed(self.sources, 10),
             "policies": [each.name for each in self.totals],
             "cost": _curves(first, "Cost per turn", "USD", first.cost_sums, column=1, scale=1e9),
             "prompts": _curves(first, "Prompt growth", "Prompt tokens", first.prompt_sums, column=0),

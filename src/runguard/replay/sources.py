@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from runguard.core.decision import printable
 from runguard.core.errors import PolicyError
@@ -48,7 +48,6 @@ from runguard.replay.steps import (
 )
 from runguard.reporting.journal import KIND, Entry, check_entry, read_entries
 
-_Where = TypeVar("_Where", bound=adk.Where)
 _PART: Final = 4 * 1024 * 1024  # bytes of JSONL that one piece holds
 _SESSIONS: Final = 64
 _HEAD: Final = 64 * 1024  # characters
@@ -108,8 +107,12 @@ def error_text(error: Exception) -> str:
     return words if words and isinstance(error, (UnreadableError, *DAMAGED)) else f"{type(error).__name__}: {words}"
 
 
+def listed(names: list[str], most: int) -> str:
+    return printable(", ".join(names[:most])) + (" and others" if len(names) > most else "")
+
+
 def names_of(sources: list[Source]) -> str:
-    return ", ".join(printable(source.name) for source in sources[:5]) + (" and others" if len(sources) > 5 else "")
+    return listed([source.name for source in sources], 5)
 
 
 def nothing_read(sources: list[Source], faults: Faults) -> UnreadableError:
@@ -208,7 +211,7 @@ def _of_database(name: str, where: adk.Where) -> Source:
             size = sum(1 for _ in adk.sessions_of(where)) if is_file else None
             return Source(name, size, "sessions", partial(_session_pieces, where))
         if {"records", "accounts"} <= tables.keys():
-            return _store(name, database_records, where)
+            return _store(name, partial(database_records, where))
     except (UnreadableError, sqlite3.Error) as error:
         raise UnreadableError(f"{where if is_file else name}: {error}") from None
     raise UnreadableError(f"{where if is_file else name}: neither an ADK session database nor a RunGuard store")
@@ -225,7 +228,7 @@ def _of_url(given: str, scheme: str, rest: str) -> Source:
         name = _without_password(scheme, rest)
         if not is_redis_store(given):
             raise UnreadableError(f"{name}: no RunGuard store in this namespace; add ?namespace=name to use another")
-        return _store(name, redis_records, given)
+        return _store(name, partial(redis_records, given))
     raise UnreadableError(
         f"{scheme}://…: cannot be replayed; use a file, a folder, sqlite:///path, postgresql://… or redis://…"
     )
@@ -236,9 +239,9 @@ def _without_password(scheme: str, rest: str) -> str:
     return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
 
 
-def _store(name: str, records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where) -> Source:
+def _store(name: str, runs: Callable[[Faults, str], Iterator[RecordedRun]]) -> Source:
     """Return a RunGuard store as a source of one piece."""
-    return Source(name, 1, "stores", lambda _: iter([Piece(1, partial(_record_runs, records, where))]))
+    return Source(name, 1, "stores", lambda _: iter([Piece(1, runs)]))
 
 
 def _session_pieces(where: adk.Where, _: int) -> Iterator[Piece]:
@@ -281,13 +284,6 @@ def _unpacked_runs(
     """Decompressed lines of a compressed file."""
     faults.merge(found)
     return _of_lines(iter(lines), name, faults)
-
-
-def _record_runs(
-    records: Callable[[_Where, Faults], Iterator[RecordedRun]], where: _Where, faults: Faults, model: str
-) -> Iterator[RecordedRun]:
-    """Return the runs of a RunGuard store. Its records name their models."""
-    return records(where, faults)
 
 
 def _broken(name: str, why: str, faults: Faults, model: str) -> Iterator[RecordedRun]:
@@ -588,7 +584,8 @@ _AT_ONCE: Final = 1_000
 Row = tuple[str, str, float, str]
 
 
-def database_records(where: adk.Where, faults: Faults) -> Iterator[RecordedRun]:
+def database_records(where: adk.Where, faults: Faults, model: str) -> Iterator[RecordedRun]:
+    """Yield the runs of a RunGuard store. Its records name their models."""
     name, table = (where.name, "records") if isinstance(where, Path) else ("records", _table_of(where))
     with adk.opened(where) as ask:
         yield from _stored_runs(ask(_ROWS.format(table)), name, faults)
@@ -607,7 +604,7 @@ def is_redis_store(url: str) -> bool:
         return bool(server.exists(f"{prefix}schema"))
 
 
-def redis_records(url: str, faults: Faults) -> Iterator[RecordedRun]:
+def redis_records(url: str, faults: Faults, model: str) -> Iterator[RecordedRun]:
     """Yield the records of a server by run. A temporary SQLite database sorts them, so that memory stays bounded."""
     with closing(sqlite3.connect("")) as spool:
         spool.execute("CREATE TABLE records (ref TEXT, kind TEXT, at REAL, text TEXT, seq INTEGER PRIMARY KEY)")

@@ -268,28 +268,20 @@ class UnpackedError(OSError):
     """A compressed file is larger than the limit."""
 
 
-class _Limited(io.RawIOBase):
+class _Limited(gzip.GzipFile):
     """Reads a compressed file up to a limit."""
 
     def __init__(self, path: Path, limit: int) -> None:
-        self._file = gzip.open(path, "rb")  # noqa: SIM115 - closed with this
-        self._limit, self._read = limit, 0
+        super().__init__(path, "rb")
+        self._limit = limit
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._file.readinto(buffer)
-        self._read += count
-        if self._read > self._limit:
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(size)
+        if self.tell() > self._limit:
             raise UnpackedError(
                 f"it unpacks to more than {size_text(self._limit)}; raise --max-unpacked, or unpack it first"
             )
-        return count
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+        return data
 
 
 def open_bytes(path: Path, max_unpacked: int = MAX_UNPACKED) -> BinaryIO:
