@@ -159,6 +159,11 @@ def _budget_plugin(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list
     return [BudgetPlugin(BudgetPolicy(max_tokens=settings["max_tokens"]))], []
 
 
+def _guarded_model(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
+    root.model = GuardedLlm(root.model, on_stop="stop", **settings)
+    return [], [root.model.guard]
+
+
 def _conditions(root: Any, settings: dict[str, Any]) -> tuple[list[Any], list[Guard]]:
     """Conditions around the run and around its loop that do not fire."""
     plugins, guards = _plugin(root, settings)
@@ -232,6 +237,10 @@ def _on_adk(
 
 def tool_loop(cast: Cast) -> Any:
     return cast.agent("solo", call("step", n=1), call("wait_a_turn", n=2), text("done"), tools=(step, wait_a_turn))
+
+
+def two_steps(cast: Cast) -> Any:
+    return cast.agent("solo", call("step", n=1), call("step", n=2), text("done"), tools=(step,))
 
 
 def hand_over(cast: Cast) -> Any:
@@ -343,32 +352,6 @@ def endless_nested(cast: Cast) -> Any:
         tools=[step],
     )
     return cast.agent("outer", call("inner", request="one"), text("outer is done"), tools=(AgentTool(inner),))
-
-
-def _guarded_model(*, sse: bool = False, **options: Any) -> Callable[[dict[str, Any] | None], Play]:
-    def make(policy: dict[str, Any] | None) -> Play:
-        cast = Cast()
-        plain = cast.model([call("step", n=1), call("step", n=2), text("done")])
-        model = GuardedLlm(plain, **{"on_stop": "stop", **PRICED, **options, **policy}) if policy is not None else plain
-        service = InMemorySessionService()
-        runner = Runner(
-            app=App(name="app", root_agent=LlmAgent(name="solo", model=model, tools=[step])), session_service=service
-        )
-        who: dict[str, Any] = {"user_id": "u1", "session_id": "s1"}
-
-        async def turn(ready: Callable[[], None]) -> Any:
-            ready()
-            if await service.get_session(app_name="app", **who) is None:
-                await service.create_session(app_name="app", **who)
-            message = types.Content(role="user", parts=[types.Part(text="go")])
-            return _seen([event async for event in runner.run_async(**who, new_message=message)])
-
-        async def check() -> None:
-            assert_calls_answered(await service.get_session(app_name="app", **who))
-
-        return Play([model.guard] if isinstance(model, GuardedLlm) else [], turn, check, lambda: plain.calls)
-
-    return make
 
 
 # ---- functions ------------------------------------------------------------------------------------------------------
@@ -622,7 +605,7 @@ REFERENCES: Final = [
     Reference("cost breaker", _on_adk(tool_loop, guarding=_breaker)),
     Reference("budget plugin", _on_adk(tool_loop, guarding=_budget_plugin, max_tokens=100_000)),
     Reference("conditions", _on_adk(short_loop, guarding=_conditions)),
-    Reference("guarded model", _guarded_model()),
+    Reference("guarded model", _on_adk(two_steps, guarding=_guarded_model)),
     Reference("guard_async", _functions("async")),
     Reference("guard_async in pieces", _functions("async pieces")),
     Reference("guard_async, entered", _functions("async entered")),

@@ -8,14 +8,14 @@ on.
 
 import json
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.kit.sse_server import JsonHandler, LocalServer
 
 Json = dict[str, Any]
 KEY = "a-dummy-key"
@@ -152,17 +152,8 @@ class Request:
         return self.config.get("maxOutputTokens")
 
 
-class _Http(ThreadingHTTPServer):
-    request_queue_size = 256  # a client whose connection is not taken at once tries again only after a second
-    daemon_threads = True
-    block_on_close = False
-
-
-class GeminiServer:
-    """A server on a free port.
-
-    The script is a list of steps, of which the last repeats, or a function of (n, request) with n from 1.
-    """
+class GeminiServer(LocalServer):
+    """The script is a list of steps, of which the last repeats, or a function of (n, request) with n from 1."""
 
     def __init__(self) -> None:
         self._script: Any = [Answer()]
@@ -172,15 +163,7 @@ class GeminiServer:
         self.billed: list[Json] = []  # usage of every answer that was worked on, whether or not it arrived
         self.tokens = 1_000  # what countTokens says
         self._in_flight = self.max_in_flight = 0
-        self._http = _Http(("127.0.0.1", 0), type("Handler", (_Handler,), {"provider": self}))
-        self._thread = threading.Thread(
-            target=self._http.serve_forever, args=(0.01,), name="gemini-server", daemon=True
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._http.server_address[1]}"
+        super().__init__(_Handler)
 
     def script(self, *steps: Step) -> None:
         self._script = list(steps)
@@ -195,9 +178,7 @@ class GeminiServer:
 
     def close(self) -> None:
         self._closing.set()
-        self._http.shutdown()
-        self._http.server_close()
-        self._thread.join(5)
+        super().close()
 
     # ---- for the handler --------------------------------------------------------------------------------------------
 
@@ -238,22 +219,11 @@ class GeminiServer:
             time.sleep(0.002)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(JsonHandler):
     provider: GeminiServer
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that its parent gave it
-        pass
-
-    def handle(self) -> None:
-        try:
-            super().handle()
-        except (ConnectionError, BrokenPipeError):  # the client hung up
-            self.close_connection = True
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+    def do_POST(self) -> None:  # noqa: N802 - http.server calls it
+        body = self.body()
         target = urlsplit(self.path)
         called = _MODEL_CALL.fullmatch(target.path)
         wrong = self._wrong(called, target.path, body)
@@ -262,16 +232,16 @@ class _Handler(BaseHTTPRequestHandler):
             "POST", self.path, body, wrong is None and verb in ("generateContent", "streamGenerateContent")
         )
         if wrong is not None:
-            self._send(wrong["error"]["code"], wrong)
+            self.send(wrong["error"]["code"], wrong)
         elif target.path == "/v1beta/cachedContents":
             kept = {
                 "name": "cachedContents/c1",
                 "model": body["model"],
                 "usageMetadata": {"totalTokenCount": self.provider.tokens},
             }
-            self._send(200, {**kept, "createTime": "2026-01-01T00:00:00Z", "expireTime": "2099-01-01T00:00:00Z"})
+            self.send(200, {**kept, "createTime": "2026-01-01T00:00:00Z", "expireTime": "2099-01-01T00:00:00Z"})
         elif verb == "countTokens":
-            self._send(
+            self.send(
                 200,
                 {
                     "totalTokens": self.provider.tokens,
@@ -282,9 +252,9 @@ class _Handler(BaseHTTPRequestHandler):
             assert called is not None
             self._answer(request, called.group(1))
 
-    def do_DELETE(self) -> None:
+    def do_DELETE(self) -> None:  # noqa: N802 - http.server calls it
         self.provider.arrived("DELETE", self.path, {}, False)
-        self._send(200, {})
+        self.send(200, {})
 
     def _wrong(self, called: "re.Match[str] | None", path: str, body: Json) -> Json | None:
         if self.headers.get("x-goog-api-key") != KEY:
@@ -313,33 +283,33 @@ class _Handler(BaseHTTPRequestHandler):
         step = self.provider.step(request)
         self.provider.work(step)
         if isinstance(step, Refusal):
-            self._send(step.status, step.body)
+            self.send(step.status, step.body)
             return
         used = step.usage(request) if callable(step.usage) else step.usage
         self.provider.bill(used)
         if request.verb == "generateContent":
             if step.cut_after is not None:
-                self._hang_up()
+                self.hang_up()
                 return
-            self._send(200, self._piece(step, model, list(step.parts), used, last=True))
+            self.send(200, self._piece(step, model, list(step.parts), used, last=True))
             return
-        self._begin_stream()
+        self.begin_stream()
         pieces = _pieces(step)
         for index, parts in enumerate(pieces):
             if index == step.cut_after:
-                self._hang_up()
+                self.hang_up()
                 return
             if index == step.fails_after:
-                self._event(Refusal(503).body)
+                self.event(_sse(Refusal(503).body))
                 break
             last = index == len(pieces) - 1
-            self._event(self._piece(step, model, parts, _told(step, used, index, len(pieces)), last=last))
+            self.event(_sse(self._piece(step, model, parts, _told(step, used, index, len(pieces)), last=last)))
         if step.usage_on == "alone":
-            self._event({"usageMetadata": used, "modelVersion": step.model_version or model})
+            self.event(_sse({"usageMetadata": used, "modelVersion": step.model_version or model}))
         if step.cut_after == len(pieces):
-            self._hang_up()
+            self.hang_up()
             return
-        self.wfile.write(b"0\r\n\r\n")
+        self.end_stream()
 
     @staticmethod
     def _piece(step: Answer, model: str, parts: list[Json], used: Json | None, *, last: bool) -> Json:
@@ -353,27 +323,9 @@ class _Handler(BaseHTTPRequestHandler):
             shown["usageMetadata"] = used
         return shown
 
-    def _send(self, status: int, body: Json) -> None:
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json; charset=UTF-8")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
 
-    def _begin_stream(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Transfer-Encoding", "chunked")
-        self.end_headers()
-
-    def _event(self, body: Json) -> None:
-        data = b"data: " + json.dumps(body).encode() + b"\r\n\r\n"
-        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
-
-    def _hang_up(self) -> None:
-        self.close_connection = True
-        self.connection.shutdown(socket.SHUT_RDWR)
+def _sse(body: Json) -> str:
+    return f"data: {json.dumps(body)}\r\n\r\n"
 
 
 def _pieces(step: Answer) -> list[list[Json]]:
