@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from runguard.ledger.ledger import Account, Hold, Ledger
 from runguard.ledger.memory import MemoryLedger
 from runguard.ledger.remote import StoreLedger
 from runguard.ledger.sqlite import SqliteStore
-from tests.kit.ledgers import AgainstPaper, Desk
+from tests.kit.ledgers import agree_with_paper
 from tests.kit.waiting import PATIENCE_S
 
 EXAMPLES = {"memory": 500, "sqlite": 40, "redis": 80, "postgres": 40}
@@ -48,30 +46,15 @@ def stores(place: Any) -> Iterator[Ledger]:
         yield StoreLedger(place.store(), PATIENCE_S)
 
 
-def play(ledger: Any, examples: int) -> None:
-    with asyncio.Runner() as runner:
-        run_state_machine_as_test(
-            lambda: AgainstPaper(Desk(ledger), runner.get_loop()),  # type: ignore[arg-type]
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=50,
-                # a failure is reported as it was found: making it smaller takes minutes on a real store
-                phases=[Phase.generate],
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
-
-
 @pytest.mark.timeout(1_800)
 def test_many_random_operations_in_memory_agree_with_the_reference(is_long: bool) -> None:
-    play(MemoryLedger(), EXAMPLES["memory"] if is_long else 10)
+    agree_with_paper(MemoryLedger(), EXAMPLES["memory"] if is_long else 10, 50)
 
 
 @pytest.mark.timeout(1_800)
 def test_many_random_operations_of_several_workers_agree_with_the_reference(place: Any, is_long: bool) -> None:
-    play(InTurn(list(stores(place))), EXAMPLES[place.kind] if is_long else 2)
+    workers: Any = InTurn(list(stores(place)))
+    agree_with_paper(workers, EXAMPLES[place.kind] if is_long else 2, 50)
 
 
 # ---- A reserve and settle cycle that is cancelled at its n-th await, for every n: nothing stays held, and the

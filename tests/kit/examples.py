@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hypothesis import settings
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 
 def examples(number: int, **more: Any) -> settings:
@@ -15,6 +16,24 @@ def examples(number: int, **more: Any) -> settings:
         max_examples=number if os.environ.get("RUNGUARD_FAULTS") == "long" else max(20, number // 4),
         deadline=None,
         **more,
+    )
+
+
+def play_machine(make: Callable[[], RuleBasedStateMachine], number: int, steps: int) -> None:
+    """Play so many examples of a state machine.
+
+    A failure is told as it was found: to make it smaller takes minutes on a real store.
+    """
+    run_state_machine_as_test(
+        make,  # type: ignore[arg-type]  # whatever makes a machine
+        settings=settings(
+            max_examples=number,
+            stateful_step_count=steps,
+            phases=[Phase.generate],
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.ledger import Account, Hold, Ledger, Line, Refusal, Stale
+from tests.kit.examples import play_machine
 from tests.kit.store_model import StoreModel
 from tests.kit.waiting import PATIENCE_S
 
@@ -305,3 +306,9 @@ class AgainstPaper(RuleBasedStateMachine):
             if self.honest:
                 assert all(self.paper.due(key, unit) <= 0 for unit in range(3))
                 assert not account.closed
+
+
+def agree_with_paper(ledger: Ledger, examples: int, steps: int) -> None:
+    """Play operations in any order on a ledger and on paper."""
+    with asyncio.Runner() as runner:
+        play_machine(lambda: AgainstPaper(Desk(ledger), runner.get_loop()), examples, steps)

@@ -1,6 +1,9 @@
 """Every kind of durable store, and the servers behind them. A server starts once per test process, when a test asks."""
 
+import contextlib
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from runguard.ledger.ledger import MOST, Store, StoreSession
+from runguard.ledger.ledger import MOST, Store, StoreOutage, StoreSession
+from runguard.ledger.remote import _ASKERS, StoreLedger
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -97,3 +101,58 @@ def new_place(kind: str, servers: Servers, folder: Path) -> Place:
     if reason := missing(kind):
         pytest.skip(reason)
     return Place(kind, KINDS[kind].module, KINDS[kind].name, empty_store(kind, servers, folder), KINDS[kind].most)
+
+
+def greet(ledger: StoreLedger) -> None:
+    """Every thread of the ledger has a connection that works: a test before this one may have cut them all."""
+    together = threading.Barrier(_ASKERS)
+
+    def meet(session: StoreSession) -> None:
+        session.now()
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(PATIENCE_S)
+
+    def ask() -> None:
+        with contextlib.suppress(StoreOutage):
+            ledger.call(meet, again=True)
+
+    threads = [threading.Thread(target=ask) for _ in range(_ASKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    ledger.tell(lambda session: session.now())
+    assert ledger.flush(PATIENCE_S)
+
+
+class Odd:
+    """A store whose sessions do something before they answer."""
+
+    def __init__(self, store: Store, **before: Callable[[int], object]) -> None:
+        self._store, self.name, self.durable = store, store.name, store.durable
+        self._before, self.asked, self.answered = before, dict.fromkeys(before, 0), Counter[str]()
+
+    def connect(self, timeout: float) -> StoreSession:
+        return _OddSession(self, self._store.connect(timeout))
+
+    def meet(self, name: str) -> None:
+        if name in self._before:
+            self.asked[name] += 1
+            self._before[name](self.asked[name])
+
+
+class _OddSession:
+    def __init__(self, odd: Odd, session: StoreSession) -> None:
+        self._odd, self._session = odd, session
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._session, name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            self._odd.meet(name)
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._odd.answered[name] += 1
+
+        return asked

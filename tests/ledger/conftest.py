@@ -3,19 +3,17 @@
 Servers are started once per test process, and only if a test asks for them.
 """
 
-import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from runguard.ledger.ledger import Ledger, Store, StoreOutage, StoreSession
+from runguard.ledger.ledger import Ledger, Store, StoreSession
 from runguard.ledger.memory import MemoryLedger
-from runguard.ledger.remote import _ASKERS, StoreLedger
+from runguard.ledger.remote import StoreLedger
 from tests.kit.ledgers import Desk
-from tests.kit.stores import KINDS, Place, Servers, empty_store, missing
+from tests.kit.stores import KINDS, Place, Servers, empty_store, greet, missing
 from tests.kit.waiting import PATIENCE_S
 
 
@@ -57,7 +55,7 @@ class Ledgers:
             self._made[kind] = MemoryLedger() if kind == "memory" else self._durable(kind)
         ledger = self._made[kind]
         if isinstance(ledger, StoreLedger):
-            _greet(ledger)
+            greet(ledger)
         return ledger
 
     def _durable(self, kind: str) -> StoreLedger:
@@ -67,28 +65,6 @@ class Ledgers:
         )
         made.stays_open = True  # type: ignore[attr-defined]
         return made
-
-
-def _greet(ledger: StoreLedger) -> None:
-    """Every thread of the ledger has a connection that works: a test before this one may have cut them all."""
-    together = threading.Barrier(_ASKERS)
-
-    def meet(session: StoreSession) -> None:
-        session.now()
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(PATIENCE_S)
-
-    def ask() -> None:
-        with contextlib.suppress(StoreOutage):
-            ledger.call(meet, again=True)
-
-    threads = [threading.Thread(target=ask) for _ in range(_ASKERS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ledger.tell(lambda session: session.now())
-    assert ledger.flush(PATIENCE_S)
 
 
 @pytest.fixture(scope="session")

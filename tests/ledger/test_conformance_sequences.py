@@ -4,13 +4,13 @@ import time
 from collections.abc import Sequence
 from itertools import count
 
-from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from runguard.core.money import NOTHING, UNLIMITED, Amount
 from runguard.ledger.ledger import Line, StoreReply, StoreSession
 from tests.kit.conformance import LONG_S, SHORT_S, a_line, an_id
+from tests.kit.examples import play_machine
 from tests.kit.store_model import StoreModel, book_of
 
 
@@ -110,15 +110,4 @@ class AgainstPaper(RuleBasedStateMachine):
 
 
 def test_whatever_happens_in_whatever_order_the_store_has_what_is_on_paper(session: StoreSession) -> None:
-    run_state_machine_as_test(
-        lambda: AgainstPaper(session),  # type: ignore[arg-type]  # whatever makes a machine
-        settings=settings(
-            max_examples=25,
-            stateful_step_count=30,
-            # a failure is told as it was found: making it smaller takes minutes on a real store
-            phases=[Phase.generate],
-            deadline=None,
-            database=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    play_machine(lambda: AgainstPaper(session), 25, 30)

@@ -4,19 +4,15 @@ import asyncio
 import threading
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis.stateful import (
-    run_state_machine_as_test,
-)
 
 from runguard.core.money import NOTHING, UNLIMITED
 from runguard.ledger import remote, write_queue
-from runguard.ledger.ledger import Hold, Ledger, Refusal, Stale, StoreSession
+from runguard.ledger.ledger import Hold, Ledger, Refusal, Stale
 from runguard.ledger.sqlite import SqliteStore
-from tests.kit.ledgers import CALL, FREE, AgainstPaper, Desk, usd
+from tests.kit.ledgers import CALL, FREE, Desk, agree_with_paper, usd
+from tests.kit.stores import Odd
 from tests.kit.waiting import PATIENCE_S, loops_at_once, until_async
 
 # ---- reserve --------------------------------------------------------------------------------------------------------
@@ -263,54 +259,18 @@ def test_whatever_happens_in_whatever_order_the_books_say_what_is_on_paper(desk:
     """Reservations that fit, are refused, forced or never settled; settlements and releases, early, late and repeated;
     extensions, new caps and thresholds.
     """
-    with asyncio.Runner() as runner:
-        run_state_machine_as_test(
-            lambda: AgainstPaper(desk, runner.get_loop()),  # type: ignore[arg-type]
-            settings=settings(
-                max_examples=100 if desk.ledger.name == "memory" else 25,
-                stateful_step_count=30,
-                # a failure is told as it was found: making it smaller takes minutes on a real store
-                phases=[Phase.generate],
-                deadline=None,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+    agree_with_paper(desk.ledger, 100 if desk.ledger.name == "memory" else 25, 30)
 
 
 # ---- A reservation that reaches the store after its caller was cancelled: nothing is held, and nothing looks damaged
-
-
-class LateStore:
-    """A SQLite store that reserves only when ``let_go`` is set."""
-
-    def __init__(self, path: Path) -> None:
-        self._store = SqliteStore(f"sqlite:///{path}/guard.db")
-        self.name, self.durable, self.reserving = self._store.name, self._store.durable, 0
-        self.let_go, self.done = threading.Event(), threading.Event()
-
-    def connect(self, timeout: float) -> StoreSession:
-        session: Any = self._store.connect(timeout)
-        reserve = session.reserve
-
-        def late(*args: Any, **kwargs: Any) -> Any:
-            self.reserving += 1
-            assert self.let_go.wait(30)
-            try:
-                return reserve(*args, **kwargs)
-            finally:
-                self.done.set()
-
-        session.reserve = late
-        made: StoreSession = session
-        return made
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["new accounts", "known account"])
 async def test_it_holds_nothing_and_is_no_fault_of_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    store, faults = LateStore(tmp_path), list[BaseException]()
+    let_go, faults = threading.Event(), list[BaseException]()
+    store = Odd(SqliteStore(f"sqlite:///{tmp_path}/guard.db"), reserve=lambda _: let_go.wait(30))
 
     def noted(name: str, error: BaseException) -> BaseException:
         faults.append(error)
@@ -321,19 +281,18 @@ async def test_it_holds_nothing_and_is_no_fault_of_the_store(
     desk = Desk(ledger)
     accounts = [desk.account("a"), desk.account("b", user="bob")]
     if known:
-        store.let_go.set()
+        let_go.set()
         ledger.release(await desk.held(accounts[:1], (1, 0, 1)))
-        store.let_go.clear()
-        store.done.clear()
-    before = store.reserving
+        let_go.clear()
+    before = store.asked["reserve"]
     caller = asyncio.create_task(desk.reserve(accounts, (1, UNLIMITED // 10**6, 1)))
-    await until_async(lambda: store.reserving > before)
+    await until_async(lambda: store.asked["reserve"] > before)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
     assert ledger.flush(10)  # the release is in the store
-    store.let_go.set()
-    await until_async(store.done.is_set)
+    let_go.set()
+    await until_async(lambda: store.answered["reserve"] > before)
     assert await desk.held(accounts, (100, 0, 1)), "the whole cap is free"
     assert faults == []
     ledger.close()

@@ -1,13 +1,10 @@
 """Stores that are away or answer incorrectly."""
 
 import asyncio
-import contextlib
 import json
 import sqlite3
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 from unittest import mock
@@ -18,7 +15,7 @@ import pytest
 from runguard import Budget, Threshold
 from runguard.adk import RunGuardPlugin
 from runguard.ledger import remote
-from runguard.ledger.ledger import Store, StoreOutage, StoreSession
+from runguard.ledger.ledger import StoreOutage
 from runguard.testing import ScriptedModel, assert_calls_answered, assert_stopped, call, run, text
 from tests.kit.money import PRICES
 from tests.kit.proxy import Proxy
@@ -39,30 +36,8 @@ from tests.kit.shared_stores import (
     thousand,
 )
 from tests.kit.shared_worker import agent, steps
-from tests.kit.stores import Place
+from tests.kit.stores import Odd, Place, greet
 from tests.kit.waiting import eventually, until_async
-
-
-def warm(plugin: RunGuardPlugin) -> None:
-    """Every thread of a ledger has its connection: what follows measures calls and no greetings."""
-    together = threading.Barrier(4)
-
-    def meet(session: StoreSession) -> None:
-        session.now()
-        with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(5)
-
-    threads = [threading.Thread(target=_quietly, args=(ledger(plugin), meet)) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def _quietly(of: Any, job: Callable[[StoreSession], None]) -> None:
-    with contextlib.suppress(StoreOutage):
-        of.call(job)
-
 
 # ---- outages --------------------------------------------------------------------------------------------------------
 
@@ -119,7 +94,7 @@ async def test_a_store_that_goes_away_makes_no_paid_call_and_comes_back(
     in the middle of a run, at the beginning of the next, and over with the outage.
     """
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
-    warm(plugin)
+    greet(ledger(plugin))
     model = steps(5)
 
     async def last_step(q: int) -> dict[str, int]:
@@ -168,7 +143,7 @@ async def test_a_store_that_goes_away_is_told_later_what_was_spent_meanwhile(
 ) -> None:
     """on_outage="open": the run goes on, and every call of it is on the account in the end."""
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE, on_outage="open")
-    warm(plugin)
+    greet(ledger(plugin))
     model = steps(5)
 
     async def last_step(q: int) -> dict[str, int]:
@@ -209,7 +184,7 @@ async def test_a_real_server_that_stalls_keeps_nothing_reserved(place: Place, on
             "on_outage": on_outage,
         }
         plugin = RunGuardPlugin(budgets=[Budget(usd=1, per="user")], **policy)
-        warm(plugin)
+        greet(ledger(plugin))
         await play(plugin)
         assert plugin.flush(5)
         with server.stalled():
@@ -240,7 +215,7 @@ async def test_a_server_that_crashes_and_comes_back_with_its_data_is_told_the_re
             "on_outage": "open",
         }
         plugin = RunGuardPlugin(budgets=[Budget(usd=1, per="user")], **policy)
-        warm(plugin)
+        greet(ledger(plugin))
         await play(plugin, steps(3))
         assert plugin.flush(5)
         server.stop()
@@ -258,7 +233,7 @@ async def test_a_long_outage_is_logged_once_although_a_run_goes_on_beating(
 ) -> None:
     trouble = Trouble(place, "refuses")
     plugin = worker(url=trouble.url, usd="1", store_timeout=DEADLINE)
-    warm(plugin)
+    greet(ledger(plugin))
     model = ScriptedModel([text("done")], latency_s=2.3)
     running = asyncio.create_task(play(plugin, model))
     await _in_flight(model)
@@ -293,39 +268,6 @@ async def test_whoever_looks_in_while_the_store_is_away_gets_an_answer(worker: M
 # ---- stores that answer oddly: what the ledger makes of it is the same for every store ------------------------------
 
 
-class Odd:
-    """A store whose sessions do something before they answer."""
-
-    def __init__(self, store: Store, **before: Callable[[int], None]) -> None:
-        self._store, self.name, self.durable = store, store.name, store.durable
-        self._before, self.asked, self.answered = before, dict.fromkeys(before, 0), Counter[str]()
-
-    def connect(self, timeout: float) -> StoreSession:
-        return _OddSession(self, self._store.connect(timeout))
-
-    def meet(self, name: str) -> None:
-        if name in self._before:
-            self.asked[name] += 1
-            self._before[name](self.asked[name])
-
-
-class _OddSession:
-    def __init__(self, odd: Odd, session: StoreSession) -> None:
-        self._odd, self._session = odd, session
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._session, name)
-
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            self._odd.meet(name)
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self._odd.answered[name] += 1
-
-        return asked
-
-
 @on_a_file
 async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(place: Place, worker: Make) -> None:
     goes_on = threading.Event()
@@ -336,7 +278,7 @@ async def test_a_reservation_that_is_granted_after_the_deadline_is_given_back(pl
 
     odd = Odd(place.store(), reserve=hang)
     plugin = worker(odd, usd="1", store_timeout=0.4)
-    warm(plugin)
+    greet(ledger(plugin))
     await play(plugin)
     begun, model = time.monotonic(), steps(1)
     assert_stopped(await play(plugin, model, session="late"), "guard_error")
@@ -357,7 +299,7 @@ async def test_a_reservation_whose_caller_was_cancelled_is_given_back(place: Pla
 
     odd = Odd(place.store(), reserve=hang)
     plugin = worker(odd, usd="1")
-    warm(plugin)
+    greet(ledger(plugin))
     model = steps(1)
     running = asyncio.create_task(play(plugin, model))
     await until_async(lambda: odd.asked["reserve"])
