@@ -24,7 +24,6 @@ from runguard.core.errors import LimitExceededError, RunStoppedError
 from runguard.core.identity import LruDict
 from runguard.engine.decide import guard_error_trip
 from runguard.engine.guard import Guard
-from runguard.policy.settings import Policy
 
 _log: Final = logging.getLogger("runguard")
 _SPINS: Final = 2  # how often one agent may be skipped after a stop before the run is ended from outside
@@ -392,13 +391,10 @@ def error_of(stop: Stop) -> RunStoppedError | None:
     if guard.policy.on_stop != "raise":
         return None
     trip = next((t for t in reversed(guard.trips) if t.id == trip_id), None)
-    return _error_for(trip, guard.policy) if trip is not None and trip.enforced else None
-
-
-def _error_for(trip: Trip, policy: Policy) -> RunStoppedError:
-    if trip.rule == "model_calls" and policy.max_model_calls is None:
-        return AdkCallLimitError(trip)
-    return RunStoppedError.of(trip)
+    if trip is None or not trip.enforced:
+        return None
+    is_adk_limit = trip.rule == "model_calls" and guard.policy.max_model_calls is None
+    return AdkCallLimitError(trip) if is_adk_limit else RunStoppedError.of(trip)
 
 
 # ---- Waiting for paid work

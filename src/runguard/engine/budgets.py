@@ -472,21 +472,15 @@ class AccountFinder:
         if (usd, tokens, calls) == NO_LIMIT and caps.unknown is None:
             return None, caps
         name, begins, ends = _account_key(group, key, at)
-        account = self._in_memory(name, key) if caps.unknown is not None else None
+        account = None
+        if caps.unknown is not None and not self._ledger.is_shared:  # it keeps the cap by which other runs still go
+            account = next((known for known in self._ledger.find(key) if known.key == name), None)
         if account is None:
             account = self._ledger.account(
                 name, key, group.window.text if group.window else None, ends, (usd, tokens, calls), begins
             )
             account.alert = NOTHING if any(group.thresholds) else NO_LIMIT  # found anew at the next settle
         return account, caps
-
-    def _in_memory(self, name: str, key: str) -> Account | None:
-        """Return the account in memory whose cap is not known now: it keeps the cap by which other runs still go."""
-        return (
-            None
-            if self._ledger.is_shared
-            else next((account for account in self._ledger.find(key) if account.key == name), None)
-        )
 
 
 def _lowered(limit: Amount, ceiling: Ceiling) -> Amount:

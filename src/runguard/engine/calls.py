@@ -307,19 +307,14 @@ class PaidCalls(GuardContext):
         try:
             if charge.on_over is not None:
                 charge.on_over(charge, True)
-            if self._spans is not None and charge.booked is not None:
-                self._report_on_span(self._spans, charge, nano)
+            booked, spans = charge.booked, self._spans
+            if spans is not None and booked is not None and not (booked.unpriced or charge.is_tool or charge.around):
+                spans.settled(booked.nano, is_stated=nano is not None, is_estimated=bool(booked.estimated))
             if self.accounts.ledger.is_shared and charge.booked is not None and not charge.around:
                 facts = {"nano": nano, "estimated": estimated, "free": free}
                 self._record(run, charge, usage, model, facts, earlier)
         except Exception as error:
             self.faults.fault("settle", error, charge.run_costs.info.run)
-
-    @staticmethod
-    def _report_on_span(spans: SpanCosts, charge: Charge, stated: int | None) -> None:
-        booked = charge.booked
-        if booked is not None and not booked.unpriced and not charge.is_tool and not charge.around:
-            spans.settled(booked.nano, is_stated=stated is not None, is_estimated=bool(booked.estimated))
 
     def release(self, charge: Charge) -> None:
         """Give back the reservation of a call that was never sent."""

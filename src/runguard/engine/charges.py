@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from runguard.core.decision import Action, Finding, Money
@@ -306,8 +305,9 @@ def finding_of(denied: Denied, event: ModelCall, ledger: str) -> Finding:
         )
     assert denied.refusal is not None
     assert denied.group is not None
-    unit, observed, limit = _describe(denied.refusal)
-    account = denied.refusal.account
+    refusal, account, unit = denied.refusal, denied.refusal.account, UNITS[denied.refusal.unit]
+    observed = edge(refusal.unit, refusal.spent[refusal.unit] + refusal.wanted[refusal.unit])
+    limit = edge(refusal.unit, account.caps[refusal.unit])
     scope = "run" if denied.group.per.stops_run else "lane"
     resume = f"extend({account.scope!r}, {unit}=…) moves the cap and the next run goes on"
     if denied.group.per.kind == "run":
@@ -378,12 +378,6 @@ def finding_of_stop(stop: Stop) -> Finding:
         f"stopped by {stop.actor}{stop.because}",
         money=money,
     )
-
-
-def _describe(refusal: Refusal) -> tuple[str, Decimal | int, Decimal | int]:
-    """Return the unit, what the call would have come to, and the limit."""
-    unit = refusal.unit
-    return UNITS[unit], edge(unit, refusal.spent[unit] + refusal.wanted[unit]), edge(unit, refusal.account.caps[unit])
 
 
 def _figures(refusal: Refusal) -> dict[str, str]:

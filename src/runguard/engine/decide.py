@@ -999,17 +999,13 @@ def connect_outlets(context: "GuardContext", telemetry: Telemetry | None) -> Non
     if alarms is not None:
         sink.on_decided("alerting", alarms.decided)
     if telemetry is not None:
-        sink.on_decided("telemetry", lambda decided: _trace(telemetry, decided))
+        tell = telemetry.decided
+        sink.on_decided("telemetry", lambda it: tell(it.decision, it.run.info, it.event.agent, _model_of(it.event)))
 
 
 def _store_trip(ledger: Ledger, trip: Trip) -> None:
     text = json.dumps(trip.to_dict())
     ledger.tell(lambda session: session.append("trip", trip.id, text))
-
-
-def _trace(telemetry: Telemetry, decided: Decided) -> None:
-    event = decided.event
-    telemetry.decided(decided.decision, decided.run.info, event.agent, _model_of(event))
 
 
 def _write_journal(decided: Decided) -> None:

@@ -374,7 +374,8 @@ class Guard(PaidCalls):
         except (StoreError, StoreDeniedError) as error:
             raise PolicyError(f"the store cannot be used: {error}") from None
         warn_of_many(self.policy)
-        warn_of_low_prices(self.policy)
+        for warning in prices_per_token(self.policy.prices, self.policy.prices_source):  # limits would allow far more
+            _log.warning("runguard.low_price: %s", warning)
 
     @property
     def store_name(self) -> str:
@@ -453,12 +454,6 @@ def warn_of_many(policy: Policy) -> None:
             "from zero; build one guard for the whole process, or let them share store='memory://NAME'",
             number,
         )
-
-
-def warn_of_low_prices(policy: Policy) -> None:
-    """Warn of prices that were given per token. Limits in dollars would allow a million times as much."""
-    for warning in prices_per_token(policy.prices, policy.prices_source):
-        _log.warning("runguard.low_price: %s", warning)
 
 
 def this_user() -> str:

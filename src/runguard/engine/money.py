@@ -174,7 +174,7 @@ class Accounts:
         self.outages: dict[str, int] = {"closed": 0, "open": 0}
         self.on_extended: Callable[[list[BudgetStatus], list[str]], None] | None = None
         # called with the charge that made a threshold fire, or a budget be spent too fast
-        self.on_fired: Callable[[Charge, Fired], None] = _tell_nobody
+        self.on_fired: Callable[[Charge, Fired], None] = lambda charge, reached: None
         # called when the store goes away or is replaced, and with None when it is back
         self.on_store: Callable[[Exception | None], None] | None = None
         self.finder = AccountFinder(policy, self.ledger, clock)
@@ -608,10 +608,6 @@ def _share(charge: Charge, usage: Usage) -> Amount:
     """Estimate the cost from the share of reserved tokens that was used, for calls without a price."""
     tokens, most = usage.input + usage.output, charge.input + charge.max_output * charge.candidates
     return (charge.held * min(tokens, most) // most if most else charge.held), tokens, 0 if charge.is_tool else 1
-
-
-def _tell_nobody(charge: Charge, reached: Fired) -> None:
-    """Report nothing: nobody has asked for it."""
 
 
 def _store_of(policy: Policy) -> tuple[Any, ...]:

@@ -440,14 +440,6 @@ def retired_name(key: str) -> str:
     return "/".join(part.split("@", 1)[0] for part in key.split("/"))
 
 
-def is_lasting(key: str) -> bool:
-    """Return whether the next run of the session will have this lane again.
-
-    Lanes of calls and of nested runners are named by numbers.
-    """
-    return "@" not in key and not key.partition("/")[0].isdigit()
-
-
 # Stops that say nothing about the input: it was refused itself, or somebody or something else was the cause.
 _OTHER_CAUSES: Final = frozenset(
     {"resubmission", "breaker", "kill_switch", "guard_error", "policy_error", "unpriced", "remote_stop"}
@@ -671,7 +663,9 @@ class LaneKeeper:
     def _new(
         self, run: Run, key: str, parent: Lane | None, *, concurrent: bool, path: tuple[str, ...], delegate: str = ""
     ) -> Lane:
-        known = run.growth.sizes if is_lasting(key) else None
+        # lanes of calls and of nested runners are named by numbers: the session's next run will not have them again
+        is_lasting = "@" not in key and not key.partition("/")[0].isdigit()
+        known = run.growth.sizes if is_lasting else None
         own = self.rules.detectors(self._tools.is_polling, known, key)
         made = run.detectors + own  # those of the whole run first, shared by all its lanes
         lane = Lane(key, parent, made, concurrent=concurrent)

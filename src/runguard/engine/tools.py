@@ -423,7 +423,11 @@ class ToolPrices:
         lines = self._accounts.finder.of_call(run.run_costs, payment)
         if all(account.cap_usd >= UNLIMITED for account in lines.accounts):
             return ALLOW
-        return self._refuse(run, event, _unknown_price(event, fault), None)
+        detail = f"the price_bound function of tool '{event.tool}' {fault}"
+        unit = "tools without a price"
+        return self._refuse(
+            run, event, Finding("unpriced", _BLOCK, 1, 0, unit, "call", event.tool, event.tool, detail), None
+        )
 
     # ---- refusals ---------------------------------------------------------------------------------------------------
 
@@ -473,11 +477,6 @@ def _dollars(function: Callable[..., Any], *given: object) -> tuple[int | None, 
         return nanos(dollars_of(value, least=0), up=True), ""
     except ValueError as fault:
         return None, f"returned no price ({fault})"
-
-
-def _unknown_price(event: ToolCall, fault: str) -> Finding:
-    detail = f"the price_bound function of tool '{event.tool}' {fault}"
-    return Finding("unpriced", _BLOCK, 1, 0, "tools without a price", "call", event.tool, event.tool, detail)
 
 
 # ---- What the answers of tools mean: which are failures, which are news, which count
