@@ -515,7 +515,7 @@ class PolicyFile(SettingsModel):
         _checked(check_store)(url)
         return url
 
-    def explicit(self, rule: str) -> dict[str, float]:
+    def _explicit(self, rule: str) -> dict[str, float]:
         """Return the rungs that the policy sets by a keyword of their own or, which wins, under ``rules``."""
         keyword, rung, more = _SHORTHANDS.get(rule, ("", "", 0))
         number = getattr(self, keyword, None)
@@ -525,7 +525,7 @@ class PolicyFile(SettingsModel):
     @model_validator(mode="after")
     def _coherent(self) -> Self:
         for rule, given in self.rules.items():
-            check_rule(rule, given and self.explicit(rule))  # also a rung under ``rules`` against one of a keyword
+            check_rule(rule, given and self._explicit(rule))  # also a rung under ``rules`` against one of a keyword
         if self.max_cycle_len is not None and self.cycle_repeats is None:
             raise ValueError("max_cycle_len does nothing alone; add cycle_repeats, the number of rounds to stop at")
         if self.max_context_tokens is not None and self.context_headroom >= self.max_context_tokens:
@@ -630,7 +630,7 @@ class Policy(PolicyFile):
         """
         if self.rules.get(rule) is False:
             return None
-        explicit = self.explicit(rule)
+        explicit = self._explicit(rule)
         return merge_rungs(RULES[rule][0], explicit) if explicit else RULES[rule][0]
 
     def is_explicit(self, rule: str) -> bool:
@@ -638,7 +638,7 @@ class Policy(PolicyFile):
 
         Such a rung is obeyed exactly, without the allowances that the defaults make.
         """
-        explicit, default = self.explicit(rule), RULES[rule][0]
+        explicit, default = self._explicit(rule), RULES[rule][0]
         return any(
             explicit[name] <= (getattr(default, name) or explicit[name])
             for name in ("block", "stop")
