@@ -205,7 +205,6 @@ class _ReceiverQueue(BackgroundQueue[Parcel]):
                 self.counts["suppressed"] += 1
                 return False
             self._sent_keys[topic] = resolved
-            self._sent_keys.move_to_end(topic)
             return True
 
     def send(self, parcel: Parcel) -> None:
