@@ -297,7 +297,7 @@ class Counted:
         self.call = guard(self._model, budget={window: {"max_calls": CAP}}, clock=self.clock)
 
     def _model(self) -> dict[str, Any]:
-        self.by_period[self._hour.period(self.latest)[0]] += 1
+        self.by_period[self._hour.bounds(self.latest)[0]] += 1
         return {"usd": 0}
 
     def step(self, seconds: float) -> None:
@@ -355,7 +355,7 @@ def test_a_clock_that_only_goes_forward_gets_every_window_in_full(steps: list[tu
     counted, asked = Counted(), Counter[str]()
     for seconds, calls in steps:
         counted.step(seconds)
-        asked[counted._hour.period(counted.clock.now)[0]] += calls
+        asked[counted._hour.bounds(counted.clock.now)[0]] += calls
         counted.ask(calls)
     assert {period: min(CAP, calls) for period, calls in asked.items()} == dict(counted.by_period)
 

@@ -325,11 +325,6 @@ class Window:
         _, begins, ends = self.bounds(0.0)
         return ends - begins
 
-    def period(self, at: float) -> tuple[str, float]:
-        """Return the name of the period that ``at`` falls into, and when it ends."""
-        name, _, ends = self.bounds(at)
-        return name, ends
-
     def bounds(self, at: float) -> tuple[str, float, float]:
         """Return the name of the period that ``at`` falls into, when it begins and when it ends."""
         if self.text[-1] in _SECONDS and self.text != "month":
