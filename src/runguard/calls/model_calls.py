@@ -263,7 +263,7 @@ class Permission:
         return end
 
     def _stopped(self) -> Trip | Ended | None:
-        trip = self._run.stopped
+        trip = self._run.find_stop()
         return self._run.ending.ended if trip is None or trip is self.last_after else trip
 
     def being_made(self) -> "CallMark":

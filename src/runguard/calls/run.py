@@ -264,10 +264,11 @@ class AgentRun:
     @property
     def stopped(self) -> Trip | None:
         """The trip that has stopped this run, or a run around it."""
-        trip: Trip | None = self._refused or self.guard.faults.attempt("adapter", self._stopped)
+        trip: Trip | None = self._refused or self.guard.faults.attempt("adapter", self.find_stop)
         return trip
 
-    def _stopped(self) -> Trip | None:
+    def find_stop(self) -> Trip | None:
+        """Return what has stopped one of the runs. ``stopped`` asks it, and survives a fault in it."""
         for guard, run, lane in self.layers:
             trip = run.stopped or (run.lanes[lane].stop_in_force() if lane in run.lanes else None)
             if trip is not None and guard.policy.mode == "enforce":

@@ -274,15 +274,14 @@ class Exchange:
                     last = [] if is_stream else [held.pop()]
                     await self._piece(b"".join(held))
                     held = last
-        except httpx.HTTPError as error:
+        except BaseException as error:
             call.fail(error, reader)
+            if not isinstance(error, httpx.HTTPError):
+                raise
             if self._has_begun:
                 raise _CutError from error
             await self._unreachable(call.wire, error)
             return
-        except BaseException as error:
-            call.fail(error, reader)
-            raise
         if (end := call.permission.interrupted) is not None:
             call.fail(None, reader)
             if not self._has_begun:
