@@ -326,7 +326,7 @@ def balance_of(row: Sequence[Any]) -> Balance:
 
 def balance_of_line(line: Line, numbers: str, *, closed: bool) -> Balance:
     """Return the account of a line, of which the server sent only the numbers."""
-    amounts = [int(number) for number in numbers[1:-1].split(",")]
+    amounts = list(map(int, numbers[1:-1].split(",")))
     return _with_amounts(line.key, line.scope, line.window, line.ends, amounts, closed=closed)
 
 
@@ -337,9 +337,7 @@ def _with_amounts(
 
     ``numbers``: caps, spent, held, granted, overrun and expired, each as dollars, tokens and calls.
     """
-    caps, spent, held, granted, overrun, expired = (
-        (numbers[i], numbers[i + 1], numbers[i + 2]) for i in range(0, 18, 3)
-    )
+    caps, spent, held, granted, overrun, expired = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
     return Balance(key, scope, window, ends, caps, spent, held, granted, overrun, expired, closed)
 
 

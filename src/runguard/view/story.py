@@ -8,7 +8,7 @@ import json
 import math
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
@@ -211,20 +211,21 @@ class Unreadable:
 
 def table(text: str) -> dict[str, Any] | None:
     """Parse a JSON object; None if the text is not one."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    found = _parsed(text)
     return found if isinstance(found, dict) else None
 
 
 def entries(text: str) -> list[dict[str, Any]] | None:
     """Parse a JSON list and return its objects; None if the text is not a list."""
+    found = _parsed(text)
+    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else None
+
+
+def _parsed(text: str) -> Any:
     try:
-        found = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else None
 
 
 def word(value: Any) -> str:
@@ -423,20 +424,13 @@ def _model_calls(calls: Sequence[Call]) -> list[StoryRow]:
     begin = calls[0].at if calls else 0.0
     return [
         StoryRow(
-            call.at - begin, call.agent, "", *_named(call),
-            tokens_in=call.tokens_in, tokens_out=call.tokens_out, usd=_usd(call), estimated=call.estimated,
+            call.at - begin, call.agent, "",
+            *(("tool", "tool call", call.tool) if call.is_tool else ("model", "model call", call.model)),
+            tokens_in=call.tokens_in, tokens_out=call.tokens_out, estimated=call.estimated,
+            usd=to_usd(call.nano) if call.nano is not None else None,
         )
         for call in calls
     ]  # fmt: skip
-
-
-def _named(call: Call) -> tuple[str, str, str]:
-    """Kind, words and name of a row."""
-    return ("tool", "tool call", call.tool) if call.is_tool else ("model", "model call", call.model)
-
-
-def _usd(call: Call) -> Decimal | None:
-    return to_usd(call.nano) if call.nano is not None else None
 
 
 class _Timeline:
@@ -446,40 +440,33 @@ class _Timeline:
         self.rows: list[StoryRow] = []
         self._begin = next((at for step in steps if (at := number(step.get("t"))) is not None), 0.0)
         self._open_calls: list[StoryRow] = []  # model calls without an answer
-        self._last_call: StoryRow | None = None  # the model call that the previous step started or withdrew
-        self._has_stopped = False  # the step before
+        self._last_call: StoryRow | None = None  # the model call that this step started or withdrew
+        self._fresh: StoryRow | None = None  # the one of the step before
+        self._has_stopped = self._stopped = False  # this step, and the step before
         self._numbered: dict[int, StoryRow] = {}  # model calls
         self._called: dict[str, StoryRow] = {}  # tool calls without an answer, by id
         self._tool_rows: dict[str, StoryRow] = {}  # all of them
         self._calls: Counter[tuple[str, str]] = Counter()
         self._answers: Counter[tuple[str, str, str]] = Counter()
         self._hands: Counter[tuple[str, str]] = Counter()
+        readers: dict[str, Callable[[dict[str, Any]], object]] = {
+            "enter": lambda step: self._row(step, "begin", "begins"),
+            "hand": self._hand,
+            "ask": self._ask,
+            "got": self._got,
+            "paid": self._paid,
+            "tool_paid": self._paid_tool,
+            "back": lambda step: self._take_back(self._model_call(step), NOT_MADE),
+            "unspent": self._unspent,
+            "call": self._call,
+            "answers": self._answered,
+            "decision": self._decided,
+        }
         for step in steps:
-            fresh, stopped = self._last_call, self._has_stopped
+            self._fresh, self._stopped = self._last_call, self._has_stopped
             self._last_call, self._has_stopped = None, False
-            match step.get("k"):
-                case "enter":
-                    self._row(step, "begin", "begins")
-                case "hand":
-                    self._hand(step)
-                case "ask":
-                    self._ask(step)
-                case "got":
-                    self._got(step)
-                case "paid":
-                    self._paid(step)
-                case "tool_paid":
-                    self._paid_tool(step)
-                case "back":
-                    self._take_back(self._model_call(step), NOT_MADE)
-                case "unspent":
-                    self._unspent(step, refused=stopped or bool(step.get("denied")))
-                case "call":
-                    self._call(step)
-                case "answers":
-                    self._answered(step)
-                case "decision":
-                    self._decided(step, fresh)
+            if (read := readers.get(word(step.get("k")))) is not None:
+                read(step)
 
     def _row(self, step: dict[str, Any], kind: str, what: str, name: str = "") -> StoryRow:
         at = number(step.get("t"))
@@ -517,14 +504,14 @@ class _Timeline:
         known = self._numbered.get(count(step.get("n")))
         return known if known is not None else self._row(step, "model", "model call", word(step.get("model")))
 
-    def _unspent(self, step: dict[str, Any], *, refused: bool) -> None:
+    def _unspent(self, step: dict[str, Any]) -> None:
         """Mark the row of a call that was not made: the one with this number, or in older records the last asked.
 
         A refusal is decided just before or just after.
         """
         row = self._numbered.get(count(step.get("n"))) or (self._open_calls[-1] if self._open_calls else None)
         if row is not None and row.usd is None:
-            self._take_back(row, REFUSED if refused else NOT_MADE)
+            self._take_back(row, REFUSED if self._stopped or step.get("denied") else NOT_MADE)
             self._last_call = row
 
     def _take_back(self, row: StoryRow, outcome: str) -> None:
@@ -564,8 +551,8 @@ class _Timeline:
                 self._answers[tool, digest, text] += 1
                 row.nth_answer = self._answers[tool, digest, text]
 
-    def _decided(self, step: dict[str, Any], fresh: StoryRow | None) -> None:
-        row = self._row(step, "decision", word(step.get("rule")), word(step.get("tool")))
+    def _decided(self, step: dict[str, Any]) -> None:
+        row, fresh = self._row(step, "decision", word(step.get("rule")), word(step.get("tool"))), self._fresh
         row.decision = word(step.get("do"))
         self._has_stopped = row.decision in ("stop", "block") and step.get("enforced") is not False
         if self._has_stopped and fresh is not None and (fresh.lane, fresh.agent) == (row.lane, row.agent):
