@@ -594,7 +594,17 @@ def test_a_rung_that_comes_after_that_of_a_keyword_is_refused() -> None:
 
 
 @each_row(
-    "settings", [{"rules": {"stall": {}}}, {"stop_text": " "}, {"stop_text": {"budget": "\n"}}, {"final_answer": "  "}]
+    "settings",
+    [
+        {"rules": {"stall": {}}},
+        {"stop_text": " "},
+        {"stop_text": {"budget": "\n"}},
+        {"final_answer": "  "},
+        {"tools": {"": {"polling": True}}},
+        {"prices": {" ": {"input": 1, "output": 2}}},
+        {"models": {"": {"context_window": 5}}},
+        {"remote_agents": {"": {"max_usd": 1}}},
+    ],
 )
 def test_a_setting_that_says_nothing_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(PolicyError, match=next(iter(settings))):

@@ -19,6 +19,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 from urllib.parse import quote
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
@@ -44,7 +45,6 @@ from runguard.validation import SettingsModel, faults_of, summary
 
 # ---- The types of single settings: counts, durations, dollars, budgets and the receivers of alerts.
 
-WrittenText = Annotated[str, Field(pattern=r"\S")]  # not blank
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Seconds = Annotated[float, Field(gt=0, le=10**9, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0.001, le=10**9, allow_inf_nan=False)]
@@ -56,6 +56,15 @@ _AMOUNT: Final = {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": 
 
 
 Usd = Annotated[Decimal, BeforeValidator(dollars_of), WithJsonSchema(_AMOUNT)]
+
+
+def _written(text: str) -> str:
+    if not text.strip():
+        raise ValueError("must not be blank")
+    return text
+
+
+WrittenText = Annotated[str, AfterValidator(_written), WithJsonSchema({"type": "string", "pattern": r"\S"})]
 
 
 def _tool_price(value: object) -> object:
@@ -361,10 +370,10 @@ class PolicyFile(SettingsModel):
         strict=False,
         description="Limits per session, user, app, agent, model, tool or label, with windows.",
     )
-    prices: dict[str, Price | list[Price]] = Field(
+    prices: dict[WrittenText, Price | list[Price]] = Field(
         default={}, description="USD per million tokens, by model id or glob: adds to and overrides the price list."
     )
-    models: dict[str, ModelLimits] = Field(
+    models: dict[WrittenText, ModelLimits] = Field(
         default={},
         description="Context window and output limit, by model id or glob, where they are not known or differ.",
     )
@@ -480,8 +489,8 @@ class PolicyFile(SettingsModel):
     rules: dict[str, dict[str, RungNumber] | bool] = Field(
         default={}, description="Rungs per rule, or false to switch a rule off."
     )
-    tools: dict[str, ToolRule] = Field(default={}, description="Rules per tool name or glob.")
-    remote_agents: dict[str, RemoteAgent] = Field(
+    tools: dict[WrittenText, ToolRule] = Field(default={}, description="Rules per tool name or glob.")
+    remote_agents: dict[WrittenText, RemoteAgent] = Field(
         default={}, description="Model and budget of remote A2A agents, by name or glob."
     )
     trust_remote_budget: bool = Field(
