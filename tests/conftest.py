@@ -258,6 +258,17 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what several directories use; the imports are here because not every test needs ADK or a store -----------------
 
 
+@pytest.fixture(scope="session")
+def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For clients of servers that speak no TLS: to read all certificates takes most of the time of making a client."""
+    import certifi
+
+    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
+    path = tmp_path_factory.mktemp("certificate") / "one.pem"
+    path.write_text(first + end)
+    return path
+
+
 @pytest.fixture
 def drive() -> "type[Driver]":
     """``drive(**policy)`` gives a driver with one started run named "run"."""

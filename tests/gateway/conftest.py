@@ -1,6 +1,7 @@
 """Providers on this machine, and a clean process."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,13 @@ from tests.kit.openai_server import OpenAIServer
 
 
 @pytest.fixture(autouse=True)
-def clean_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_process(monkeypatch: pytest.MonkeyPatch, one_certificate: Path) -> None:
     """No test sees a proxy, a policy file or an address of the environment."""
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     for name in ("OPENAI_BASE_URL", "ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "RUNGUARD_STORE", "RUNGUARD_MODE"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", str(one_certificate))
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import certifi
 import httpx
 import pytest
 from google.adk.models import Gemini
@@ -26,17 +25,6 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # it would ask th
 for package, module in {"anthropic": "anthropic_llm", "litellm": "lite_llm"}.items():
     if find_spec(package) is None:
         sys.modules.setdefault(f"google.adk.models.{module}", None)  # type: ignore[arg-type]
-
-
-@pytest.fixture(scope="session")
-def one_certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nobody here speaks TLS,
-    and to read one certificate instead of all of them makes every client ten times as quick.
-    """
-    first, end, _ = Path(certifi.where()).read_text().partition("-----END CERTIFICATE-----\n")
-    path = tmp_path_factory.mktemp("wire") / "one.pem"
-    path.write_text(first + end)
-    return path
 
 
 @pytest.fixture(autouse=True)
