@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TOUCH_ADK := tests/adk/install tests/replay/test_same_as_live.py tests/wire/test_gemini_wire.py tests/wire/test_automatic_functions.py \
   $(addprefix tests/adk/test_, budget_plugin.py budgets_live.py compaction.py \
   downgrade_live.py edges.py guarded_model.py inner_runners.py no_harm.py last_answer_live.py \
-  limits_live.py live.py nested_handoffs.py prompt_cache_live.py reentries.py remote_agents.py resuming.py scenarios.py settling.py \
+  limits_live.py live.py nested_handoffs.py own_processes.py prompt_cache_live.py reentries.py remote_agents.py resuming.py scenarios.py settling.py \
   streaming.py termination_branches.py topologies.py versions_page.py withheld_live.py \
   wrapped_models.py)
 COVERING := tests/core tests/engine tests/ledger tests/calls tests/reporting tests/adk tests/policy tests/termination tests/wire \

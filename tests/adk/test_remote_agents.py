@@ -1,12 +1,11 @@
 """Remote A2A agents on real servers on loopback: what is booked, what is sent, what a stop over there means here."""
 
 import asyncio
-import subprocess
-import sys
+import os
+import threading
 from collections.abc import Callable
 from decimal import Decimal
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,13 +23,13 @@ from runguard import Budget, RunStoppedError
 from runguard.adk import RunGuardPlugin
 from runguard.testing import Recording, ScriptedModel, assert_stopped, call, run, text
 from tests.kit.a2a_servers import a2a_server, remote, serving
+from tests.kit.fresh import FreshProcess
 from tests.kit.topologies import step
 
 # ADK 2.3 asks for the whole reply at once, and its servers report only the last model call of a task there.
 STREAMS = tuple(map(int, version("google-adk").split(".")[:2])) >= (2, 13)
 only_streams = pytest.mark.skipif(not STREAMS, reason="ADK 2.3 receives only the figures of the last model call")
 PRICES: dict[str, Any] = {"far-model": {"input": 100, "output": 0}}  # a call of 1,000 tokens costs ten cents
-ROOT = Path(__file__).parents[2]
 CALL = 1_250  # tokens of one scripted model call
 
 
@@ -48,17 +47,15 @@ async def play(root: Any, plugin: RunGuardPlugin, **options: Any) -> Recording:
     return await asyncio.wait_for(run(root, plugins=[plugin], message="go", **options), 40)
 
 
+def run_a_remote_agent(say: Callable[[str], None], card: str) -> None:
+    plugin = RunGuardPlugin(max_seconds=1)
+    say(assert_stopped(asyncio.run(play(remote(card), plugin))).rule)
+
+
 async def test_the_first_remote_agent_of_a_process_is_ended_too() -> None:
     """ADK reads the method of an agent before it calls the first hook for it."""
-    with a2a_server(far_tool(pause)) as card:
-        ended = await asyncio.to_thread(
-            subprocess.run,
-            [sys.executable, "-W", "ignore", "-c", FIRST, card],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-        )
-    assert ended.stdout.split() == ["deadline"], ended.stderr
+    with a2a_server(far_tool(pause)) as card, FreshProcess(run_a_remote_agent, card) as process:
+        assert await asyncio.to_thread(process.told) == "deadline"
 
 
 async def test_a_reply_is_booked_once() -> None:
@@ -431,50 +428,23 @@ async def test_a_reservation_stays_while_the_remote_agent_works() -> None:
     assert plugin.spend()["usd"] == Decimal("0.3")
 
 
-FIRST = """
-import asyncio, sys
-from runguard.adk import RunGuardPlugin
-from runguard.testing import assert_stopped, run
-from tests.kit.a2a_servers import remote
+def serve_until_the_third_call(say: Callable[[str], None]) -> None:
+    def script(n: int, request: Any) -> types.Part:
+        if n == 3:
+            os._exit(9)
+        return call("step", n=n)
 
-plugin = RunGuardPlugin(max_seconds=1)
-recording = asyncio.run(asyncio.wait_for(run(remote(sys.argv[1]), plugins=[plugin]), 10))
-print(assert_stopped(recording.events).rule)
-"""
-KILLED = """
-import os, sys
-from runguard.testing import ScriptedModel, call
-from tests.adk.test_remote_agents import far_agent
-from tests.kit.a2a_servers import a2a_server
-
-def script(n, request):
-    if n == 3:
-        os._exit(9)
-    return call("step", n=n)
-
-with a2a_server(far_agent(script)) as card:
-    print(card, flush=True)
-    sys.stdin.read()
-"""
+    with a2a_server(far_agent(script)) as card:
+        say(card)
+        threading.Event().wait()
 
 
 async def test_a_far_side_that_is_killed_midway_leaves_nothing_reserved() -> None:
-    server = subprocess.Popen(  # noqa: ASYNC220 - it only starts here
-        [sys.executable, "-W", "ignore", "-c", KILLED],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert server.stdout is not None
-        card = (await asyncio.to_thread(server.stdout.readline)).strip()
+    with FreshProcess(serve_until_the_third_call) as server:
+        card = await asyncio.to_thread(server.told)
         plugin = near(max_usd=1)
         after = ScriptedModel([text("goes on")], model="far-model")
         await play(SequentialAgent(name="both", sub_agents=[remote(card), LlmAgent(name="next", model=after)]), plugin)
-    finally:
-        server.kill()
-        server.communicate()
     spent = plugin.spend()
     assert after.calls == 1
     assert spent["by_model"]["unreported"]["calls"] == 1
