@@ -286,23 +286,6 @@ async def test_a_termination_condition_counts_on_after_an_approval() -> None:
     assert not guard.trips
 
 
-@WAYS
-async def test_a_tool_that_waits_is_not_charged(is_async: bool) -> None:
-    settings = {"tools": {"look": {"price": "0.04"}}, "max_usd": 1, **LIMITS}
-    made = [0]
-    script: Any = lambda n, _: Reply(calls=[("look", {"n": n})]) if n < 3 else Reply("done")  # noqa: E731
-    guard = RunGuardMiddleware(**settings)
-    agent: Any = create_agent(ScriptedChat(script, made), [look], middleware=[guard], checkpointer=InMemorySaver())
-    await play(agent, HI, CONFIG, is_async)
-    assert guard.spend()["tools_usd"] == 0
-    assert guard.spend()["reserved_usd"] == 0
-    for _ in range(2):
-        result = await play(agent, Command(resume="yes"), CONFIG, is_async)
-    assert result["messages"][-1].content == "done"
-    assert guard.spend()["tools_usd"] == Decimal("0.08")
-    assert guard.spend()["by_tool"]["look"]["paid_tool_calls"] == 2
-
-
 # ---- One turn of a graph of one's own.
 
 
