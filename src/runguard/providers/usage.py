@@ -105,7 +105,7 @@ class CallUsage:
                 known = self._counts
                 usage = self.reported = known.usage()
                 self._has_input = known.input > 0 or known.cached > 0 or known.cache_write > 0
-                self._has_output = not known.lacks_output
+                self._has_output = known.answer > 0 or known.beside > 0 or known.total > 0
                 self.prompt = usage.input or None if self._has_input else None
         if partial or counts is None or not self._has_output:  # a whole answer that is counted needs no estimate
             size = answer_size(get("content"))
