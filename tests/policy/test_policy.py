@@ -601,6 +601,7 @@ def test_a_rung_that_comes_after_that_of_a_keyword_is_refused() -> None:
         {"stop_text": {"budget": "\n"}},
         {"final_answer": "  "},
         {"tools": {"": {"polling": True}}},
+        {"tools": {"search": {"failed": {}}}},
         {"prices": {" ": {"input": 1, "output": 2}}},
         {"models": {"": {"context_window": 5}}},
         {"remote_agents": {"": {"max_usd": 1}}},

@@ -230,6 +230,8 @@ class ToolRule(SettingsModel):
             raise ValueError(
                 "exempt already takes the tool out of the rules that polling and paging tune; keep one of them"
             )
+        if self.failed == {}:
+            raise ValueError("failed names no field that says failure; give one such as {'status': 'error'}")
         if callable(self.price) and self.price_bound is None:
             raise ValueError(
                 "price is a function, known only after the call; add price_bound, the most that one call may cost"
