@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, date, datetime
+from operator import attrgetter
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from runguard import background  # noqa: F401 - its filter keeps every log line on one line
@@ -711,7 +712,7 @@ MOST: Final = MOST_USD * NANO  # of one amount
 def check_amounts(amounts: Amount, lines: Sequence[Line] = ()) -> None:
     """Refuse invalid amounts before anything is written. Raise ValueError for them."""
     most, meaning = MOST, "an amount"
-    for numbers in (amounts, *[line.caps for line in lines]):
+    for numbers in (amounts, *map(attrgetter("caps"), lines)):
         if len(numbers) != 3:
             raise ValueError("three amounts belong together: nano-USD, tokens, calls")
         for number in numbers:

@@ -51,15 +51,6 @@ class OtherIdentityError(StoreOutage):
     """A script found another identity than the one this process has seen. It changed nothing."""
 
 
-def is_read_only(error: Exception) -> bool:
-    """Return whether an error says that the server has become a replica."""
-    from redis import exceptions
-
-    return isinstance(error, exceptions.ReadOnlyError) or (
-        isinstance(error, exceptions.ResponseError) and "READONLY" in str(error)
-    )
-
-
 def store_error_of(error: Exception, name: str, prefix: str) -> RunGuardError:
     """Return the store error for an error of the server or of the connection to it."""
     from redis import exceptions
@@ -218,6 +209,7 @@ class RedisConnection:
         self._name, self._prefix, self._seen = name, f"{{{namespace}}}:", seen
         self._errors = (redis.RedisError, OSError, UnicodeDecodeError)
         self._no_script, self._lost = redis.exceptions.NoScriptError, redis.exceptions.ConnectionError
+        self._read_only = redis.exceptions.ReadOnlyError
         try:
             self._client: Any = redis.Redis.from_url(
                 url,
@@ -250,12 +242,14 @@ class RedisConnection:
         """
         found = self._memory_settings()
         if found is None:
-            _warn_once(
-                self._name,
-                f"{self._name}: this user may use neither INFO nor CONFIG GET, so it is not known whether the "
-                "server deletes keys when memory is short. "
-                "Check that its maxmemory-policy is noeviction, or allow the command with +info",
-            )
+            if self._name not in _warned:
+                _warned.add(self._name)
+                _log.warning(
+                    "runguard.store_unsure: %s: this user may use neither INFO nor CONFIG GET, so it is not known "
+                    "whether the server deletes keys when memory is short. "
+                    "Check that its maxmemory-policy is noeviction, or allow the command with +info",
+                    self._name,
+                )
             return
         limit, policy = found
         if limit and policy != "noeviction":
@@ -388,7 +382,8 @@ class RedisConnection:
         return found
 
     def _error_of(self, error: Exception) -> RunGuardError:
-        if is_read_only(error):  # a replica now: the next call looks for the primary
+        # a replica now: the next call looks for the primary
+        if isinstance(error, self._read_only) or "READONLY" in str(error):
             self._client.connection_pool.disconnect()
             if self._link is not None:
                 self._link.disconnect()
@@ -405,28 +400,13 @@ class RedisConnection:
 @cache
 def script_of(name: str) -> tuple[bytes, bytes]:
     """Return the digest and the text of a script."""
-    folder = files("runguard.ledger") / "scripts"
-    if name in _WHOLE:
-        text = (folder / f"{name}.lua").read_text(encoding="utf-8")
-        return _named(f"local SCHEMA = '{SCHEMA_VERSION}'\n{text}".encode())
-    used = _USES.get(name, ())
+    folder, used = files("runguard.ledger") / "scripts", _USES.get(name, ())
     common, own, *parts = ((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name, *used))
     functions = "".join(f"local function {part}(ARGV)\n{text}\nend\n" for part, text in zip(used, parts, strict=True))
-    source = (
-        f"local SCHEMA = '{SCHEMA_VERSION}'\n{common}\n{functions}local function answer()\n{own}\nend\nreturn "
-        f"{{ answer(), NUMBER }}\n"
-    ).encode()
-    return _named(source)
-
-
-def _named(source: bytes) -> tuple[bytes, bytes]:
+    if name not in _WHOLE:
+        own = f"{common}\n{functions}local function answer()\n{own}\nend\nreturn {{ answer(), NUMBER }}\n"
+    source = f"local SCHEMA = '{SCHEMA_VERSION}'\n{own}".encode()
     return hashlib.sha1(source, usedforsecurity=False).hexdigest().encode(), source
-
-
-def _warn_once(name: str, text: str) -> None:
-    if name not in _warned:
-        _warned.add(name)
-        _log.warning("runguard.store_unsure: %s", text)
 
 
 # ---- All operations of a Redis or Valkey store: on accounts, marks, documents, records and claims, and the purge.

@@ -288,7 +288,6 @@ class StoreLedger(Ledger):
             answer: Hold | Refusal | Stale = STALE if reply.stale else hold
             if not reply.ok and not reply.stale:
                 answer = refusal_from(reply, accounts, want, seen)
-            self._learn_from(reply, accounts, session, makes_room=False)
             return answer
 
         try:
@@ -305,18 +304,22 @@ class StoreLedger(Ledger):
         """
         facts = self._writer.facts
         fact = facts.take(hold.accounts)
+        if fact is not None:
+            try:
+                settled, reply = session.settle_and_reserve(fact.bill, hold.id, ttl, lines, hold.amount, force=force)
+            except BaseException as error:
+                facts.put_down(fact, is_booked=False)
+                if not isinstance(error, StoreError):
+                    raise
+                fact = None  # the store may refuse the settlement alone, which must not refuse this call
         if fact is None:
-            return session.reserve(hold.id, ttl, lines, hold.amount, force=force)
-        try:
-            settled, reply = session.settle_and_reserve(fact.bill, hold.id, ttl, lines, hold.amount, force=force)
-        except BaseException as error:
-            facts.put_down(fact, is_booked=False)
-            if not isinstance(error, StoreError):
-                raise
-            # The store may refuse the settlement alone, which must not refuse this call.
-            return session.reserve(hold.id, ttl, lines, hold.amount, force=force)
+            reply = session.reserve(hold.id, ttl, lines, hold.amount, force=force)
+            self._learn_from(reply, hold.accounts, session, makes_room=False)
+            return reply
         facts.put_down(fact, is_booked=True)
-        self._learn_from(settled, fact.accounts, session)
+        if reply.stale:  # it brings no figures
+            self._learn_from(settled, fact.accounts, session)
+        self._learn_from(reply, hold.accounts, session)
         if fact.then is not None and reaches_alert(fact.accounts, NOTHING):
             self._put(Fact(lambda _: None, then=fact.then))
         return reply
@@ -372,7 +375,7 @@ class StoreLedger(Ledger):
     def _learn(self, reply: StoreReply, fact: Fact) -> None:
         """Take over the reply to a fact that was booked. If this fails, the next answer brings the same news."""
         try:
-            self.link.use(lambda session: self._learn_from(reply, fact.accounts, session))
+            self._learn_from(reply, fact.accounts)
         except (StoreOutage, StoreError) as error:
             self.link.outage(error)
 
@@ -380,13 +383,14 @@ class StoreLedger(Ledger):
         self,
         reply: StoreReply,
         accounts: Sequence[Account],
-        session: StoreSession,
+        session: StoreSession | None = None,
         *,
         makes_room: bool = True,
     ) -> None:
         """Take over what the store reported.
 
-        A reservation makes no room: calls that wait need not ask again because of it.
+        A reservation makes no room: calls that wait need not ask again because of it. ``session``: the connection that
+        this thread is using, if it is.
         """
         if self.link.is_away:
             self.link.is_back()
@@ -398,7 +402,7 @@ class StoreLedger(Ledger):
                 if account.key == balance.key and isinstance(account, StoredAccount):
                     account.learn(balance)
         if self._guards.is_news(reply.control):
-            self._guards.read(session)
+            self._guards.read(session) if session is not None else self.link.use(self._guards.read)
         if makes_room:
             self._wake_all()
 

@@ -497,8 +497,8 @@ class SqliteHolds(SqliteConnection):
     def _hold(
         self, hold: str, ttl: float, lines: Sequence[Line], want: Amount, now: float, *, force: bool
     ) -> StoreReply:
-        lines = list({line.key: line for line in lines}.values())
-        keys, row = [line.key for line in lines], None
+        by_key = {line.key: line for line in lines}
+        lines, keys, row = list(by_key.values()), list(by_key), None
         if len(lines) == 1 and not force and not _is_stale(lines[0], now):
             row = self._add_to_one(hold, lines[0], want, now)
         if row is None:
@@ -552,11 +552,13 @@ class SqliteHolds(SqliteConnection):
         held = amount if state == "open" else NOTHING
         booked = amount if state in ("settled", "expired") else NOTHING
         late = _less(NOTHING, amount) if state == "expired" else NOTHING
-        balances, own = [], {line.key: line for line in lines}
+        balances: list[Balance] = []
         for key in keys:
             balance = self._book(key, held, booked, actual, late, now)
-            if balance is None and key in own:  # dropped by a purge meanwhile
-                self._touch(own[key], now)
+            if balance is None:  # dropped by a purge meanwhile
+                for line in lines:
+                    if line.key == key:
+                        self._touch(line, now)
                 balance = self._book(key, held, booked, actual, late, now)
             if balance is not None:
                 balances.append(balance)
