@@ -44,6 +44,7 @@ TOGETHER = {
     "tests/ledger/test_postgres.py": "postgres",
     "tests/replay/test_postgres.py": "postgres",
     "tests/replay/test_redis_source.py": "redis",
+    "tests/replay/test_same_as_live.py": "same as live",  # its last test looks at what the others met
     "tests/test_architecture.py": "sources",
     "tests/test_docs.py::test_snippet_runs": "docs",
     "tests/providers/test_prompts.py": "litellm",

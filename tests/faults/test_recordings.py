@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from runguard.cli.main import main
+from tests.kit.recordings import adk_database
 
 SEED = int(os.environ.get("RUNGUARD_FAULTS_SEED", "1"))
 RECORDED = Path(__file__).parents[1] / "replay" / "recorded" / "recorded.jsonl"
@@ -98,20 +99,7 @@ def _eval_set() -> dict[str, Any]:
 
 
 def _sessions_database(path: Path) -> None:
-    with sqlite3.connect(path) as db:
-        db.execute(
-            "CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, "
-            "update_time REAL)"
-        )
-        db.execute(
-            "CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, "
-            "timestamp REAL, event_data TEXT)"
-        )
-        db.execute("INSERT INTO sessions VALUES ('shop', 'u1', 's1', '{}', 1, 2)")
-        for number, event in enumerate(_session()["events"]):
-            db.execute(
-                "INSERT INTO events VALUES (?, 'shop', 'u1', 's1', 'i1', 1.0, ?)", (f"e{number}", json.dumps(event))
-            )
+    adk_database(path, _session()["events"])
 
 
 def _own_store(path: Path) -> None:

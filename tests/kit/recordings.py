@@ -1,6 +1,7 @@
 """Recorded runs, made here or kept in tests/replay/recorded."""
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +97,21 @@ def repeating(name: str, times: int, then: int = 2, **facts: Any) -> dict[str, A
 
 def rungs_of(rule: str) -> Rungs:
     return RULES[rule][0]
+
+
+def adk_database(path: Path, events: list[Any]) -> Path:
+    """Write a session database of ADK with one session."""
+    with sqlite3.connect(path) as db:
+        db.execute(
+            "CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, "
+            "update_time REAL)"
+        )
+        db.execute(
+            "CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, "
+            "timestamp REAL, event_data TEXT)"
+        )
+        db.execute("INSERT INTO sessions VALUES ('shop', 'u1', 's1', '{}', 1, 2)")
+        for number, entry in enumerate(events):
+            data = entry if isinstance(entry, str) else json.dumps(entry)
+            db.execute("INSERT INTO events VALUES (?, 'shop', 'u1', 's1', 'i1', ?, ?)", (f"e{number}", 1.0, data))
+    return path

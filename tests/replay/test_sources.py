@@ -14,7 +14,7 @@ import pytest
 from runguard.policy import Policy
 from runguard.replay import RunResult, UnreadableError, open_sources, replay
 from runguard.replay.steps import Faults, JsonStream, TruncatedError, lines_of, ranges
-from tests.kit.recordings import FIXTURES, early, looping, working
+from tests.kit.recordings import FIXTURES, adk_database, early, looping, working
 
 
 def results(source: Path | str, **options: Any) -> tuple[list[RunResult], Faults]:
@@ -284,23 +284,6 @@ def test_other_databases_are_refused(tmp_path: Path) -> None:
     broken.write_bytes(b"SQLite format 3\x00" + b"\xff" * 5_000)
     with pytest.raises(UnreadableError):
         open_sources(str(broken))
-
-
-def adk_database(path: Path, events: list[Any]) -> Path:
-    with sqlite3.connect(path) as db:
-        db.execute(
-            "CREATE TABLE sessions (app_name TEXT, user_id TEXT, id TEXT, state TEXT, create_time REAL, "
-            "update_time REAL)"
-        )
-        db.execute(
-            "CREATE TABLE events (id TEXT, app_name TEXT, user_id TEXT, session_id TEXT, invocation_id TEXT, "
-            "timestamp REAL, event_data TEXT)"
-        )
-        db.execute("INSERT INTO sessions VALUES ('shop', 'u1', 's1', '{}', 1, 2)")
-        for number, entry in enumerate(events):
-            data = entry if isinstance(entry, str) else json.dumps(entry)
-            db.execute("INSERT INTO events VALUES (?, 'shop', 'u1', 's1', 'i1', ?, ?)", (f"e{number}", 1.0, data))
-    return path
 
 
 def test_events_keep_the_order_in_which_they_came_and_broken_ones_are_skipped(tmp_path: Path) -> None:
