@@ -46,7 +46,7 @@ _log: Final = logging.getLogger("runguard")
 # ---- One guarded function.
 
 _NAME_CHARS: Final = 120
-_PROBLEMS_KEPT: Final = 32
+_LINES_LOGGED: Final = 33
 _START_AGAIN: Final = "reset() or a new run starts again from zero"
 _ADVICE: Final = {
     "cycle": f"{_START_AGAIN}; to allow more, raise loop={{'repeats': …}}, set loop={{'by': 'call'}} to compare "
@@ -86,8 +86,7 @@ class Caller(Controls):
         # nothing has to be awaited to open a call: neither a breaker nor a store
         self.opens_at_once = not settings.breaker and not self.guard.shares_store
         self.reads_request = settings.in_usd or settings.in_tokens or settings.context
-        self._problems: set[str] = set()  # with answers, already logged
-        self._logged_queueing = False
+        self._logged: set[tuple[str, ...]] = set()  # lines that are logged once
         self._lock = threading.Lock()
         self._own: RunState | None = None
         _CALLERS.add(self)
@@ -199,31 +198,26 @@ class Caller(Controls):
 
         ``owners``: the charges around it.
         """
-        try:
-            if not self.enforces or None not in self.costs.bound(call.request):
-                return
-            # A call made inside a call of the same function, or of any that others wait for: waiting might never end.
-            if any(charge.home is self.guard.accounts for charge in owners):
-                call.alongside = True
-                return
-            ticket = Ticket(frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR))
-            self.turns.limit = self.costs.width
-            if not self.turns.take(ticket, join=True):
-                running = list(self.turns.holders)
-                if ticket not in running and ticket.cannot_wait_for(running, no_loop):
-                    self.turns.give_back(ticket)
-                    call.alongside = True
-                    return
-            call.ticket = ticket
-            if ticket not in self.turns.holders and not self._logged_queueing:
-                self._logged_queueing = True
-                _log.info(
-                    "runguard.unknown_cost: the cost of a call of '%s' is known only afterwards, so the first calls "
-                    "run one at a time; set cost=, or a price and an output limit, to run them at once",
-                    self.name,
-                )
-        except Exception as error:
-            self.fault(error)
+        if not self.enforces or None not in self.costs.bound(call.request):
+            return
+        # A call made inside a call of the same function, or of any that others wait for: waiting might never end.
+        if any(charge.home is self.guard.accounts for charge in owners):
+            call.alongside = True
+            return
+        call.ticket = ticket = Ticket(frozenset(id(charge) for charge in owners if id(charge) in _WAITED_FOR))
+        self.turns.limit = self.costs.width
+        if self.turns.take(ticket, join=True):
+            return
+        running = list(self.turns.holders)
+        if ticket not in running and ticket.cannot_wait_for(running, no_loop):
+            self.turns.give_back(ticket)
+            call.ticket, call.alongside = None, True
+        else:
+            self._log_once(
+                "runguard.unknown_cost: the cost of a call of '%s' is known only afterwards, so the first calls "
+                "run one at a time; set cost=, or a price and an output limit, to run them at once",
+                self.name,
+            )
 
     def give_back(self, ticket: Ticket | None) -> None:
         """Let the next call in the queue start: this one has ended, or was not made."""
@@ -241,12 +235,6 @@ class Caller(Controls):
             return run.stopped
         return self.guard.stop(run, ModelCall(run.info.run, ROOT_LANE, self.name, self.guard.clock()), finding)
 
-    def fault(self, error: Exception, run: Run | None = None) -> None:
-        """Count an internal error before a call. Raise where the policy says that it stops the run."""
-        trip = self.guard.give_up("functions", error, run.info.run if run is not None else "", self.name)
-        if trip is not None:
-            raise RunStoppedError.of(trip)
-
     def give_up_call(self, error: Exception) -> None:
         """Count an internal error that leaves a call without a run. Raise where the call would get past a budget."""
         trip = self.guard.give_up_call("functions", error, "", self.name)
@@ -256,9 +244,12 @@ class Caller(Controls):
     def log_problems(self, problems: tuple[str, ...]) -> None:
         """Log why an answer was booked as an estimate, each reason once."""
         for problem in problems:
-            if problem not in self._problems and len(self._problems) < _PROBLEMS_KEPT:
-                self._problems.add(problem)
-                _log.info("runguard.unreadable: the answer of '%s': %s", self.name, problem)
+            self._log_once("runguard.unreadable: the answer of '%s': %s", self.name, problem)
+
+    def _log_once(self, *line: str) -> None:
+        if line not in self._logged and len(self._logged) < _LINES_LOGGED:
+            self._logged.add(line)
+            _log.info(*line)
 
 
 # Calls with tickets, by the identity of their charge. A call inside one of them must not wait for another.
@@ -348,15 +339,11 @@ class GuardedCall:
                     await _open_in_turn(layer, self.owners, no_loop)
                 if layer.charge is not None:
                     self.owners = (*self.owners, layer.charge)
-        except (RunStoppedError, PolicyError):
+        except BaseException as fault:
             self.release()
-            raise
-        except Exception as fault:
-            self.release()
-            await self._recover(fault, no_loop)
-        except BaseException:
-            self.release()
-            raise
+            if not isinstance(fault, Exception) or isinstance(fault, RunStoppedError | PolicyError):
+                raise
+            await self._recover(fault, args, kwargs, no_loop=no_loop)
 
     def ask_now(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Do what ``ask`` does, for callers without an event loop."""
@@ -376,15 +363,18 @@ class GuardedCall:
         """Return the runs with limits around the call, the outermost first, and then the function itself."""
         return [*([] if self._is_inner else limits_of(live_blocks())), self._caller]
 
-    async def _recover(self, fault: Exception, no_loop: bool) -> None:
+    async def _recover(self, fault: Exception, args: tuple[Any, ...], kwargs: dict[str, Any], *, no_loop: bool) -> None:
         """Open the call at each layer after a fault: on its ledger alone. Raise where one of them refuses."""
+        known = {layer.caller: layer.request for layer in self.layers}
         self.layers, self.is_over, self.owners = [], False, open_ones(self.owners)
         try:
             if no_loop:
                 await StepOut()
             for caller in self._callers():
                 try:
-                    layer = LayerCall(caller, caller.state(), Request())
+                    attempt = caller.guard.faults.attempt
+                    request = known.get(caller) or attempt("functions", read_request, args, kwargs) or Request()
+                    layer = LayerCall(caller, caller.state(), request)
                 except Exception as second:
                     caller.give_up_call(second)
                 else:
@@ -534,12 +524,13 @@ def _open_at_once(call: LayerCall, owners: tuple[Charge, ...]) -> bool:
             return True
     except RunStoppedError:
         raise
-    except Exception as error:
+    except Exception:
         if event is not None and event.charge is not None:
             guard.release(event.charge)
-        # otherwise the run has ended meanwhile, and the call belongs to the next one
-        if run.info.run in guard.runs:
-            caller.fault(error, run)
+        if run.info.run in guard.runs:  # otherwise it has ended meanwhile, and the call belongs to the next one
+            if is_counted:
+                guard.unspent(run.info.run)
+            raise
     if is_counted:
         guard.unspent(run.info.run)
     return False
@@ -579,11 +570,9 @@ async def _open_in_turn(call: LayerCall, owners: tuple[Charge, ...], no_loop: bo
             break
         except (RunStoppedError, PolicyError):
             raise
-        except Exception as error:  # an internal error: the policy says what follows
+        except Exception:
             if call.state.run.info.run in caller.guard.runs:
-                caller.give_back(call.ticket)
-                await _recover(call, error)
-                break
+                raise
             call.state = caller.state()  # its run has ended meanwhile, so the call belongs to the next one
     if call.ticket is not None and call.charge is not None:
         call.ticket.charge = _WAITED_FOR[id(call.charge)] = call.charge
