@@ -107,8 +107,7 @@ class ToolHooks:
                 )
                 # Its decision is not needed: the next check finds the stop.
                 guard.check(AgentEntered(run.info.run, lane, agent_name, guard.clock(), 0, beside))
-            known = guard.tools.known
-            rule = known[name] if name in known else guard.tools.rule(name)
+            rule = guard.tools.rule(name)
             if rule is not None and rule.once:
                 call.once = guard.tools.once_identity(name, tool_args, known_tool.declared)
             if guard.accounts.ledger.is_shared:

@@ -176,8 +176,8 @@ class ToolGate:
             (run.unchecked_once if mine is None else run.claimed_elsewhere).add(effect)
 
     def check(self, run: Run, lane: Lane, event: ToolCall) -> Decision:
-        known, tool = self._tools.known, event.tool
-        rule = known[tool] if tool in known else self._tools.rule(tool)
+        tool = event.tool
+        rule = self._tools.rule(tool)
         effect = self._tools.effect_of(event) if rule is not None and rule.once else b""
         if effect:
             taken = run.pending_once.get(effect, event.id) != event.id or effect in run.claimed_elsewhere
@@ -506,11 +506,11 @@ class Answers:
         kept: list[Answer] = []
         pairs: list[tuple[bytes, int]] = []
         calls: list[bytes] = []
-        agent, context, known = event.agent, lane.context, self._tools.known
+        agent, context, rule_of = event.agent, lane.context, self._tools.rule
         is_plain = True
         for a in event.answers:
             tool = a.tool
-            rule = known[tool] if tool in known else self._tools.rule(tool)
+            rule = rule_of(tool)
             if run.permits:
                 self._gate.report_answer(run, a, event.at)
             if run.bills:

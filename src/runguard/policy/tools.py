@@ -6,7 +6,7 @@ tool as ``Fields``.
 
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -210,13 +210,27 @@ def _read(adapter: TypeAdapter[Any], given: Any, otherwise: Any) -> Any:
 _KEPT: Final = 4_096  # hallucinated names must not fill memory
 
 
+class _Found(dict[str, ToolRule | None]):
+    """The rules of the tools that were asked about, each found once."""
+
+    def __init__(self, find: Callable[[str], ToolRule | None]) -> None:
+        self._find = find
+
+    def __missing__(self, tool: str) -> ToolRule | None:
+        rule = self._find(tool)
+        if len(self) < _KEPT:
+            self[tool] = rule
+        return rule
+
+
 class Tools:
     """The rules of tools, by name."""
 
     def __init__(self, policy: Policy) -> None:
-        self._policy = policy
         self._declared: dict[str, ToolRule] = {}
-        self.known: dict[str, ToolRule | None] = {}
+        self._found = _Found(lambda tool: policy.tool_rule(tool) or self._declared.get(tool))
+        # returns the rule of a tool, from the policy or from beside its code; None where there is none
+        self.rule: Callable[[str], ToolRule | None] = self._found.__getitem__
         self.has_prices = any(rule.price is not None for rule in policy.tools.values())
         self.limited = {name for name, rule in policy.tools.items() if rule.max_calls is not None}
 
@@ -227,17 +241,7 @@ class Tools:
             self.has_prices = self.has_prices or rule.price is not None
             if rule.max_calls is not None:
                 self.limited.add(tool)
-            self.known.pop(tool, None)
-
-    def rule(self, tool: str) -> ToolRule | None:
-        """Return the rule of a tool, from the policy or from beside its code; None where there is none."""
-        try:
-            return self.known[tool]
-        except KeyError:
-            rule = self._policy.tool_rule(tool) or self._declared.get(tool)
-            if len(self.known) < _KEPT:
-                self.known[tool] = rule
-            return rule
+            self._found.pop(tool, None)
 
     def is_polling(self, tool: str) -> bool:
         rule = self.rule(tool)
@@ -245,7 +249,7 @@ class Tools:
 
     def max_calls(self, tool: str) -> int | None:
         """Return how many calls of a tool are allowed in one run."""
-        rule = self.known[tool] if tool in self.known else self.rule(tool)
+        rule = self.rule(tool)
         return rule.max_calls if rule is not None else None
 
     def fingerprint(self, tool: str, args: object, received: frozenset[str] | None = None) -> bytes:
@@ -255,7 +259,7 @@ class Tools:
         """
         if received is not None and type(args) is dict and not received.issuperset(args):
             args = {name: value for name, value in args.items() if name in received}
-        rule = self.known[tool] if tool in self.known else self.rule(tool)
+        rule = self.rule(tool)
         if rule is None:
             return call_fingerprint(tool, args)
         return call_fingerprint(tool, args, identity=rule.identity, volatile=rule.volatile, exact=rule.once)
@@ -266,7 +270,7 @@ class Tools:
         The call's digest names it where nothing better was compared.
         """
         tool = call.tool
-        rule = self.known[tool] if tool in self.known else self.rule(tool)
+        rule = self.rule(tool)
         return (call.once or call.call) if rule is not None and rule.once else b""
 
     def once_identity(self, tool: str, args: object, declared: Fields | None = None) -> bytes:
