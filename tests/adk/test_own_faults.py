@@ -108,21 +108,18 @@ async def test_block_in_raise_mode_raises_that_the_guard_failed(monkeypatch: pyt
     assert_calls_answered(result.session)
 
 
-async def test_block_also_means_faults_while_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("topology", "method", "on"), [(single, "after", ()), (transfer_to_child, "check", (HandOff,))]
+)
+async def test_block_also_means_faults_while_learning_and_at_hand_offs(
+    topology: Topology, method: str, on: tuple[type, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block", max_model_calls=12)
-    break_guard(plugin, monkeypatch, "after")
-    result = await play(single(team), plugins=[plugin])
+    break_guard(plugin, monkeypatch, method, on=on)
+    result = await play(topology(team), plugins=[plugin])
     assert_stopped(result, "guard_error")
     assert team.calls == 1
     assert_calls_answered(result.session)
-
-
-async def test_a_fault_at_hand_offs_is_a_fault_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    team, plugin = Team(endless=True), RunGuardPlugin(on_guard_error="block")
-    break_guard(plugin, monkeypatch, "check", on=(HandOff,))
-    result = await play(transfer_to_child(team), plugins=[plugin])
-    assert_stopped(result, "guard_error")
-    assert team.calls == 1
 
 
 async def test_a_fault_while_stopping_does_not_let_the_run_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,10 @@ def fail() -> None:
     raise ValueError("not today")
 
 
+def from_a_cache() -> LlmResponse:
+    return said("from the cache")
+
+
 @pytest.mark.parametrize(
     "shape",
     [
@@ -54,23 +58,24 @@ def fail() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["plugin", "agent"])
-async def test_a_call_answered_from_a_cache_costs_nothing(where: str, shape: Callable[[Any], Any]) -> None:
-    model, plugin, service = (
-        ScriptedModel([text("fine")]),
-        guard(max_model_calls=2, budgets=[Budget(calls=1, per="session")]),
-        InMemorySessionService(),
-    )
-    cache = Meddler(lambda: said("from the cache"))
+@pytest.mark.parametrize("act", [from_a_cache, fail])
+async def test_a_call_that_is_answered_from_a_cache_or_fails_before_it_left_costs_nothing(
+    act: Callable[[], LlmResponse | None], where: str, shape: Callable[[Any], Any]
+) -> None:
+    model, service = ScriptedModel([text("fine")]), InMemorySessionService()
+    plugin = guard(max_model_calls=2, max_usd="0.10", budgets=[Budget(calls=1, per="session")])
+    meddler = Meddler(act)
 
     def once(callback_context: Any, llm_request: LlmRequest) -> LlmResponse | None:
-        act, cache.act = cache.act, None
+        act, meddler.act = meddler.act, None
         return act() if act is not None else None
 
-    behind = [cache] if where == "plugin" else []
+    behind = [meddler] if where == "plugin" else []
     callbacks: dict[str, Any] = {} if behind else {"before_model_callback": once}
     root = shape(agent("a", model, **callbacks))
-    result = await play(root, plugins=[plugin, *behind], session_service=service)
-    assert result.texts == ["from the cache"]
+    result = await play(root, plugins=[plugin, *behind], session_service=service, catch=True)
+    assert result.texts == ([] if act is fail else ["from the cache"])
+    assert ("not today" in str(result.error)) is (act is fail)
     assert (model.calls, figures(plugin)) == (0, (0, 0, Decimal(0)))
     # The one call that the session may make is still there.
     await assert_usable(plugin, root, service, plugins=behind)
@@ -89,25 +94,6 @@ async def test_answers_from_a_cache_use_up_neither_calls_nor_money() -> None:
     result = await play(loop, plugins=[plugin])
     assert (model.calls, plugin.trips, figures(plugin)) == (2, [], (2, 0, Decimal("0.04")))
     assert len(result.texts) == 42
-
-
-@pytest.mark.parametrize("where", ["plugin", "agent"])
-async def test_a_call_that_failed_before_it_left_costs_nothing(where: str) -> None:
-    model, plugin, service = ScriptedModel([text("fine")]), guard(max_usd="0.10"), InMemorySessionService()
-    meddler = Meddler(fail)
-
-    def once(callback_context: Any, llm_request: LlmRequest) -> None:
-        act, meddler.act = meddler.act, None
-        if act is not None:
-            act()
-
-    behind = [meddler] if where == "plugin" else []
-    callbacks: dict[str, Any] = {} if behind else {"before_model_callback": once}
-    root = agent("a", model, **callbacks)
-    result = await play(root, plugins=[plugin, *behind], session_service=service, catch=True)
-    assert "not today" in str(result.error)
-    assert (model.calls, figures(plugin)) == (0, (0, 0, Decimal(0)))
-    await assert_usable(plugin, root, service, plugins=behind)
 
 
 async def test_a_call_over_the_frameworks_own_limit_costs_nothing() -> None:

@@ -3,7 +3,9 @@ SDK.
 """
 
 import json
+import logging
 import threading
+import unicodedata
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,6 +22,9 @@ from runguard.errors import RunStoppedError
 from runguard.reporting import telemetry
 from runguard.reporting.telemetry import Telemetry
 from runguard.testing import ScriptedModel, call, run, text
+from tests.kit.adk_runs import play
+from tests.kit.money import agent, guard
+from tests.kit.tools import step
 
 MONEY: dict[str, Any] = {
     "prices": {"scripted-1": {"input": 10, "output": 40}},
@@ -38,7 +43,7 @@ def stuck() -> ScriptedModel:
     return ScriptedModel(lambda n, request: call("same", q=f"{CANARY}{n}"))
 
 
-def agent(model: Any) -> LlmAgent:
+def extractor(model: Any) -> LlmAgent:
     return LlmAgent(name="extractor", model=model, tools=[same])
 
 
@@ -76,7 +81,7 @@ async def test_stops_on_adk_reach_a_webhook_signed_without_contents_and_summed_u
     url = f"http://127.0.0.1:{receiver.server_address[1]}/hook"
     plugin = RunGuardPlugin(alerts={"webhook": {"url": url, "secret": SECRET}})
     for session in ("s1", "s2", "s3"):
-        await run(agent(stuck()), plugins=[plugin], session_id=session)
+        await run(extractor(stuck()), plugins=[plugin], session_id=session)
     assert plugin.flush(10)
     for headers, body in receiver.heard:
         assert verify_signature(SECRET, headers["X-RunGuard-Timestamp"], body, headers["X-RunGuard-Signature"])
@@ -93,7 +98,9 @@ async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions(
     heard: list[Any] = []
     plugin = RunGuardPlugin(budgets=[Budget(usd="0.10", per="user", window="1d")], alerts=heard.append, **MONEY)
     for session in ("s1", "s2", "s3"):
-        await run(agent(ScriptedModel(lambda n, request: call("same", q=str(n)))), plugins=[plugin], session_id=session)
+        await run(
+            extractor(ScriptedModel(lambda n, request: call("same", q=str(n)))), plugins=[plugin], session_id=session
+        )
     assert plugin.flush(10)
     assert [alert.facts["percent"] for alert in heard if alert.kind == "threshold"] == [0.5, 0.8, 0.95]
     assert [alert.facts["scope"] for alert in heard if alert.kind == "trip" and alert.facts["rule"] == "budget"] == [
@@ -104,7 +111,7 @@ async def test_thresholds_and_the_cap_of_a_user_are_told_once_over_his_sessions(
 async def test_a_healthy_run_alerts_nobody() -> None:
     heard: list[Any] = []
     plugin = RunGuardPlugin(max_usd=5, alerts=heard.append, **MONEY)
-    await run(agent(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
+    await run(extractor(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
     assert plugin.flush(10)
     assert heard == []
 
@@ -134,9 +141,9 @@ async def test_a_run_on_adk_is_counted(reader: InMemoryMetricReader, kind: str) 
     keywords: dict[str, Any] = {"budgets": [Budget(usd=5, per="user")], **MONEY}
     guard = RunGuardPlugin(on_stop="raise", **keywords) if kind == "plugin" else GuardedLlm(stuck(), **keywords)
     if isinstance(guard, GuardedLlm):
-        root, plugins = agent(guard), []
+        root, plugins = extractor(guard), []
     else:
-        root, plugins = agent(stuck()), [guard]
+        root, plugins = extractor(stuck()), [guard]
     with pytest.raises(RunStoppedError):
         await run(root, plugins=plugins)
     assert guard.flush(10)
@@ -155,6 +162,41 @@ async def test_a_run_on_adk_is_counted(reader: InMemoryMetricReader, kind: str) 
 
 async def test_a_healthy_run_counts_no_decision(reader: InMemoryMetricReader) -> None:
     plugin = RunGuardPlugin(max_usd=5, **MONEY)
-    await run(agent(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
+    await run(extractor(ScriptedModel([call("same", q="1"), text("done")])), plugins=[plugin])
     assert plugin.flush(10)
     assert "runguard.decisions" not in points(reader)
+
+
+# ---- Hostile names of users, sessions and tools on real ADK: no record of the log contains a control character ------
+
+
+HOSTILE = "eve\n2026-01-01 CRITICAL root: all is well\r\x1b[2J\x85\u2028\u202e"
+
+
+async def test_no_log_record_of_a_run_with_hostile_names_contains_control_characters(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "runguard")
+
+    def fails(trip: Any) -> None:
+        raise ValueError(HOSTILE)
+
+    policy: dict[str, Any] = {
+        "budgets": [Budget(usd="0.20", per="user"), Budget(tokens=20_000, per="session")],
+        "on_trip": fails,
+    }
+    for script in ([call(HOSTILE, q=1)], [call("step", q=1)], [*(call("step", q=n) for n in range(30)), text("done")]):
+        plugin = guard(**policy)
+        # An unknown tool is an exception on older versions of ADK.
+        await play(
+            agent("a", ScriptedModel(script), tools=[step]),
+            plugins=[plugin],
+            user_id=HOSTILE,
+            session_id=HOSTILE,
+            catch=True,
+        )
+        assert plugin.flush(5)
+    messages = [record.getMessage() for record in caplog.records if record.name == "runguard"]
+    assert any("eve\\n2026" in message for message in messages), "the threshold warning names the user"
+    for message in messages:
+        assert [sign for sign in message if unicodedata.category(sign) in ("Cc", "Zl", "Zp") or sign == "\u202e"] == []
