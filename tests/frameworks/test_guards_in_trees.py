@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool as langchain_tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
 from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import Tool
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
@@ -307,3 +310,36 @@ async def test_a_stop_holds_for_an_agent_that_outlives_its_run() -> None:
     may_go_on.set()
     assert await asyncio.wait_for(jobs.pop(), 10) != "done"
     assert guard.spend()["calls"] == 2
+
+
+@pytest.mark.parametrize(("outer", "inner"), [("AB", "AB"), ("AB", "BA"), ("A", "AB"), ("AB", "B")])
+async def test_paid_tools_of_an_inner_agent_are_paid_once_by_each_guard(outer: str, inner: str) -> None:
+    limits: Any = {"max_model_calls": 20, "tools": {"pay": {"price": "0.5"}}}
+    guards = {"A": RunGuardMiddleware(**limits), "B": SecondMiddleware(**limits)}
+
+    @langchain_tool
+    def pay(n: int) -> str:
+        """Pay."""
+        return f"paid {n}: {interrupt('may I?')}"
+
+    script: Any = lambda n, _: Reply(calls=[("pay", {"n": n})]) if n < 4 else Reply("done")  # noqa: E731
+    model: Any = langchain_harness.ScriptedChat(script, [0])
+    sub = _invoked(create_agent(model, [pay], middleware=[guards[name] for name in inner]))
+
+    @langchain_tool
+    async def ask(q: str) -> str:
+        """Ask."""
+        return await sub(q)
+
+    asking: Any = langchain_harness.ScriptedChat(_spec(sub).script, [0])
+    agent: Any = create_agent(asking, [ask], middleware=[guards[name] for name in outer], checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "t"}}
+    await agent.ainvoke({"messages": [HumanMessage("go")]}, config)
+    for _ in range(3):
+        result = await agent.ainvoke(Command(resume="yes"), config)
+    assert result["messages"][-1].content == "done"
+    for name, guard in guards.items():
+        spend = guard.spend()
+        made = 4 + (_CALLS if name in outer else 0)
+        assert (spend["calls"], spend["tools_usd"], spend["reserved_usd"]) == (made, Decimal("1.5"), 0), name
+        assert (guard.trips, guard.guard.guard_errors, len(guard.guard.runs)) == ([], 0, 0)
