@@ -1,4 +1,4 @@
-"""Two guards in a tree of agents: each counts each call once, and a guard around counts what happens in its tools."""
+"""Trees of agents: each of several guards counts each call once, and what ends or outlives whom."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,8 +27,15 @@ import runguard
 from runguard import Budget, agent_framework, openai_agents, pydantic_ai, strands
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.termination import TokenUsageTermination
-from runguard.testing.conformance import MODEL, AgentSpec, Reply, nothing_left
-from tests.frameworks import agent_framework_harness, langchain_harness, openai_harness, strands_harness
+from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, nothing_left
+from tests.frameworks import (
+    adk_harness,
+    agent_framework_harness,
+    langchain_harness,
+    openai_harness,
+    pydantic_harness,
+    strands_harness,
+)
 
 Ask = Callable[[str], Awaitable[str]]
 _CALLS = 2  # of each agent with a tool: it calls the tool, and answers
@@ -131,6 +138,16 @@ _FRAMEWORKS: dict[str, Any] = {
     "agent_framework": (_agent_framework, agent_framework.RunGuard, agent_framework.RunGuard),
     "openai_agents": (_openai, openai_agents.AgentGuard, openai_agents.AgentGuard),
 }
+
+
+_HARNESSES: list[Harness] = [
+    adk_harness.AdkHarness(),
+    agent_framework_harness.AgentFrameworkHarness(),
+    langchain_harness.LangChainHarness(),
+    openai_harness.OpenAIAgentsHarness(),
+    pydantic_harness.PydanticAIHarness(),
+    strands_harness.StrandsHarness(),
+]
 
 
 @pytest.mark.parametrize("inner", ["", "A", "B", "AB", "BA"])
@@ -343,3 +360,24 @@ async def test_paid_tools_of_an_inner_agent_are_paid_once_by_each_guard(outer: s
         made = 4 + (_CALLS if name in outer else 0)
         assert (spend["calls"], spend["tools_usd"], spend["reserved_usd"]) == (made, Decimal("1.5"), 0), name
         assert (guard.trips, guard.guard.guard_errors, len(guard.guard.runs)) == ([], 0, 0)
+
+
+@pytest.mark.parametrize("harness", _HARNESSES, ids=lambda harness: harness.name)
+async def test_a_loop_of_one_of_several_agents_that_were_called_at_once_ends_that_agent_alone(harness: Harness) -> None:
+    async def parse(n: int) -> dict[str, str]:
+        return {"status": "partial_parse_error"}
+
+    looping = AgentSpec(lambda n, _: Reply(calls=[("parse", {"n": 1})] if n < 40 else ()), "looping", {"parse": parse})
+    working = [AgentSpec(lambda n, _: Reply("good work"), f"working{number}") for number in range(2)]
+    calls = [(one.name, {"request": "go"}) for one in (looping, *working)]
+    root = AgentSpec(
+        lambda n, _: Reply(calls=calls) if n == 1 else Reply("all done"), "root", agents=[looping, *working]
+    )
+    guard = harness.guard()
+    session = harness.session(root, guard)
+    result = await session.turn("go")
+    assert [trip.rule for trip in guard.trips] == ["repetition"]
+    assert result.text == "all done"
+    assert sum("good work" in answer for kind, _, answer in result.events if kind == "answer") == len(working)
+    assert session.model_calls <= 2 + len(working) + 10
+    await nothing_left(guard)

@@ -53,6 +53,7 @@ class Place(NamedTuple):
     call: str  # tool and id of the call, unique within the lane
     depth: int  # agents above
     conditions: tuple[Any, ...] = ()  # termination conditions of the runs around
+    is_beside: bool = False  # the model has asked for other calls, too: a stop of one leaves them alone
 
     def without(self, guards: Collection[Guard], conditions: Collection[Any]) -> "Place":
         """Return the place without what these guards and conditions see of it."""
@@ -78,14 +79,15 @@ def current_place() -> Place:
     places = [own] if isinstance(own, Place) else []
     places += [place for reader in _readers if (place := reader()) is not None]
     layers: dict[Guard, Layer] = {}
-    call, depth = "", 0
+    call, depth, is_beside = "", 0, False
     conditions: tuple[Any, ...] = ()
     for place in places:
         alive = [one for one in place.layers if one.is_alive]
         if alive:
             layers |= {one.guard: one for one in alive}
             call, depth, conditions = place.call, max(depth, place.depth), (*conditions, *place.conditions)
-    return Place(tuple(layers.values()), call, depth, conditions) if layers else OUTERMOST
+            is_beside = is_beside or place.is_beside
+    return Place(tuple(layers.values()), call, depth, conditions, is_beside) if layers else OUTERMOST
 
 
 class InsideTool:
@@ -135,7 +137,7 @@ def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
     guard, run, lane = layer
     key = f"{lane}/{place.call}"
     if key not in run.lanes:
-        guard.open_lane(run, key, lane, concurrent=False, delegate=agent)
+        guard.open_lane(run, key, lane, concurrent=place.is_beside, delegate=agent)
     return Layer(guard, run, key)
 
 
@@ -359,7 +361,8 @@ class RunTools:
     def inside(self, use: ToolUse) -> InsideTool:
         """Return the context manager in which the tool must run, so that agents that it starts join this run."""
         held: tuple[Charge, ...] = self._guard.faults.attempt("adapter", self._held, use) or ()
-        return InsideTool(Place(self.layers, _name_in_place(use), self._depth + 1, self._ending.all), held)
+        is_beside = len(self._open) > 1
+        return InsideTool(Place(self.layers, _name_in_place(use), self._depth + 1, self._ending.all, is_beside), held)
 
     def around(self, name: str) -> InsideTool:
         """Return the context manager for code of the agent that is no tool: agents that it starts join this run."""
