@@ -7,15 +7,6 @@ from runguard._lazy import lazy
 if TYPE_CHECKING:
     from runguard.calibrate.proposal import Limit, Proposal, Quantile, calibrate, quantile, runs_needed
 
-_HOMES = {
-    "Limit": "runguard.calibrate.proposal",
-    "Proposal": "runguard.calibrate.proposal",
-    "calibrate": "runguard.calibrate.proposal",
-    "Quantile": "runguard.calibrate.proposal",
-    "quantile": "runguard.calibrate.proposal",
-    "runs_needed": "runguard.calibrate.proposal",
-}
-
 __all__ = ["Limit", "Proposal", "Quantile", "calibrate", "quantile", "runs_needed"]
 
-__getattr__, __dir__ = lazy(__name__, _HOMES)
+__getattr__, __dir__ = lazy(__name__, dict.fromkeys(__all__, "runguard.calibrate.proposal"))

@@ -134,10 +134,10 @@ def check_dollars(option: str, usd: str | None) -> None:
         is_more = Decimal(usd).is_finite() and Decimal(usd) > 0
     except InvalidOperation:
         is_more = False
-    if not is_more and usd.strip().startswith("-"):
-        raise CommandError(f"{option} {usd}: must be greater than 0")
     if not is_more:
-        raise CommandError(f"{option} {usd}: must be a number of dollars greater than 0, such as 2.50")
+        is_number = usd.strip().startswith("-")
+        wanted = "greater than 0" if is_number else "a number of dollars greater than 0, such as 2.50"
+        raise CommandError(f"{option} {usd}: must be {wanted}")
     to_nano(usd, option)
 
 

@@ -292,8 +292,8 @@ class Player:
         self.guard.sink.on_decided("replay", lambda decided: self.verdicts.add(decided, self.clock.now))
         self.guard.accounts.waits.advance = self.tick
         policy = judge.policy
-        self._budgets = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
-        self._budgets = self._budgets or self.guard.last_call is not None
+        has_caps = policy.max_usd is not None or policy.max_tokens is not None or bool(policy.budgets)
+        self._budgets = has_caps or self.guard.last_call is not None
         self.result = RunResult(run.id, run.app, run.user, run.session, run.source, run.success, run.capped)
         self.verdicts = Verdicts(self.result, to_the_end=judge.to_the_end)
         self.tool_prices = ReplayedPrices(self.guard, self.verdicts.paid_tool)
@@ -357,10 +357,11 @@ class Player:
             self._journal, self.run = JournalPlayer(self), self.recorded.id
         self._journal.feed(step.entry)
 
-    def _begin_unnamed(self, at: float | None) -> None:
+    def _begin_anyway(self, at: float | None) -> None:
         """Begin a run for a step that comes before the first message."""
-        self.tick(at)
-        self._begin("")
+        if not self._begun:
+            self.tick(at)
+            self._begin("")
 
     def _begin(self, name: str, message: str = "") -> None:
         recorded = self.recorded
@@ -412,8 +413,7 @@ class Player:
             name = path.rpartition(".")[2] if opened_by.isdigit() else ""
             self._agents.update(call.tool for call in self._waiting if call.id == opened_by or call.tool == name)
         self._catch_up()
-        if not self._begun:
-            self._begin_unnamed(step.at)
+        self._begin_anyway(step.at)
         is_over = self.verdicts.stops.is_over
         if is_over and step.reports is None:
             self.tick(step.at)
@@ -531,8 +531,7 @@ class Player:
     def _called(self, step: steps.Called) -> None:
         if self._answers:
             self._flush()
-        if not self._begun:
-            self._begin_unnamed(step.at)
+        self._begin_anyway(step.at)
         self._waiting.append(step)
 
     def _delegated(self, step: steps.Delegated) -> None:
@@ -624,8 +623,7 @@ class Player:
             self._answers[0].hands_over = is_router  # the answer of the tool that set the action
             self._flush()
         self.tick(step.at)
-        if not self._begun:
-            self._begin_unnamed(step.at)
+        self._begin_anyway(step.at)
         if self.verdicts.stops.is_over:
             return
         lane = self._lanes.of(step.branch, step.scope)
