@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from runguard.background import off_loop
@@ -223,9 +224,9 @@ class Guard(PaidCalls):
             if run.journal is not None:
                 run.journal.saw(event)
             found: Finding | None = None
-            every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
+            every, wakes = lane.by_event.get(type(event), NO_OBSERVERS)
             is_plain = is_model_call or (tool_call is not None and not tool_call.depth)
-            for observe in awake if is_plain and not any(records) else every:
+            for observe in compress(every, wakes) if is_plain else every:
                 one = observe(event)
                 if one is not None:
                     found = self.deciding.stronger(run, lane, found, one, event)
@@ -266,8 +267,8 @@ class Guard(PaidCalls):
                 is_plain = event.is_plain
             else:
                 is_plain = type(event) is ModelResult and not (event.text_id or event.new_subject or event.is_cut)
-            every, awake, records = lane.by_event.get(type(event), NO_OBSERVERS)
-            for observe in awake if is_plain and not any(records) else every:
+            every, wakes = lane.by_event.get(type(event), NO_OBSERVERS)
+            for observe in compress(every, wakes) if is_plain else every:
                 one = observe(event)
                 if one is not None:
                     found = self.deciding.stronger(run, lane, found, one, event)

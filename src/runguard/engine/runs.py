@@ -9,7 +9,7 @@ import os
 import re
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -682,9 +682,8 @@ class Observers(NamedTuple):
     """The detectors that see one kind of event, in their order."""
 
     every: Sequence[Observe] = ()
-    # For a plain event: those that do not rest, and the records of the others. While these are empty, they rest.
-    awake: Sequence[Observe] = ()
-    records: Sequence[Sized] = ()
+    # For each of them, what a plain event finds true or empty: the record of one that rests while it is empty.
+    wakes: Sequence[object] = ()
 
 
 NO_OBSERVERS: Final = Observers()
@@ -692,17 +691,13 @@ NO_OBSERVERS: Final = Observers()
 
 def dispatch(detectors: Sequence[Rule]) -> dict[type, Observers]:
     """Return, by kind of event, the detectors that see it."""
-    found: dict[type, tuple[list[Observe], list[Observe], list[Sized]]] = {}
+    found: dict[type, tuple[list[Observe], list[object]]] = {}
     for detector in detectors:
-        observe, record = detector.observe, getattr(detector, "record", ())
         for event in detector.sees:
-            every, awake, records = found.setdefault(event, ([], [], []))
-            every.append(observe)
-            if event not in detector.rests:
-                awake.append(observe)
-            elif record != ():  # a record that belongs to the class is always empty
-                records.append(record)
-    return {event: Observers(tuple(one), tuple(two), tuple(three)) for event, (one, two, three) in found.items()}
+            every, wakes = found.setdefault(event, ([], []))
+            every.append(detector.observe)
+            wakes.append(detector.record if event in detector.rests else True)
+    return {event: Observers(tuple(every), tuple(wakes)) for event, (every, wakes) in found.items()}
 
 
 # ---- Runs that a program starts one after another: a loop goes on where the last run has left it
