@@ -57,12 +57,12 @@ DEFECTS = {
     "a bill leaves the hold": ('held = amount if state == "open"', 'held = NOTHING if state == "open"'),
     "a bill leaves the hold open, in the table": ("keys, state = 'settled', updated", "keys, state = 'open', updated"),
     "a bill without a reservation is lost": (
-        'if state in ("unknown", "released")',
-        'if state in ("released",)',
+        'state in ("unknown", "released")',
+        'state in ("released",)',
     ),
     "a bill after a release is lost": (
-        'if state in ("unknown", "released")',
-        'if state in ("unknown",)',
+        'state in ("unknown", "released")',
+        'state in ("unknown",)',
     ),
     "a release overtakes its reservation in vain": (
         "\"INSERT OR IGNORE INTO holds VALUES (?, '[]', 'released', ?, ?, 0, 0, 0)\"",

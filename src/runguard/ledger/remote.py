@@ -255,8 +255,10 @@ class StoreLedger(Ledger):
                 self._served = time.monotonic()
             except (StoreOutage, StoreError) as error:
                 fault = error
-            with contextlib.suppress(RuntimeError):  # the loop of its caller is closed
+            try:
                 job.tell(result, fault)
+            except RuntimeError:  # the loop of its caller is closed
+                continue
         self.link.drop_session()
 
     # ---- the ledger -------------------------------------------------------------------------------------------------

@@ -544,9 +544,12 @@ class SqliteHolds(SqliteConnection):
             for line in lines:
                 self._touch(line, now)
             row = "[]", "unknown", *NOTHING
-        state, amount = row[1], row[2:]
+        names, state, *_ = row
+        keys, amount = json.loads(names), row[2:]
         # of a hold that is not known, or was released before it was made, the accounts are not known either
-        keys = json.loads(row[0]) or [line.key for line in lines if state in ("unknown", "released")]
+        if not keys and state in ("unknown", "released"):
+            keys = [line.key for line in lines]
+            names = json.dumps(keys)
         if bill.record is not None and not (state == "settled" and amount == actual):
             self._append(bill.record, now)
         held = amount if state == "open" else NOTHING
@@ -566,7 +569,7 @@ class SqliteHolds(SqliteConnection):
             "INSERT INTO holds VALUES (?, ?, 'settled', ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
             "keys = excluded.keys, state = 'settled', updated = excluded.updated, usd = excluded.usd, "
             "tokens = excluded.tokens, calls = excluded.calls",
-            (hold, json.dumps(keys), now, now, *actual),
+            (hold, names, now, now, *actual),
         )
         return balances
 
