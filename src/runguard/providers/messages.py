@@ -111,7 +111,8 @@ def read_request(
     """
     request = Request()
     try:
-        _take(request, kwargs, sizes, 0)
+        if kwargs:
+            _take(request, kwargs, sizes, 0)
         for value in args:
             _take_positional(request, value, sizes)
     except Exception:
@@ -203,7 +204,9 @@ def _take_positional(request: Request, value: Any, sizes: _Sizes) -> None:
         _take(request, held, sizes, 0)
         if request.size != before or not ("parts" in held or "role" in held):  # not one message by itself
             return
-    _take(request, {"prompt": value}, sizes, 0)
+    size, audio = sizes(value) if kind is list else measure(value)
+    request.size += size
+    request.audio_tokens += audio
 
 
 # ---- The newest tool results in a request: what became of the tools that the model's last answer asked for.
