@@ -86,3 +86,23 @@ async def test_a_langchain_agent_in_a_tool_of_an_adk_agent_is_one_run() -> None:
     assert [found.id for found in done.trips] == [trip.id]
     assert middleware.trips == []
     assert plugin.spend()["calls"] == 10
+
+
+async def test_a_loop_of_one_of_two_langchain_agents_that_adk_has_called_at_once_ends_that_agent_alone() -> None:
+    def parse(n: int) -> dict[str, str]:
+        return {"status": "partial_parse_error"}
+
+    looping = AgentSpec(lambda n, _: Reply(calls=[("parse", {"n": 1})]), "looping", {"parse": parse})
+    working = AgentSpec(lambda n, _: Reply("good work"), "working")
+    plugin, middleware = RunGuardPlugin(), RunGuardMiddleware()
+    agents = {spec.name: LangChainSession(spec, middleware) for spec in (looping, working)}
+
+    async def ask(agent: str) -> str:
+        session = agents[agent]
+        result = await session._agent.ainvoke({"messages": [HumanMessage("go")]}, session._config)
+        return str(result["messages"][-1].content)
+
+    model = ScriptedModel([[call("ask", agent="looping"), call("ask", agent="working")], text("done")])
+    played = await run(LlmAgent(name="outer", model=model, tools=[ask]), plugins=[plugin])
+    assert [trip.rule for trip in plugin.trips] == ["repetition"]
+    assert (played.texts[-1], model.calls) == ("done", 2)

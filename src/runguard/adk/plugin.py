@@ -46,6 +46,7 @@ from runguard.adk.runs import (
     ModelInFlight,
     enclosing_tool,
     enter,
+    is_beside,
     is_bounded,
     lane_of,
     project,
@@ -703,7 +704,8 @@ def _tools_around() -> Place | None:
         if all(layer.guard is not tool.guard for layer in layers):
             layers.insert(0, Layer(tool.guard, tool.invocation.run, tool.lane))
         tool = tool.outer
-    return Place(tuple(layers), f"{innermost.name}@{innermost.call_id}", innermost.depth + 1)
+    name = f"{innermost.name}@{innermost.call_id}"
+    return Place(tuple(layers), name, innermost.depth + 1, is_beside=is_beside(innermost))
 
 
 register(_tools_around)

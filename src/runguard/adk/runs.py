@@ -542,12 +542,16 @@ def open_child(guard: Guard, tool: EnclosingTool) -> str:
     key = child_lane(tool)
     run = tool.invocation.run
     if key not in run.lanes:
-        calls = tool.invocation.calls
-        mine = calls.get(tool.call_id)
-        batch = mine.batch if mine is not None else ""
-        beside = sum(1 for c in calls.values() if (c.batch == batch if batch else c.running and c.lane == tool.lane))
-        guard.open_lane(run, key, tool.lane, concurrent=beside > 1, path=tool.path, delegate=tool.name)
+        guard.open_lane(run, key, tool.lane, concurrent=is_beside(tool), path=tool.path, delegate=tool.name)
     return key
+
+
+def is_beside(tool: EnclosingTool) -> bool:
+    """Return whether the response that asked for a tool call made other calls."""
+    calls = tool.invocation.calls
+    mine = calls.get(tool.call_id)
+    batch = mine.batch if mine is not None else ""
+    return sum(1 for c in calls.values() if (c.batch == batch if batch else c.running and c.lane == tool.lane)) > 1
 
 
 def lane_of(guard: Guard, invocation: Invocation, branch: str | None, scope: str | None) -> str:
