@@ -306,7 +306,7 @@ async def test_limits_hold_for_an_agent_that_outlives_its_run(framework: str) ->
 
 async def test_a_stop_holds_for_an_agent_that_outlives_its_run() -> None:
     guard = pydantic_ai.RunGuard()
-    is_at_work, may_go_on, jobs = asyncio.Event(), asyncio.Event(), list[asyncio.Task[str]]()
+    is_at_work, may_go_on, jobs = asyncio.Event(), asyncio.Event(), list[asyncio.Future[str]]()
 
     async def look(q: str) -> str:
         """Look."""
@@ -318,7 +318,7 @@ async def test_a_stop_holds_for_an_agent_that_outlives_its_run() -> None:
 
     async def ask(q: str) -> str:
         """Ask."""
-        jobs.append(asyncio.create_task(sub(q)))
+        jobs.append(asyncio.ensure_future(sub(q)))
         await is_at_work.wait()
         guard.stop(f"run:{next(iter(guard.guard.runs))}")
         return "It works on it."
