@@ -91,6 +91,17 @@ def _message(reply: Reply) -> AIMessage:
     return AIMessage(content=reply.text, tool_calls=calls, usage_metadata=usage)
 
 
+async def called(model: Any, given: Any, way: str, **options: Any) -> Any:
+    """Call a model or an agent in one of its four ways."""
+    if way == "invoke":
+        return model.invoke(given, **options)
+    if way == "ainvoke":
+        return await model.ainvoke(given, **options)
+    if way == "stream":
+        return list(model.stream(given, **options))
+    return [piece async for piece in model.astream(given, **options)]
+
+
 class LangChainSession(Session):
     def __init__(
         self, spec: AgentSpec, guard: RunGuardMiddleware | None, stored: tuple[Any, Any] | None = None

@@ -137,6 +137,20 @@ def _call(tool: str, args: dict[str, Any]) -> ResponseFunctionToolCall:
     )
 
 
+async def drained(streamed: Any) -> Any:
+    """Read a streamed run to its end."""
+    async for _ in streamed.stream_events():
+        pass
+    return streamed
+
+
+async def played(agent: Agent[Any], given: Any, way: str, **settings: Any) -> Any:
+    """Run an agent in one way of the SDK: "run" or "run_streamed"."""
+    if way == "run":
+        return await Runner.run(agent, given, **settings)
+    return await drained(Runner.run_streamed(agent, given, **settings))
+
+
 class OpenAIAgentsSession(Session):
     def __init__(
         self,
@@ -188,8 +202,7 @@ class OpenAIAgentsSession(Session):
         try:
             if stream:
                 done = Runner.run_streamed(self._agent, given, **self._settings)
-                async for _ in done.stream_events():
-                    pass
+                await drained(done)
             else:
                 done = await Runner.run(self._agent, given, **self._settings)
         except Exception as error:

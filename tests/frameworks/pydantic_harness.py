@@ -56,6 +56,14 @@ class ScriptedModel(FunctionModel):
             yield response
 
 
+async def said(agent: Agent[Any, Any], given: str, stream: bool, **options: Any) -> Any:
+    """Run an agent, streamed or not, and return its output."""
+    if stream:
+        async with agent.run_stream(given, **options) as streamed:
+            return await streamed.get_output()
+    return (await agent.run(given, **options)).output
+
+
 class PydanticAISession(Session):
     def __init__(self, spec: AgentSpec, guard: RunGuard | None, history: bytes = b"[]") -> None:
         """``history``: the stored conversation, where it goes on."""

@@ -21,7 +21,7 @@ from runguard import PolicyError, RunStoppedError
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.langchain.messages import usage_of
 from runguard.testing.conformance import MODEL, Reply
-from tests.frameworks.langchain_harness import ScriptedChat
+from tests.frameworks.langchain_harness import ScriptedChat, called
 from tests.kit.examples import each_row
 
 
@@ -201,14 +201,7 @@ class _Through(_Pieces):
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
 async def test_a_method_that_calls_another_one_of_its_model_is_one_call(way: str) -> None:
     guard: Any = GuardedChatModel(_Through(), max_model_calls=10)
-    if way == "invoke":
-        guard.invoke("go")
-    elif way == "ainvoke":
-        await guard.ainvoke("go")
-    elif way == "stream":
-        list(guard.stream("go"))
-    else:
-        _ = [piece async for piece in guard.astream("go")]
+    await called(guard, "go", way)
     assert guard.spend()["calls"] == 1
     assert not guard.guard.runs
 
@@ -287,14 +280,7 @@ async def test_of_two_guards_the_lower_limit_holds_and_a_refused_call_costs_noth
     outer: Any = GuardedChatModel(inner, max_model_calls=100, **LIMITS)
     with runguard.run():
         for _ in range(5):
-            if way == "invoke":
-                outer.invoke("go")
-            elif way == "ainvoke":
-                await outer.ainvoke("go")
-            elif way == "stream":
-                list(outer.stream("go"))
-            else:
-                _ = [piece async for piece in outer.astream("go")]
+            await called(outer, "go", way)
     assert made == [2]
     assert (outer.spend()["calls"], inner.spend()["calls"]) == (2, 2)
     assert outer.spend()["usd"] == inner.spend()["usd"] == Decimal("0.02")

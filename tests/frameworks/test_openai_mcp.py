@@ -9,7 +9,7 @@ from mcp.types import CallToolResult, TextContent, Tool
 
 from runguard.openai_agents import guarded
 from runguard.testing.conformance import AgentSpec, Reply
-from tests.frameworks.openai_harness import ScriptedModel
+from tests.frameworks.openai_harness import ScriptedModel, played
 
 
 class Desk(MCPServer):
@@ -51,13 +51,7 @@ async def test_a_loop_over_a_tool_of_an_mcp_server_is_stopped(way: str) -> None:
     desk, counter = Desk(), [0]
     script = AgentSpec(lambda n, _: Reply(calls=[("parse", {"doc": "x"})]) if n < 40 else Reply("gave up"))
     agent = guarded(Agent(name="worker", model=ScriptedModel(script, counter), mcp_servers=[desk]))
-    if way == "run":
-        said = (await Runner.run(agent, "go", max_turns=100)).final_output
-    else:
-        streamed = Runner.run_streamed(agent, "go", max_turns=100)
-        async for _ in streamed.stream_events():
-            pass
-        said = streamed.final_output
+    said = (await played(agent, "go", way, max_turns=100)).final_output
     [trip] = agent.runguard.trips
     assert trip.tool == "parse"
     assert counter[0] <= 10

@@ -28,6 +28,7 @@ from pydantic import BaseModel, Field
 from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
 from runguard.openai_agents.turns import Asked
 from runguard.providers.usage import GrowingPrompts
+from tests.frameworks.openai_harness import played
 from tests.frameworks.test_openai_streams import Provider as Server
 from tests.frameworks.test_openai_tools import Steps, call, say
 
@@ -103,12 +104,7 @@ async def test_the_provider_of_the_run_finds_the_models_of_its_agents(way: str) 
     below: Agent[Any] = Agent(name="below", model="house-small")
     agent = guarded(Agent(name="worker", model="house-large", tools=[below.as_tool("ask", "Ask.")]), max_model_calls=9)
     config = RunConfig(model_provider=provider)
-    if way == "run":
-        await Runner.run(agent, "go", run_config=config)
-    else:
-        streamed = Runner.run_streamed(agent, "go", run_config=config)
-        async for _ in streamed.stream_events():
-            pass
+    await played(agent, "go", way, run_config=config)
     assert provider.names[-1] == "house-large"
     assert config.model_provider is provider
     assert not provider.is_closed, "the provider belongs to the user"
@@ -116,8 +112,8 @@ async def test_the_provider_of_the_run_finds_the_models_of_its_agents(way: str) 
     assert "house-large" in agent.runguard.spend()["by_model"]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_body_of_a_guarded_request_is_that_of_the_plain_one(stream: bool) -> None:
+@pytest.mark.parametrize("way", ["run", "run_streamed"])
+async def test_the_body_of_a_guarded_request_is_that_of_the_plain_one(way: str) -> None:
     @function_tool
     def look(page: int) -> str:
         return f"page {page}"
@@ -129,12 +125,7 @@ async def test_the_body_of_a_guarded_request_is_that_of_the_plain_one(stream: bo
         plain: Agent[Any] = Agent(name="worker", model=server.model(), **parts)
         agent = guarded(plain, max_usd=5) if guard else plain
         settings: Any = {"run_config": RunConfig(group_id="shop"), "previous_response_id": "resp_1"}
-        if stream:
-            streamed = Runner.run_streamed(agent, "go", **settings)
-            async for _ in streamed.stream_events():
-                pass
-        else:
-            await Runner.run(agent, "go", **settings)
+        await played(agent, "go", way, **settings)
         [asked] = server.asked
         return asked
 
@@ -184,9 +175,7 @@ async def test_a_model_that_calls_itself_is_asked_once() -> None:
                 yield event
 
     agent = guarded(Agent(name="worker", model=Doubled([say("hello")])))
-    streamed = Runner.run_streamed(agent, "go")
-    async for _ in streamed.stream_events():
-        pass
+    await played(agent, "go", "run_streamed")
     assert agent.runguard.spend()["calls"] == 1
 
 

@@ -11,7 +11,7 @@ from agents.usage import Usage
 from runguard.cli.doctor import find_agents
 from runguard.openai_agents import AgentGuard, guarded
 from runguard.testing.conformance import AgentSpec, Reply, Script
-from tests.frameworks.openai_harness import ScriptedModel
+from tests.frameworks.openai_harness import ScriptedModel, played
 from tests.frameworks.test_openai_tools import say
 
 NAME = "gpt-5-mini"  # a model with a known price
@@ -70,12 +70,7 @@ def worker(**parts: Any) -> Agent[Any]:
 
 
 async def play(way: str, agent: Agent[Any], config: RunConfig) -> Any:
-    if way == "run":
-        return (await Runner.run(agent, "go", max_turns=100, run_config=config)).final_output
-    streamed = Runner.run_streamed(agent, "go", max_turns=100, run_config=config)
-    async for _ in streamed.stream_events():
-        pass
-    return streamed.final_output
+    return (await played(agent, "go", way, max_turns=100, run_config=config)).final_output
 
 
 @pytest.mark.parametrize("by_name", [False, True], ids=["model", "name"])

@@ -35,6 +35,7 @@ from openai.types.responses import (
 )
 
 from runguard.openai_agents import AgentGuard, guarded
+from tests.frameworks.openai_harness import played
 
 _ids = itertools.count(1)
 set_tracing_disabled(True)
@@ -80,12 +81,7 @@ class Steps(Model):
 
 
 async def play(agent: Agent[Any], way: str, **settings: Any) -> Any:
-    if way == "run":
-        return await Runner.run(agent, "go", max_turns=60, **settings)
-    streamed = Runner.run_streamed(agent, "go", max_turns=60, **settings)
-    async for _ in streamed.stream_events():
-        pass
-    return streamed
+    return await played(agent, "go", way, max_turns=60, **settings)
 
 
 def outputs(result: Any) -> list[Any]:

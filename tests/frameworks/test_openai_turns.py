@@ -32,6 +32,7 @@ import runguard
 from runguard import Budget
 from runguard.core.errors import PolicyError, RunGuardError
 from runguard.openai_agents import AgentGuard, GuardedAgent, guarded
+from tests.frameworks.openai_harness import played
 from tests.frameworks.test_openai_tools import Steps, call, play, say
 
 LOOK = call("look", "{}")
@@ -84,12 +85,7 @@ async def approve(
         state = await RunState.from_json(agent, json.loads(json.dumps(state.to_json())), context_override=context)
     for item in state.get_interruptions():
         state.approve(item)
-    if way == "run":
-        return await Runner.run(agent, state, max_turns=99, **settings)
-    streamed = Runner.run_streamed(agent, state, max_turns=99, **settings)
-    async for _ in streamed.stream_events():
-        pass
-    return streamed
+    return await played(agent, state, way, max_turns=99, **settings)
 
 
 @pytest.mark.parametrize("way", ["run", "run_streamed"])

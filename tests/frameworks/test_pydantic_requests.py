@@ -17,6 +17,7 @@ from pydantic_ai.usage import RequestUsage
 import runguard
 from runguard import Budget
 from runguard.pydantic_ai import RunGuard, _usage_of
+from tests.frameworks.pydantic_harness import said
 
 BIG = "word " * 8_000
 PRICES: Any = {"dear": {"input": 10, "output": 100}, "cheap": {"input": 1, "output": 1}}
@@ -83,11 +84,7 @@ async def test_a_budget_stops_a_request_that_another_capability_makes_too_large(
         return ModelResponse([TextPart("done")])
 
     agent: Agent[Any, str] = Agent(model_of("dear", answer), capabilities=[guard, Adding()])
-    if stream:
-        async with agent.run_stream("x") as streamed:
-            text = await streamed.get_output()
-    else:
-        text = (await agent.run("x")).output
+    text = await said(agent, "x", stream)
     assert not made
     assert text == guard.guard.stop_text(guard.trips[0])
 
@@ -127,11 +124,7 @@ class Reserving:
         return model_of(name, look)
 
     async def run(self, model: Any, *more: Any, stream: bool = False) -> str:
-        agent: Agent[Any, str] = Agent(model, capabilities=[self.guard, *more])
-        if stream:
-            async with agent.run_stream("x") as streamed:
-                return await streamed.get_output()
-        return (await agent.run("x")).output
+        return str(await said(Agent(model, capabilities=[self.guard, *more]), "x", stream))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,6 +18,7 @@ from pydantic_ai.usage import RequestUsage, UsageLimits
 from runguard import RunStoppedError
 from runguard.pydantic_ai import RunGuard
 from runguard.testing.conformance import MODEL
+from tests.frameworks.pydantic_harness import said
 
 ENDLESS = UsageLimits(request_limit=None)
 MOST = 40
@@ -85,11 +86,7 @@ async def test_a_tool_that_fails_again_and_again_is_recognised_whatever_its_argu
     tools, name, args = FAILING[way]
     guard, (model, made) = RunGuard(), asking(name, args)
     agent: Agent[Any, str] = Agent(model, tools=tools, capabilities=[guard], retries=MOST)
-    if stream:
-        async with agent.run_stream("x", usage_limits=ENDLESS) as streamed:
-            text = await streamed.get_output()
-    else:
-        text = (await agent.run("x", usage_limits=ENDLESS)).output
+    text = await said(agent, "x", stream, usage_limits=ENDLESS)
     assert len(made) <= 7
     assert {trip.rule for trip in guard.trips} <= {"tool_failures", "no_news", "stall", "repetition"}
     assert text == guard.guard.stop_text(guard.trips[0])

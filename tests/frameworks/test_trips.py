@@ -14,6 +14,7 @@ import runguard
 from runguard.openai_agents import guarded
 from runguard.pydantic_ai import RunGuard
 from runguard.testing.conformance import AgentSpec, Reply
+from tests.frameworks.openai_harness import played
 from tests.frameworks.test_openai_tools import Steps, say
 from tests.kit.examples import each_row
 
@@ -23,13 +24,9 @@ async def test_openai_agents(way: str) -> None:
     agent = guarded(OpenAIAgent(name="worker", model=Steps([say("done")])), max_model_calls=1)
     with runguard.run():
         first = await Runner.run(agent, "go")
-        if way == "run":
-            second: Any = await Runner.run(agent, "go")
-            assert runguard.trip(copy.deepcopy(second)) == agent.runguard.trips[0]
-        else:
-            second = Runner.run_streamed(agent, "go")
-            async for _ in second.stream_events():
-                pass
+        second = await played(agent, "go", way)
+    if way == "run":
+        assert runguard.trip(copy.deepcopy(second)) == agent.runguard.trips[0]
     assert runguard.trip(first) is None
     assert [runguard.trip(second)] == agent.runguard.trips
 

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from runguard import Budget
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
+from tests.frameworks.langchain_harness import called
 
 _ASK: Any = {"messages": [HumanMessage("Hi")]}
 
@@ -57,14 +58,7 @@ def store(tmp_path: Path) -> str:
 async def test_a_call_is_booked_once(store: str, way: str) -> None:
     middleware, model = _guards(store)
     agent = create_agent(model, tools=[], middleware=[middleware])
-    if way == "invoke":
-        agent.invoke(_ASK)
-    elif way == "ainvoke":
-        await agent.ainvoke(_ASK)
-    elif way == "stream":
-        list(agent.stream(_ASK, stream_mode="messages"))
-    else:
-        _ = [piece async for piece in agent.astream(_ASK, stream_mode="messages")]
+    await called(agent, _ASK, way, **({"stream_mode": "messages"} if "stream" in way else {}))
     assert _booked(middleware) == (1, 0)
 
 
@@ -82,10 +76,7 @@ async def test_attempts_at_the_same_time_are_all_booked(store: str) -> None:
 async def test_each_attempt_between_the_guards_is_booked(store: str, way: str) -> None:
     middleware, model = _guards(store)
     agent = create_agent(model, tools=[], middleware=[middleware, TwoAttempts()])
-    if way == "invoke":
-        agent.invoke(_ASK)
-    else:
-        await agent.ainvoke(_ASK)
+    await called(agent, _ASK, way)
     assert _booked(middleware) == (2, 0)
 
 
