@@ -71,7 +71,7 @@ class PassingCall(Interruption):
         self._runs: list[Run] = []
         for account in accounts:
             self.owners += (account.charge,)
-            if (run := account.run) is not None:
+            if (run := account.guard.runs.get(account.charge.run_costs.info.run)) is not None:
                 self._runs.append(run)
                 run.in_flight.add(self)
                 self.is_due = self.is_due or run.stopped is not None

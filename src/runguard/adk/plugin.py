@@ -611,14 +611,14 @@ class ModelHooks:
             if said["partial"]:
                 flight.streamed = True
             else:
-                flight.done_at, flight.delivered = time.monotonic(), False
+                is_first, flight.done_at, flight.delivered = not flight.done_at, time.monotonic(), False
                 charge = flight.charge
                 # a model that is not one of ADK's classes: ``model_calls`` does not see it
                 if charge is not None and not flight.left and not charge.over:
                     bill = flight.usage.bill(charge.input, charge.audio)
                     self._guard.settle(charge, bill.usage, estimated=bill.estimated)
-                if not flight.judged:  # the detectors see an answer once, however many responses it came in
-                    flight.judged, usage = True, flight.usage
+                if is_first:  # the detectors see an answer once, however many responses it came in
+                    usage = flight.usage
                     output = usage.reported.output if usage.reported is not None else None
                     name, now = invocation.run.info.run, self._guard.clock()
                     result = ModelResult(name, flight.lane, flight.agent, now, usage.prompt, output)

@@ -87,7 +87,6 @@ class ModelInFlight:
     answered: bool = False  # by the model, a callback or another plugin
     done_at: float = 0.0  # when its last chunk came, by the monotonic clock
     delivered: bool = False  # its event has passed the Runner
-    judged: bool = False  # the detectors have seen its result
     streamed: bool = False  # chunks of it came before
     last_after: Trip | None = None  # the stop after which it gives the last answer
     is_layer: bool = False  # of a guarded model: no hook sees its answer, so the detectors see it here

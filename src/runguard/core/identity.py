@@ -752,7 +752,10 @@ def size_of_copy(value: Any, enough: int) -> int:
     A value without a copy has those of the text inside of it, counted until ``enough`` is passed.
     """
     parts = _parts_of(value)
-    return size_of(value, enough) if parts is None else max(sum(map(len, parts)) - HEAD, 0)
+    if parts is None:
+        return size_of(value, enough)
+    size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+    return size - HEAD if size > HEAD else 0
 
 
 def _parts_of(value: Any, most: int = _MOST_BYTES) -> _Parts | None:

@@ -16,7 +16,6 @@ from runguard.core.money import NANO
 UNLIMITED: Final = 2**63 - 1  # affordable_output() when output costs nothing
 PER_MILLION: Final = 1_000_000
 MOST_TOKENS: Final = 10**12  # of one call; more is a fault of the counter
-_COUNTS: Final = {int}  # the types of figures that can be true
 _AN_HOUR: Final = 2  # times the input price, for tokens that a cache keeps for an hour; Anthropic alone reports them
 
 
@@ -39,8 +38,10 @@ class Usage:
     def is_possible(self) -> bool:
         """Whether every figure is a count. NaN, a negative or endless number, a bool or a text is none."""
         prompt = (self.input, self.cached, self.cache_write, self.cache_write_1h, self.audio, self.cached_audio)
-        figures = (*prompt, self.output, self.audio_output, self.thinking, self.searches)
-        return {*map(type, figures)} == _COUNTS and min(figures) >= 0 and max(figures) <= MOST_TOKENS
+        for figure in (*prompt, self.output, self.audio_output, self.thinking, self.searches):
+            if type(figure) is not int or not 0 <= figure <= MOST_TOKENS:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
