@@ -23,7 +23,7 @@ TOUCH_ADK := tests/adk/install tests/replay/test_same_as_live.py tests/wire/test
 COVERING := tests/core tests/engine tests/ledger tests/calls tests/reporting tests/adk tests/policy tests/termination tests/wire \
   tests/faults tests/test_background.py
 
-.PHONY: demo test test-beside ready test-frameworks coverage faults lint types types-newest types-frameworks bench docs browser clean
+.PHONY: demo test test-beside ready ready-beside test-frameworks coverage faults lint types types-newest types-frameworks bench docs browser clean
 
 demo: $(NEW)/.ready
 	@$(NEW)/bin/runguard demo
@@ -32,7 +32,8 @@ demo: $(NEW)/.ready
 MEMORY := $(shell test -w /dev/shm && ! grep -q " /dev/shm .*noexec" /proc/mounts && \
   test "$$(df -Pk /dev/shm | awk 'NR == 2 {print $$4}')" -gt 4000000 && echo /dev/shm)
 
-# The tests on the newest google-adk print as they go. The others run beside them and print when both are done.
+# The tests on the newest google-adk print as they go. The other environments are made and their tests run beside them,
+# and print when both are done.
 test:
 	@$(MAKE) --no-print-directory --output-sync=target -j4 ready
 	@mkdir -p build; \
@@ -43,15 +44,17 @@ test:
 	wait $$beside; others=$$?; cat build/test-beside.log; test $$newest = 0 && test $$others = 0
 
 test-beside:
-	@echo "== types of the adapters for other frameworks"; \
-	$(AGAIN) types-frameworks; types=$$?; \
+	@echo "== types, and the environments of the oldest google-adk and of other frameworks"; \
+	$(AGAIN) --output-sync=target -k -j2 ready-beside; made=$$?; \
 	echo "== tests on the oldest supported google-adk: what it decides"; \
 	$(OLD)/bin/python -m pytest $(BESIDE) $(TOUCH_ADK); oldest=$$?; \
 	echo "== tests on LangChain, the OpenAI Agents SDK and Pydantic AI"; \
-	$(FRAMEWORKS)/bin/python -m pytest $(BESIDE) tests/frameworks && test $$oldest = 0 && test $$types = 0
+	$(FRAMEWORKS)/bin/python -m pytest $(BESIDE) tests/frameworks && test $$oldest = 0 && test $$made = 0
 
-# What can run side by side before the tests.
-ready: lint types-newest $(NEW)/.compiled $(OLD)/.compiled browser $(FRAMEWORKS)/.ready
+# What can run side by side before the tests on the newest google-adk, and what can run beside them.
+ready: lint $(NEW)/.compiled browser
+
+ready-beside: $(OLD)/.compiled types-newest types-frameworks
 
 # Compile all that the tests import, once per environment. The processes of a test run would all do it at the same time.
 $(NEW)/.compiled: $(NEW)/.ready
