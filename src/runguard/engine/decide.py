@@ -348,6 +348,8 @@ class Deciding:
                 return earlier
         trip = self.describe(run, lane, event, finding)
         if self.enforces:
+            if owner.stopped is not None:  # another thread was faster while this one described its trip
+                return owner.stopped
             owner.stop(trip)
             for visit in list(run.visits):
                 visit.wake()  # a stopped call does not wait
