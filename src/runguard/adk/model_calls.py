@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing, suppress
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Final
 
 from google.adk.models.base_llm import BaseLlm
@@ -341,7 +341,8 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
             stop = await _ask(flight, request, accounts, slot=bool(flight.tool))
         except Exception as error:
             run = flight.invocation.run.info.run if flight.invocation is not None else ""
-            stop = await _recover(flight, run, request, accounts, error)
+            plain = ModelInFlight(flight.guard, None, flight.lane, flight.agent)
+            stop = await _recover(plain, run, request, accounts, error)
         finally:
             OWNERS.reset(owners)
         if stop is not None:
@@ -354,30 +355,27 @@ async def _open_accounts(outer: PassingCall | None, request: LlmRequest, account
     return None
 
 
+async def recover(where: str, flight: ModelInFlight, run_id: str, request: LlmRequest, error: Exception) -> Trip | None:
+    """Reserve a call without rules, after a fault of its guard. Return why it must not be made, or None."""
+
+    def describe(at: float) -> ModelCall:
+        sizes, config = project(request, None), request.config
+        sized = (request.model or "", sizes.upper, sizes.audio, config.max_output_tokens)
+        return ModelCall(run_id, flight.lane, flight.agent, at, *sized, candidates=config.candidate_count or 1)
+
+    decision, event = await flight.guard.recover(where, error, run_id, flight.agent, describe)
+    flight.charge = event.charge if event is not None else None
+    return decision.trip if decision.action is Action.STOP and decision.enforced else None
+
+
 async def _recover(
     flight: ModelInFlight, run_id: str, request: LlmRequest, accounts: list[ModelInFlight], error: Exception
 ) -> Stop | None:
-    """Add an account that is reserved without rules, after a fault of its guard. Return a stop if that fails."""
-    guard, lane, agent = flight.guard, flight.lane, flight.agent
-    describe = partial(plain_call, request, run_id, lane, agent)
-    decision, event = await guard.recover("border", error, run_id, agent, describe)
-    if decision.action is Action.STOP and decision.enforced:
-        return decision.trip, guard
-    if event is None:
-        return None
-    try:
-        accounts.append(ModelInFlight(guard, None, lane, agent, charge=event.charge))
-    except Exception as second:
-        guard.release(event.charge)
-        return guard.faults.refuse("border", second, run_id, agent), guard
-    return None
-
-
-def plain_call(request: LlmRequest, run_id: str, lane: str, agent: str, at: float) -> ModelCall:
-    """Return the event of a call that is reserved without rules: its model and its sizes."""
-    sizes, config = project(request, None), request.config
-    sized = (request.model or "", sizes.upper, sizes.audio, config.max_output_tokens)
-    return ModelCall(run_id, lane, agent, at, *sized, candidates=config.candidate_count or 1)
+    """Add an account that is reserved without rules. Return a stop if that fails."""
+    trip = await recover("border", flight, run_id, request, error)
+    if flight.charge is not None:
+        accounts.append(flight)
+    return (trip, flight.guard) if trip is not None else None
 
 
 async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[ModelInFlight]) -> Stop | None:

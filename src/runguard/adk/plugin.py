@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Final, TypeVar, Unpack
 
 from google.adk.agents import BaseAgent, ParallelAgent
@@ -28,7 +28,7 @@ from google.genai import types
 from runguard.adk import patching
 from runguard.adk.a2a import RemoteCalls, is_remote, wrap_remote_agents
 from runguard.adk.events import EventReader, RunStarter
-from runguard.adk.model_calls import plain_call
+from runguard.adk.model_calls import recover
 from runguard.adk.requests import (
     ask_for_last_answer,
     cap_output,
@@ -443,7 +443,8 @@ class ModelHooks:
                 if not is_stopped and not (run.run_costs.lines and guard.reserve_now(event, task)):
                     decision = await guard.reserve(event, task=task) or decision
                 if decision.action is not _STOP or not decision.enforced:
-                    self._admit(flight, event, llm_request, task)
+                    flight.charge = event.charge
+                    self._admit(flight, llm_request, task)
                     if state.notice:
                         llm_request.contents.append(types.Content(role="user", parts=[types.Part(text=state.notice)]))
                         state.notice = ""
@@ -456,8 +457,8 @@ class ModelHooks:
                     and not invocation.live
                     and await ask_for_last_answer(guard, run, event, agent, llm_request)
                 ):
-                    flight.last_after, flight.projection = trip, None
-                    self._admit(flight, event, llm_request, task)
+                    flight.charge, flight.last_after, flight.projection = event.charge, trip, None
+                    self._admit(flight, llm_request, task)
                     return None
             except Exception as error:
                 trip = self._stopper.fault("before_model", error, ic, recovers=True)
@@ -472,17 +473,14 @@ class ModelHooks:
         """Reserve a call on the ledger alone, after a fault. Return why it must not be made, or None."""
         guard, invocation = self._guard, self._invocations.find(ic.invocation_id)
         run, agent = invocation.run.info.run if invocation is not None else "", getattr(ic.agent, "name", "")
-        describe = partial(plain_call, request, run, lane, agent)
-        decision, event = await guard.recover("before_model", error, run, agent, describe)
-        if decision.action is _STOP and decision.enforced:
-            return decision.trip
-        if event is None or invocation is None:
-            return None
+        flight = ModelInFlight(guard, invocation, lane, agent, ic.branch)
+        trip = await recover("before_model", flight, run, request, error)
+        if trip is not None or flight.charge is None:
+            return trip
         try:
-            flight = ModelInFlight(guard, invocation, lane, agent, ic.branch)
-            self._admit(flight, event, request, asyncio.current_task())
+            self._admit(flight, request, asyncio.current_task())
         except Exception as second:
-            guard.release(event.charge)
+            guard.release(flight.charge)
             return guard.faults.refuse("before_model", second, run, agent)
         return None
 
@@ -521,17 +519,10 @@ class ModelHooks:
         limit = limits[model] = self._guard.context_limit(model)
         return limit
 
-    def _admit(
-        self,
-        flight: ModelInFlight,
-        event: ModelCall,
-        request: LlmRequest,
-        task: "asyncio.Task[Any] | None",
-    ) -> None:
+    def _admit(self, flight: ModelInFlight, request: LlmRequest, task: "asyncio.Task[Any] | None") -> None:
         """Record a call that may be made. ``model_calls``, or the event of another answer, reports how it ends."""
-        guard, invocation = self._guard, flight.invocation
+        guard, invocation, charge = self._guard, flight.invocation, flight.charge
         assert invocation is not None
-        charge = flight.charge = event.charge
         if charge is not None:
             charge.request = weakref.ref(request)
             if charge.lowered:
