@@ -42,6 +42,7 @@ TOGETHER = {
     "tests/docs_site/test_catalogue.py": "catalogue",
     "tests/ledger/identity/test_identity_rollback.py": "identity",
     "tests/ledger/test_postgres.py": "postgres",
+    "tests/replay/test_page.py": "page",
     "tests/replay/test_postgres.py": "postgres",
     "tests/replay/test_redis_source.py": "redis",
     "tests/replay/test_same_as_live.py": "same as live",  # its last test looks at what the others met

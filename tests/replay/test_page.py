@@ -28,7 +28,7 @@ def page(tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     browser_path = shutil.which("chromium")
