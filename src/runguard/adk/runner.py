@@ -51,7 +51,8 @@ def install(**policy: Unpack[PolicySettings]) -> RunGuardPlugin:
         plugin = RunGuardPlugin(**policy)
     elif _same(installed.guard.policy, Policy.build(**policy)):
         return installed
-    elif _is_same_file(place[0], _place[0]):
+    # a cell of a notebook has no file
+    elif not place[0].startswith("<") and os.path.realpath(place[0]) == os.path.realpath(_place[0]):
         plugin = installed
         plugin.replace_policy(**policy)
         _log.warning(
@@ -91,11 +92,6 @@ def _set_installed(plugin: RunGuardPlugin | None) -> None:
         IN_USE.injected.clear()
         IN_USE.plugins.discard(before)
         unwrap_adk_if_unused()
-
-
-def _is_same_file(one: str, other: str) -> bool:
-    """Return whether two paths name the same file. False for code without a file, such as a cell of a notebook."""
-    return not one.startswith("<") and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _shown(place: tuple[str, int]) -> str:

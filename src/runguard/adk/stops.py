@@ -142,7 +142,11 @@ class Stopper:
     def instead_of(self, hook: str, error: Exception, *given: Any) -> Any:
         """Return the answer of a hook that failed: None, or a stop where the policy says stop."""
         try:
-            ic = next(context for context in map(_context_in, given) if context is not None)
+            contexts = (
+                one if isinstance(one, InvocationContext) else getattr(one, "_invocation_context", None)
+                for one in given
+            )
+            ic = next(context for context in contexts if context is not None)
             trip = self.fault(hook, error, ic)
             if trip is None or not hook.startswith("before_") or hook == "before_run":
                 return None
@@ -204,11 +208,6 @@ def _one_more(skips: Skips, key: tuple[str, str | None], made: int) -> int:
     times, before = skips.get(key, (0, made))
     skips[key] = times, _ = (times + 1 if made == before else 1, made)
     return times
-
-
-def _context_in(given: Any) -> InvocationContext | None:
-    """Return the invocation that a hook was called for, from one of its arguments, or None."""
-    return given if isinstance(given, InvocationContext) else getattr(given, "_invocation_context", None)
 
 
 def _thought(text: str) -> types.Content:

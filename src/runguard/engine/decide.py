@@ -666,7 +666,7 @@ class Alarms:
                 f"RunGuard {verb} {who}: {spent} of {_amount(trip.unit, trip.limit)} of {money.scope} are spent, "
                 "too little is left for the next call"
             )
-            key, period = _budget_key(money.key), _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
+            key, period = f"budget {money.key}", _LONGEST if money.ends is None else max(money.ends - trip.at, _HOUR)
             repeated = None
         if not in_memory(self._ledger.name):  # else no other process can show it
             text += f". Details: {SHOWN}{trip.id}"
@@ -778,7 +778,7 @@ class Alarms:
         for status, account in zip(statuses, keys, strict=True):
             text = f"the budget of {status.scope} is now {_amount(status.unit, status.limit)}"
             self._resolve(
-                Alert("trip", _budget_key(account), "info", text, _facts_of(status), self._clock(), resolved=True)
+                Alert("trip", f"budget {account}", "info", text, _facts_of(status), self._clock(), resolved=True)
             )
 
     def store(self, error: Exception | None) -> None:
@@ -865,7 +865,7 @@ class Alarms:
 
         def claim(session: StoreSession) -> None:
             try:
-                mine = session.claim(_claim(alert), period) == "yes"
+                mine = session.claim(f"alert {alert.key}", period) == "yes"
             except StoreOutage:
                 raise  # the ledger tries again
             except Exception:
@@ -876,7 +876,7 @@ class Alarms:
 
     def _resolve(self, alert: Alert) -> None:
         def free(session: StoreSession) -> None:
-            session.finish(_claim(alert), False)
+            session.finish(f"alert {alert.key}", False)
             self._alerts.send(alert)  # in order: what it ends may still be on its way
 
         if self._ledger.is_shared:
@@ -903,14 +903,6 @@ def _figure(unit: str, value: object) -> str:
 def _amount(unit: str, value: object) -> str:
     """``$0.15``, ``1200 tokens``."""
     return _figure(unit, value) if unit == "usd" else f"{value} {unit}"
-
-
-def _claim(alert: Alert) -> str:
-    return f"alert {alert.key}"
-
-
-def _budget_key(account: str) -> str:
-    return f"budget {account}"
 
 
 def _facts_of(status: BudgetStatus) -> dict[str, Fact]:
