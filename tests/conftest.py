@@ -19,6 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from tests.kit.driver import Driver
     from tests.kit.processes import Process
+    from tests.kit.snippets import Snippets
     from tests.kit.stores import Place, Servers
 
 # A slow machine is not a failure.
@@ -39,7 +40,7 @@ TOGETHER = {
     "tests/adk/test_remote_agents.py::test_the_first_remote_agent": "fresh processes",
     "tests/benchmarks/test_seed_table.py": "seed table",
     "tests/docs_site/test_site.py": "site",
-    "tests/docs_site/test_catalogue.py": "catalogue",
+    "tests/docs_site/test_catalogue.py": "docs",
     "tests/ledger/identity/test_identity_rollback.py": "identity",
     "tests/ledger/test_postgres.py": "postgres",
     "tests/replay/test_page.py": "page",
@@ -298,6 +299,16 @@ def place(request: pytest.FixtureRequest, servers: "Servers", tmp_path: Path) ->
     from tests.kit.stores import new_place
 
     return new_place(request.param, servers, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def snippet_server() -> "Iterator[Snippets]":
+    """A process that has ADK imported and runs the snippets of pages."""
+    from tests.kit.snippets import Snippets
+
+    server = Snippets()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -48,16 +47,9 @@ def snippets(language: str) -> list[Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Snippets]:
-    server = Snippets()
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize("code", snippets("python"))
-def test_snippet_runs(code: str, tmp_path: Path, server: Snippets) -> None:
-    status, out, err = server.run(code, tmp_path)
+def test_snippet_runs(code: str, tmp_path: Path, snippet_server: Snippets) -> None:
+    status, out, err = snippet_server.run(code, tmp_path)
     assert status == 0, err
     said = {line.strip() for line in out.splitlines()}
     for promised in re.findall(r"print\(.*\)  # (\w.*)$", code, re.MULTILINE):

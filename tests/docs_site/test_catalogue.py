@@ -1,7 +1,6 @@
 """The page for ADK's catalogue: its front matter is complete, its icon is there, and what it shows runs."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +28,9 @@ def test_front_matter_is_what_the_catalogue_reads() -> None:
     assert headings[:4] == ["Use cases", "Prerequisites", "Installation", "Use with agent"]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Snippets]:
-    server = Snippets()
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize("code", SNIPPETS, ids=range(1, len(SNIPPETS) + 1))
-def test_snippet_runs(code: str, tmp_path: Path, server: Snippets) -> None:
-    status, out, err = server.run(code, tmp_path)
+def test_snippet_runs(code: str, tmp_path: Path, snippet_server: Snippets) -> None:
+    status, out, err = snippet_server.run(code, tmp_path)
     assert status == 0, err
     if "RUNGUARD_STOP" in code:
         assert "RUNGUARD_STOP" in out

@@ -16,9 +16,9 @@ from runguard.cli.main import main
 from runguard.policy import Policy
 from runguard.replay import open_sources, replay
 from runguard.replay.steps import JsonStream, TruncatedError
-from tests.kit.recordings import FIXTURES, looping, working
+from tests.kit.recordings import FIXTURES, adk_database, looping, working
 
-from .test_sources import adk_database, session
+from .test_sources import session
 
 COMMANDS = [
     ("replay",),
