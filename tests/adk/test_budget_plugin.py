@@ -51,7 +51,7 @@ async def test_a_plugin_leaves_nothing_behind() -> None:
     await play(worker([call("step", n=1), text("done")]), plugins=[plugin])
     there = weakref.ref(plugin)
     del plugin
-    gc.collect()
+    gc.collect(1)
     assert there() is None
 
 

@@ -224,7 +224,7 @@ async def _leave(events: AsyncGenerator[Any, None], how: str) -> None:
         return
     del events
     for _ in range(3):
-        gc.collect()
+        gc.collect(1)
         await asyncio.sleep(0.01)  # the loop closes what was thrown away, agents below need turns of their own for it
 
 

@@ -133,7 +133,7 @@ async def _eventually(condition: Callable[[], bool], seconds: float = 20, *, col
     async with asyncio.timeout(seconds):
         while not condition():
             if collect:
-                gc.collect()
+                gc.collect(1)
             await asyncio.sleep(0.01)
     return True
 

@@ -278,7 +278,7 @@ def test_a_long_run_does_not_grow() -> None:
     def many(count: int) -> int:
         for _ in range(count):
             call(next(number) % 1_000)
-        gc.collect()
+        gc.collect(1)
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()

@@ -312,7 +312,7 @@ def test_a_loop_that_is_thrown_away_takes_its_places_along() -> None:
     for task in tasks:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
     del tasks, task
-    gc.collect()
+    gc.collect(1)
     assert {type(result) for result in asyncio.run(fan_out(call, 10))} == {dict}
 
 

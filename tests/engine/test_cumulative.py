@@ -353,7 +353,7 @@ def test_an_async_callback_is_an_error_and_not_silence(recwarn: pytest.WarningsR
 
     monitor = BudgetMonitor(100).on_threshold(0.5, later)
     monitor.record_usage(70)
-    gc.collect()
+    gc.collect(1)
     assert monitor.callback_errors == 1
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 

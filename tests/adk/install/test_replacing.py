@@ -289,6 +289,6 @@ async def test_many_edits_leave_nothing_behind(file: File, monkeypatch: pytest.M
         if thread.name.startswith(("runguard-alerts", "runguard-outbox")):
             thread.join(20)
     assert threading.active_count() <= threads
-    gc.collect()
+    gc.collect(1)
     assert sum(ref() is not None for ref in old[:-2]) == 0, "old guards and senders of alerts are gone"
     assert len(plugin.trips) == 21
