@@ -62,11 +62,24 @@ run(main)""",
 }
 
 
-@pytest.mark.parametrize("end", _ENDS.values(), ids=_ENDS)
-def test_a_guard_works_where_blocking_the_loop_is_an_error(end: str, tmp_path: Path) -> None:
+# Each in a process of its own, forked from one that has imported the framework, in a folder of its own.
+_EACH = """
+import os
+for name, end in {ends!r}.items():
+    os.mkdir(name)
+    if (child := os.fork()) == 0:
+        os.chdir(name)
+        exec(end)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+print("all")
+"""
+
+
+def test_a_guard_works_where_blocking_the_loop_is_an_error(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RUNGUARD")}
     done = subprocess.run(
-        [sys.executable, "-c", _BEGIN + end],
+        [sys.executable, "-c", _BEGIN + _EACH.format(ends=_ENDS)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -74,4 +87,4 @@ def test_a_guard_works_where_blocking_the_loop_is_an_error(end: str, tmp_path: P
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3_000:]
+    assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr[-3_000:]
