@@ -16,7 +16,7 @@ HARNESSES: Final = {
     "openai": "from tests.frameworks.openai_harness import OpenAIAgentsHarness as Harness",
     "pydantic": "from tests.frameworks.pydantic_harness import PydanticAIHarness as Harness",
 }
-RUNS: Final = 150 if os.environ.get("RUNGUARD_FAULTS") == "long" else 40
+RUNS: Final = 150 if os.environ.get("RUNGUARD_FAULTS") == "long" else 24
 CODE: Final = """
     import asyncio, faulthandler, gc, logging, sys
     faulthandler.dump_traceback_later(150, exit=True)
