@@ -388,8 +388,12 @@ async def _recover_all(fault: Exception, request: LlmRequest, accounts: list[Mod
     mine |= {one.guard for one in ANNOUNCED.get() if one.charge is not None and not one.charge.over}
     stop = _fault(fault, accounts)
     for guard in guards - mine if stop is None else ():
-        unknown = ModelInFlight(guard, None, ROOT_LANE, "")
-        stop = await _recover(unknown, runs.get(guard.accounts, ""), request, accounts, fault)
+        run = runs.get(guard.accounts, "")
+        try:
+            stop = await _recover(ModelInFlight(guard, None, ROOT_LANE, ""), run, request, accounts, fault)
+        except Exception as second:
+            trip = guard.give_up_call("border", second, run)
+            stop = (trip, guard) if trip is not None else None
         if stop is not None:
             return stop
     return stop

@@ -20,7 +20,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 
-from runguard.adk.runs import HERE, Here, Invocations, RunnerStream, SessionKey
+from runguard.adk.runs import HERE, Invocations, RunnerStream
 from runguard.adk.stops import Halt, LiveTurn, Stop, announce, error_of, is_raised, stop_in, stored_stop
 from runguard.core.decision import METADATA_KEY, STOP_CODE, Trip
 from runguard.core.errors import RunStoppedError
@@ -163,7 +163,8 @@ async def guarded_stream(
     root = getattr(runner.agent, "name", "") or ""
     here = RunnerStream(registry, outer, runner.app_name, user, session, fault=fault, agent=root)
     key = (runner.app_name, user, session)
-    inside, outside = _sides(HERE.get(), here, key)
+    inside = HERE.get()._replace(stream=here, session=key)
+    outside = inside._replace(stream=outer)
     HERE.set(inside)
     is_reported = False  # a stop event has passed
     ended: list[Event] = []  # which the caller has seen as escalated
@@ -190,11 +191,13 @@ async def guarded_stream(
                     if shown is not None:
                         # what the caller does between two events is not part of the run
                         if (now := HERE.get()) is not inside:
-                            inside, outside = _sides(now, here, key)
+                            inside = now._replace(stream=here, session=key)
+                            outside = inside._replace(stream=outer)
                         HERE.set(outside)
                         yield shown
                         if (now := HERE.get()) is not outside:
-                            inside, outside = _sides(now, here, key)
+                            inside = now._replace(stream=here, session=key)
+                            outside = inside._replace(stream=outer)
                         HERE.set(inside)
                     try:
                         if (
@@ -246,12 +249,6 @@ async def guarded_stream(
         failure = error_of(stop) if stop is not None and raises else None
     if failure is not None:
         raise failure
-
-
-def _sides(now: Here, here: RunnerStream, key: SessionKey) -> tuple[Here, Here]:
-    """Return what is around the code of a run, and around the code that reads its events."""
-    inside = now._replace(stream=here, session=key)
-    return inside, inside._replace(stream=here.outer)
 
 
 def halt(invocation_id: str, trip: Trip, text: str) -> Halt:
