@@ -87,6 +87,15 @@ def test_a_call_larger_than_the_window_takes_what_is_left_and_then_waits() -> No
     virtually(go, per_minute(calls=None, tokens=2_000))
 
 
+def test_a_call_as_large_as_the_window_waits_for_all_of_it() -> None:
+    async def go(shop: VirtualShop) -> None:
+        await shop.buy(1_000)
+        asked = await shop.ask(2_000)
+        assert (asked.leave, asked.charge.lowered, shop.loop.passed) == (True, False, 60)
+
+    virtually(go, per_minute(calls=None, tokens=2_000))
+
+
 def test_the_bound_refuses_as_without_waiting() -> None:
     async def go(shop: VirtualShop) -> Any:
         for _ in range(2):
