@@ -149,3 +149,21 @@ def test_it_is_a_dict_without_its_oldest_entries(most: int, steps: list[tuple[st
         while len(model) > most:
             model.popitem(last=False)
         assert list(kept.items()) == list(model.items())
+
+
+def test_an_entry_that_another_thread_drops_while_it_is_set_raises_nothing() -> None:
+    class Key(str):
+        """Takes its entry out when it is looked up once more after it was set, as another thread may do."""
+
+        __slots__ = ("looks",)
+
+        def __hash__(self) -> int:
+            self.looks = getattr(self, "looks", 0) + 1
+            if self.looks == 2:
+                kept.pop("oldest", None)
+            return hash("oldest")
+
+    kept = LruDict[str, int](3)
+    kept["oldest"] = 1
+    kept[Key("oldest")] = 2
+    assert "oldest" not in kept

@@ -868,6 +868,9 @@ class LruDict(OrderedDict[_K, _V]):
 
     def __setitem__(self, key: _K, value: _V) -> None:
         super().__setitem__(key, value)
-        self.move_to_end(key)
+        try:  # noqa: SIM105 - on the path of every call
+            self.move_to_end(key)
+        except KeyError:  # another thread has taken it out meanwhile
+            pass
         if len(self) > self.most:
             self.popitem(last=False)
