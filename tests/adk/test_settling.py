@@ -75,7 +75,7 @@ async def test_a_call_that_is_answered_from_a_cache_or_fails_before_it_left_cost
     root = shape(agent("a", model, **callbacks))
     result = await play(root, plugins=[plugin, *behind], session_service=service, catch=True)
     assert result.texts == ([] if act is fail else ["from the cache"])
-    assert ("not today" in str(result.error)) is (act is fail)
+    assert ("not today" in repr(result.error)) is (act is fail)
     assert (model.calls, figures(plugin)) == (0, (0, 0, Decimal(0)))
     # The one call that the session may make is still there.
     await assert_usable(plugin, root, service, plugins=behind)
