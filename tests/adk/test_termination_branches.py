@@ -313,8 +313,11 @@ async def test_a_signal_that_is_one_half_of_an_and_ends_nothing_alone() -> None:
 
 
 async def test_a_tool_that_swallows_its_end_does_not_save_the_run() -> None:
+    stops: list[ExternalTermination] = []
+
     async def stubborn(n: int) -> dict[str, int]:
         """Will not be cancelled."""
+        asyncio.get_running_loop().call_later(0.05, stops[-1].set)
         try:
             await asyncio.sleep(30)
         except asyncio.CancelledError:
@@ -322,12 +325,9 @@ async def test_a_tool_that_swallows_its_end_does_not_save_the_run() -> None:
         return {"n": 0}
 
     for root in (lambda agent: agent, lambda agent: SequentialAgent(name="seq", sub_agents=[agent])):
-        stop, agent = (
-            ExternalTermination(),
-            LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("stubborn", n=n)), tools=[stubborn]),
-        )
-        asyncio.get_running_loop().call_later(0.1, stop.set)
-        result = await play(root(agent), plugins=[TerminationPlugin(stop)], seconds=5)
+        stops.append(ExternalTermination())
+        agent = LlmAgent(name="w", model=ScriptedModel(lambda n, _: call("stubborn", n=n)), tools=[stubborn])
+        result = await play(root(agent), plugins=[TerminationPlugin(stops[-1])], seconds=20)
         assert scripted(agent).calls == 1
         assert_ended(result, "External termination requested")
         assert present(asyncio.current_task()).cancelling() == 0

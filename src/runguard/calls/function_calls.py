@@ -246,10 +246,10 @@ class Caller(Controls):
         for problem in problems:
             self._log_once("runguard.unreadable: the answer of '%s': %s", self.name, problem)
 
-    def _log_once(self, *line: str) -> None:
-        if line not in self._logged and len(self._logged) < _LINES_LOGGED:
-            self._logged.add(line)
-            _log.info(*line)
+    def _log_once(self, message: str, *names: str) -> None:
+        if (message, *names) not in self._logged and len(self._logged) < _LINES_LOGGED:
+            self._logged.add((message, *names))
+            _log.info(message, *names)
 
 
 # Calls with tickets, by the identity of their charge. A call inside one of them must not wait for another.
