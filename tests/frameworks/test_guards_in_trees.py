@@ -3,11 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from decimal import Decimal
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
-from agent_framework import Agent as FrameworkAgent
-from agent_framework import FunctionTool
 from agents import Agent as OpenAIAgent
 from agents import Runner, function_tool
 from langchain.agents import create_agent
@@ -20,22 +19,14 @@ from pydantic_ai import Agent as PydanticAgent
 from pydantic_ai import Tool
 from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
-from strands import Agent as StrandsAgent
-from strands import tool as strands_tool
 
 import runguard
-from runguard import Budget, agent_framework, openai_agents, pydantic_ai, strands
+from runguard import Budget, openai_agents, pydantic_ai
 from runguard.langchain import GuardedChatModel, RunGuardMiddleware
 from runguard.termination import TokenUsageTermination
 from runguard.testing.conformance import MODEL, AgentSpec, Harness, Reply, nothing_left
-from tests.frameworks import (
-    adk_harness,
-    agent_framework_harness,
-    langchain_harness,
-    openai_harness,
-    pydantic_harness,
-    strands_harness,
-)
+from tests.frameworks import adk_harness, langchain_harness, openai_harness, pydantic_harness
+from tests.frameworks.newest import NEWEST
 
 Ask = Callable[[str], Awaitable[str]]
 _CALLS = 2  # of each agent with a tool: it calls the tool, and answers
@@ -43,12 +34,6 @@ _CALLS = 2  # of each agent with a tool: it calls the tool, and answers
 
 class SecondMiddleware(RunGuardMiddleware):
     """LangChain takes one middleware of each name."""
-
-
-class SecondPlugin(strands.RunGuard):
-    """Strands takes one plugin of each name."""
-
-    name = "second"
 
 
 def _spec(ask: Ask | None, asks: int = 1) -> AgentSpec:
@@ -97,28 +82,6 @@ def _pydantic(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
     return run
 
 
-def _strands(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
-    model = strands_harness.ScriptedModel(_spec(ask, asks), [0])
-    tools: Any = [strands_tool(name="ask")(ask)] if ask is not None else []
-    agent = StrandsAgent(model=model, tools=tools, plugins=[*guards], callback_handler=None)
-
-    async def run(q: str) -> str:
-        return str(await agent.invoke_async(q)).strip()
-
-    return run
-
-
-def _agent_framework(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
-    client: Any = agent_framework_harness.ScriptedClient(_spec(ask, asks), [0])
-    tools = [FunctionTool(name="ask", description="Ask.", func=ask)] if ask is not None else []
-    agent: Any = FrameworkAgent(client, tools=tools, middleware=[*guards])
-
-    async def run(q: str) -> str:
-        return str((await agent.run(q)).text)
-
-    return run
-
-
 def _openai(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
     tools: Any = [function_tool(ask, name_override="ask")] if ask is not None else []
     agent: Any = OpenAIAgent(name="agent", model=openai_harness.ScriptedModel(_spec(ask, asks), [0]), tools=tools)
@@ -134,19 +97,59 @@ def _openai(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
 _FRAMEWORKS: dict[str, Any] = {
     "langchain": (_langchain, RunGuardMiddleware, SecondMiddleware),
     "pydantic_ai": (_pydantic, pydantic_ai.RunGuard, pydantic_ai.RunGuard),
-    "strands": (_strands, strands.RunGuard, SecondPlugin),
-    "agent_framework": (_agent_framework, agent_framework.RunGuard, agent_framework.RunGuard),
     "openai_agents": (_openai, openai_agents.AgentGuard, openai_agents.AgentGuard),
 }
 
+# frameworks whose oldest supported release is the newest one
+if find_spec("strands") is not None:
+    from strands import Agent as StrandsAgent
+    from strands import tool as strands_tool
+
+    from runguard import strands
+    from tests.frameworks import strands_harness
+
+    class SecondPlugin(strands.RunGuard):
+        """Strands takes one plugin of each name."""
+
+        name = "second"
+
+    def _strands(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
+        model = strands_harness.ScriptedModel(_spec(ask, asks), [0])
+        tools: Any = [strands_tool(name="ask")(ask)] if ask is not None else []
+        agent = StrandsAgent(model=model, tools=tools, plugins=[*guards], callback_handler=None)
+
+        async def run(q: str) -> str:
+            return str(await agent.invoke_async(q)).strip()
+
+        return run
+
+    _FRAMEWORKS["strands"] = (_strands, strands.RunGuard, SecondPlugin)
+
+if find_spec("agent_framework") is not None:
+    from agent_framework import Agent as FrameworkAgent
+    from agent_framework import FunctionTool
+
+    from runguard import agent_framework
+    from tests.frameworks import agent_framework_harness
+
+    def _agent_framework(guards: Sequence[Any], ask: Ask | None, asks: int = 1) -> Ask:
+        client: Any = agent_framework_harness.ScriptedClient(_spec(ask, asks), [0])
+        tools = [FunctionTool(name="ask", description="Ask.", func=ask)] if ask is not None else []
+        agent: Any = FrameworkAgent(client, tools=tools, middleware=[*guards])
+
+        async def run(q: str) -> str:
+            return str((await agent.run(q)).text)
+
+        return run
+
+    _FRAMEWORKS["agent_framework"] = (_agent_framework, agent_framework.RunGuard, agent_framework.RunGuard)
 
 _HARNESSES: list[Harness] = [
     adk_harness.AdkHarness(),
-    agent_framework_harness.AgentFrameworkHarness(),
     langchain_harness.LangChainHarness(),
     openai_harness.OpenAIAgentsHarness(),
     pydantic_harness.PydanticAIHarness(),
-    strands_harness.StrandsHarness(),
+    *(harness() for harness in NEWEST),
 ]
 
 
@@ -214,7 +217,7 @@ async def test_the_cap_of_a_guard_holds_for_an_agent_that_another_one_guards(fra
     assert [trip.rule for trip in capped.trips] == ["model_calls"]
 
 
-@pytest.mark.parametrize("framework", ["langchain", "strands", "agent_framework", "openai_agents"])
+@pytest.mark.parametrize("framework", [name for name in _FRAMEWORKS if name != "pydantic_ai"])
 async def test_a_condition_around_two_guards_counts_each_answer_once(framework: str) -> None:
     build, first, second = _FRAMEWORKS[framework]
     reply = Reply()
