@@ -123,13 +123,9 @@ def _joined(around: Any, place: Place) -> Place:
     return place._replace(layers=tuple(layers.values()), conditions=tuple(conditions))
 
 
-def _name_in_place(use: "ToolUse") -> str:
-    return f"{use.tool}@{use.id}"
-
-
 def _has_let_in(around: Any, use: "ToolUse", layers: Collection[Layer]) -> bool:
     """Return whether the place around is this tool call, which these layers have admitted."""
-    return around is not None and around.call == _name_in_place(use) and all(one in around.layers for one in layers)
+    return around is not None and around.call == f"{use.tool}@{use.id}" and all(one in around.layers for one in layers)
 
 
 def child_layer(layer: Layer, place: Place, agent: str) -> Layer:
@@ -362,7 +358,8 @@ class RunTools:
         """Return the context manager in which the tool must run, so that agents that it starts join this run."""
         held: tuple[Charge, ...] = self._guard.faults.attempt("adapter", self._held, use) or ()
         is_beside = len(self._open) > 1
-        return InsideTool(Place(self.layers, _name_in_place(use), self._depth + 1, self._ending.all, is_beside), held)
+        name = f"{use.tool}@{use.id}"
+        return InsideTool(Place(self.layers, name, self._depth + 1, self._ending.all, is_beside), held)
 
     def around(self, name: str) -> InsideTool:
         """Return the context manager for code of the agent that is no tool: agents that it starts join this run."""
